@@ -485,10 +485,14 @@ class Report(MessagePart):
 
 
 def with_reported_since(report: Report, before: Report | None, now: float) -> Report:
-    """Return a node's report with `GpuReport.reported_since`. ``before``: its last one; ``now``: `time.monotonic`."""
-    since = {gpu.uuid: gpu.reported_since for gpu in before.gpus} if before is not None else {}
+    """Return a node's report with `GpuReport.reported_since`. ``before``: its last one; ``now``: `time.monotonic`.
+
+    Unchanged GPUs stay the same objects: new ones each minute would be work for the garbage collector.
+    """
+    last = before.gpus if before is not None else ()
+    since = {gpu.uuid: gpu.reported_since for gpu in last}
     gpus = tuple(gpu.model_copy(update={"reported_since": since.get(gpu.uuid, now)}) for gpu in report.gpus)
-    return report.model_copy(update={"gpus": gpus})
+    return report.model_copy(update={"gpus": last if last == gpus else gpus})
 
 
 def in_order_of_claim(nodes: Mapping[str, GpuReport]) -> tuple[str, ...]:

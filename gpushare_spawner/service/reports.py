@@ -79,7 +79,7 @@ class KnownReport(Report):
 class Agent(Protocol):
     """The interface of a node's agent for the service.
 
-    Implementations: `MachineAgent` on this machine, `service.kubernetes.node.NodeAgent` in a cluster. Methods raise
+    Implementations: `MachineAgent` on this machine, `service.kubernetes.cluster.NodeAgent` in a cluster. Methods raise
     `AgentUnreachable` or `ControlRefused`.
     """
 

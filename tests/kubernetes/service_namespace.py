@@ -13,8 +13,7 @@ from gpushare_spawner.model.kubernetes import annotations as annotations_names
 from gpushare_spawner.model.kubernetes.annotations import PodSession, pod_session
 from gpushare_spawner.model.kubernetes.objects import REPORT_COMPONENT, REPORT_COMPONENT_LABEL, REPORT_KEY, report_name
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
-from gpushare_spawner.service.kubernetes.cluster import Cluster
-from gpushare_spawner.service.kubernetes.node import NodeAgent
+from gpushare_spawner.service.kubernetes.cluster import Cluster, NodeAgent
 from tests.kubernetes.standin.client import KubeClient, path
 from tests.kubernetes.standin.cluster import RBAC
 from tests.kubernetes.standin.cluster import Cluster as TestCluster

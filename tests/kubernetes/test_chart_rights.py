@@ -23,7 +23,7 @@ from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.report import HostUseReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceCluster
-from gpushare_spawner.service.kubernetes.node import NodeAgent as SeenNode
+from gpushare_spawner.service.kubernetes.cluster import NodeAgent as SeenNode
 from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests
 from gpushare_spawner.service.templates import TemplateSource
 from tests.agent.conftest import short_folder  # noqa: F401

@@ -17,7 +17,7 @@ from gpushare_spawner.service.actions import share
 from gpushare_spawner.service.actions.context import ActionContext, ActionOutcome, ActionRefused, Actor, RefusalCode
 from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub
-from gpushare_spawner.service.kubernetes import node as service_node
+from gpushare_spawner.service.kubernetes import cluster as service_node
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from gpushare_spawner.wording import actions as words
 from tests.agent.conftest import short_folder  # noqa: F401

@@ -23,6 +23,7 @@ from gpushare_spawner.model.control import (
 )
 from gpushare_spawner.model.controls import Ask, Controls, Cordon, Exemption, Keep, Message
 from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.kubernetes import node_reports
 from gpushare_spawner.model.kubernetes.annotations import SHARE, borrowed_patch, notice_patch, tier_patch
 from gpushare_spawner.model.kubernetes.objects import REPORT_STALE_SECONDS, report_name
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
@@ -36,9 +37,7 @@ from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes import cluster as cluster_module
-from gpushare_spawner.service.kubernetes import node as node_module
-from gpushare_spawner.service.kubernetes.cluster import Cluster
-from gpushare_spawner.service.kubernetes.node import NodeAgent
+from gpushare_spawner.service.kubernetes.cluster import Cluster, NodeAgent
 from gpushare_spawner.wording import actions as words
 from tests.kubernetes.service_namespace import (
     HUB_RULES,
@@ -356,7 +355,7 @@ async def test_the_answer_to_a_change_of_a_tier_says_what_the_agent_did(
         await namespace.publish(ann={"tier": tier, "effective_units": units})
         await eventually(lambda: present(nodes.reported("node-a", "ann")).tier is tier)
     one = Target(agent, present((await agent.report()).session("ann")))
-    monkeypatch.setattr(node_module, "DECIDED_WITHIN", 0.3 if answer == "is silent" else 60.0)
+    monkeypatch.setattr(cluster_module, "DECIDED_WITHIN", 0.3 if answer == "is silent" else 60.0)
     history: list[Action] = []
     actions = ActionContext(nodes, hub, lambda: templates, record=history.append, clock=namespace.now)
     root = Actor("root", is_admin=True)
@@ -390,7 +389,7 @@ async def test_a_change_that_is_under_way_is_recorded_and_told_when_its_agent_ha
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     one = Target(agent, present((await agent.report()).session("ann")))
-    monkeypatch.setattr(node_module, "DECIDED_WITHIN", 0.3)
+    monkeypatch.setattr(cluster_module, "DECIDED_WITHIN", 0.3)
     history: list[Action] = []
     actions = ActionContext(nodes, hub, lambda: templates, record=history.append, clock=namespace.now)
     outcome = await share.release(actions, one, Actor("root", is_admin=True), why="A class begins.")
@@ -675,7 +674,7 @@ async def test_asks_of_an_agent_that_has_ended_are_not_looked_at_for_ever(
             await asyncio.wait_for(nodes.asking(), 0.1)
         clock.forward(-REPORT_STALE_SECONDS - 1)
         await nodes.asking()
-    monkeypatch.setattr(cluster_module, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(node_reports, "ASK_SECONDS", 0.0)
     async with as_the_hub(namespace) as nodes:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(nodes.asking(), 0.1)

@@ -13,7 +13,7 @@ from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, Res
 from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.kubernetes.annotations import pod_session
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.service.kubernetes import node as service_node
+from gpushare_spawner.service.kubernetes import cluster as service_node
 from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceCluster
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, GIB

@@ -30,7 +30,7 @@ from gpushare_spawner.model.control import (
 from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.kubernetes.annotations import PodSession, labels, pod_session
 from gpushare_spawner.model.report import NOTHING, GpuReport, Report, SessionReport
-from gpushare_spawner.service.kubernetes.node import NodeAgent
+from gpushare_spawner.service.kubernetes.cluster import NodeAgent
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, joined_report
 from gpushare_spawner.service.reports import KnownReport
 from tests.service.conftest import Clock

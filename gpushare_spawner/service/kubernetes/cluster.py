@@ -1,38 +1,57 @@
-"""All nodes of the hub's cluster, kept current by watches of pods and reports. Does not act on them: see `node`."""
+"""All nodes of the hub's cluster, kept current by watches of pods and reports, and their agents for the culler.
+
+An agent's reports come from a ConfigMap; idle actions are patches of pods.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
-from kubernetes_asyncio.client import ApiClient, CoreV1Api
-from pydantic import ValidationError
+import aiohttp
+from kubernetes_asyncio.client import ApiClient, ApiException, CoreV1Api
+from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.clients.object_watch import Watched
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.model.control import AgentUnreachable
-from gpushare_spawner.model.controls import ASK_SECONDS
-from gpushare_spawner.model.kubernetes.annotations import LAYER_SELECTOR, SESSION_SELECTOR
+from gpushare_spawner.model.control import (
+    AgentUnreachable,
+    AnswerRequest,
+    ControlRefused,
+    ControlsRequest,
+    CordonRequest,
+    Failure,
+    MessageRequest,
+    NoticeRequest,
+    ResizeRequest,
+    TierRequest,
+)
+from gpushare_spawner.model.kubernetes import annotations as patches
+from gpushare_spawner.model.kubernetes.annotations import (
+    LAYER_SELECTOR,
+    SESSION_SELECTOR,
+    ShareChange,
+    ShareChangeAnswer,
+)
+from gpushare_spawner.model.kubernetes.node_reports import FirstIdentities, NodeReport
 from gpushare_spawner.model.kubernetes.objects import (
     REPORT_COMPONENT,
-    REPORT_KEY,
     REPORT_SELECTOR,
     REPORT_STALE_SECONDS,
-    misplaced_report,
-    read_report,
+    cordon_name,
+    report_name,
 )
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.report import Report, SessionReport, with_reported_since
+from gpushare_spawner.model.layers import LAYERS, IdleReach, LayerName
+from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.model.share import Tier, voids_idle_action
 from gpushare_spawner.service.kubernetes.clock_steps import PodInstants, moved_report
-from gpushare_spawner.service.kubernetes.node import NodeAgent
 from gpushare_spawner.service.kubernetes.pod_sessions import (
-    FirstIdentities,
     SessionPod,
     joined_report,
     made_by,
@@ -40,7 +59,8 @@ from gpushare_spawner.service.kubernetes.pod_sessions import (
     trimmed,
 )
 from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
-from gpushare_spawner.wording.amounts import utc
+from gpushare_spawner.wording.actions import out_of_reach
+from gpushare_spawner.wording.amounts import http_status, reason, utc
 from gpushare_spawner.wording.service import unconfirmed_sessions
 
 log = logging.getLogger("gpushare.service.cluster")
@@ -50,6 +70,12 @@ POLL_EVERY = 0.5
 UNCONFIRMED_AFTER = 30.0
 """Seconds for which a reported session may lack a pod before it counts as unconfirmed for admins. Our value: a report
 follows the end of a pod within seconds. Such a session never counts for capacity or quotas."""
+PATCH_TIMEOUT = 10.0
+"""Seconds for one patch."""
+DECIDED_WITHIN = 10.0
+"""Seconds that an agent has to decide on a change of a share or tier: its watch brings it within a second."""
+DECISION_POLL_EVERY = 0.1
+"""Seconds between two checks for news of the watches."""
 _PREFIX = f"{REPORT_COMPONENT}-"
 _UNTIL_CHART = "; waiting for the chart gpushare-agent, which gives the hub this right"
 
@@ -62,29 +88,6 @@ class _NodePods:
     """By session id. Of two pods of one session, also on different nodes, `_precedence` selects."""
     others: list[SessionPod] = field(default_factory=list)
     """Pods of which only the units count: pods of other hubs, and other pods of a session."""
-
-
-@dataclass(frozen=True)
-class _Read:
-    """A parsed ConfigMap."""
-
-    version: str
-    """Its resourceVersion."""
-    report: Report | None
-    """The report; None if this version cannot read it."""
-    problem: str
-    """The reason why there is no report, as half a sentence; empty: there is a report."""
-    at: float
-    """Time of reading (`time.monotonic`)."""
-
-    @cached_property
-    def asks_until(self) -> float:
-        """Time until which an ask of the node's notebook servers waits (`time.monotonic`); in the past: none waits."""
-        if self.report is None:
-            return 0.0
-        asks = (ask.at for session in self.report.sessions for ask in session.asks)
-        last = max(asks, default=-math.inf)
-        return self.at + ASK_SECONDS - max(0.0, self.report.published_at - last)
 
 
 class Cluster:
@@ -116,16 +119,16 @@ class Cluster:
         if all_namespaces:
             pods, where = self._api.list_pod_for_all_namespaces, "all namespaces"
         maps = partial(self._api.list_namespaced_config_map, namespace)
-        self._identities = FirstIdentities()
+        self._identities = FirstIdentities(log)
         self._pods = Watched("pods", pods, where, SESSION_SELECTOR, self._changed, self._kept)
         self._layer_pods = Watched("pods of other layers", pods, where, LAYER_SELECTOR, self._changed, self._kept)
         self._maps = Watched("reports", maps, here, REPORT_SELECTOR, self._changed, missing_right=_UNTIL_CHART)
-        self._read: dict[str, _Read] = {}
+        self._read: dict[str, NodeReport] = {}
         self._by_node: dict[str, _NodePods] | None = None
         self._instants = PodInstants()
         self._unconfirmed: dict[str, dict[str, float]] = {}
         """By node and session: the first time without a pod (seconds since the epoch)."""
-        self._by_report: dict[str, tuple[str, _Read]] | None = None
+        self._by_report: dict[str, tuple[str, NodeReport]] | None = None
         self._logged: dict[str, str] = {}
         """By pod: the problem that was logged."""
         self._warned: set[str] = set()
@@ -164,7 +167,7 @@ class Cluster:
             await self._news.wait()
             await asyncio.sleep(POLL_EVERY)
 
-    def _asks(self, node: str, read: _Read) -> bool:
+    def _asks(self, node: str, read: NodeReport) -> bool:
         if time.monotonic() >= read.asks_until:
             return False
         try:
@@ -194,9 +197,7 @@ class Cluster:
             why = "its agent has published no report" if read is None else f"its report is refused: {read.problem}"
             raise AgentUnreachable(f"node {node}: {why}")
         report = moved_report(read.report, self._clock)
-        # by both clocks: a report of an ended agent must not stay valid because the machines' clocks differ
-        age = max(now - report.published_at, time.monotonic() - read.at)
-        if age > REPORT_STALE_SECONDS:
+        if read.age(report.published_at, now, time.monotonic()) > REPORT_STALE_SECONDS:
             raise AgentUnreachable(f"node {node}: its agent has published nothing since {utc(report.published_at)}")
         arrived = self._maps.arrived.get(name)
         age = time.monotonic() - arrived if arrived is not None else float("inf")
@@ -252,7 +253,7 @@ class Cluster:
 
     def _kept(self, pod: dict[str, Any]) -> dict[str, Any]:
         """Return the kept parts of a pod from a watch, with its first identity."""
-        return self._identities.keep(trimmed(pod))
+        return dict(self._identities.keep(trimmed(pod)))
 
     def _changed(self) -> None:
         self._by_node = self._by_report = None
@@ -263,7 +264,7 @@ class Cluster:
         if self._by_node is not None:
             return self._by_node
         objects = [*self._pods.objects.values(), *self._layer_pods.objects.values()]
-        self._identities.forget({pod["metadata"].get("uid", "") for pod in objects})
+        self._identities.forget((pod["metadata"].get("uid", "") for pod in objects), len(objects))
         ours = [pod for pod in objects if not self._hub or made_by(pod, self._hub)]
         good, bad = session_pods(ours)
         # the clock comes first: instants that are new after a step were written after it
@@ -285,40 +286,20 @@ class Cluster:
                 self._by_node.setdefault(pod.node, _NodePods()).others.append(pod)
         return self._by_node
 
-    def _reports(self) -> dict[str, tuple[str, _Read]]:
+    def _reports(self) -> dict[str, tuple[str, NodeReport]]:
         """Return (name of the ConfigMap, its content) by node; each ConfigMap is parsed once."""
         if self._by_report is not None:
             return self._by_report
-        reports: dict[str, tuple[str, _Read]] = {}
+        reports: dict[str, tuple[str, NodeReport]] = {}
         now = time.monotonic()
-        self._read = {name: self._parse(name, item, now) for name, item in self._maps.objects.items()}
+        self._read = {
+            name: NodeReport.read(item, self._read.get(name), now, log) for name, item in self._maps.objects.items()
+        }
         for name, read in self._read.items():
             node = read.report.node if read.report is not None else name.partition("/")[2].removeprefix(_PREFIX)
             reports[node] = name, read
         self._by_report = reports
         return reports
-
-    def _parse(self, name: str, item: dict[str, Any], now: float) -> _Read:
-        version = item["metadata"]["resourceVersion"]
-        previous = self._read.get(name)
-        if previous is not None and previous.version == version:
-            return previous
-        report, problem = None, ""
-        try:
-            report = read_report(item)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or REPORT_KEY
-            problem = f"not a report that this version can read: {where}: {first['msg']}"
-        else:
-            misplaced = misplaced_report(item["metadata"]["name"], report)
-            report, problem = (report, "") if misplaced is None else (None, f"{misplaced}: this report is ignored")
-        if report is not None:
-            report = with_reported_since(report, previous.report if previous is not None else None, now)
-        # once for each problem, not with each report
-        if problem and (previous is None or previous.problem != problem):
-            log.warning("ConfigMap %s: %s", name, problem)
-        return _Read(version, report, problem, now)
 
     def _log_once(self, problems: dict[str, str]) -> None:
         for about, text in problems.items():
@@ -335,3 +316,234 @@ def _precedence(pod: SessionPod) -> tuple[object, ...]:
     """
     created = -pod.created if pod.ending else pod.created
     return pod.ending, not pod.runs, created, pod.namespace, pod.name
+
+
+class NodeAgent:
+    """The agent of one node, by its last report.
+
+    Decisions use the last answer of `report`; an idle action is refused if the session has changed since. Each round
+    has its own NodeAgent, so that no other reader changes the basis of a decision.
+    """
+
+    def __init__(self, node: str, cluster: Cluster, api: CoreV1Api, clock: Callable[[], float]) -> None:
+        self.node = node
+        self._cluster = cluster
+        self._api = api
+        self._clock = clock
+        self._decided_on: Mapping[str, SessionPod] = {}
+        self._age = float("inf")
+        self._reported_before = ""
+
+    async def report(self) -> KnownReport:
+        """Return the node's report, with tiers from the pods' annotations."""
+        report, self._age = self._cluster.report(self.node)
+        self._decided_on = self._cluster.pods(self.node)
+        return report
+
+    def report_age(self) -> float:
+        """Return the age in seconds of the last answer of `report`; later events are not in it."""
+        return self._age
+
+    async def tier(self, request: TierRequest) -> None:
+        """Write the tier to the pod. The agent applies it within seconds, or undoes it after new GPU work."""
+        pod = self._unchanged(request.id)
+        needed = IdleReach.RELEASE if request.tier is Tier.RELEASED else IdleReach.DOWNGRADE
+        _check_reach(pod, needed)
+        current = self._cluster.report(self.node)[0].session(request.id)
+        if current is not None and voids_idle_action(
+            current.gpu_busy or current.waiting,
+            current.last_gpu_activity,
+            current.gpu_seconds,
+            request.if_idle_since,
+            request.if_gpu_seconds,
+        ):
+            raise _refusal("busy", f"session {request.id} has worked on the GPU in the meantime")
+        patch = patches.tier_patch(
+            request.tier,
+            self._clock(),
+            request.effective_units,
+            request.if_idle_since,
+            request.yields_until,
+            request.if_gpu_seconds,
+            request.use,
+        )
+        if request.yields_until is not None:
+            # in the same patch: otherwise a spawn that is placed before the agent's own patch would borrow the units
+            lost = pod.session.share_units - request.effective_units
+            patch |= patches.borrowed_patch(max(pod.session.borrowed_units, lost))
+        self._reported_before = self._cluster.report_version(self.node)
+        await self._patch(request.id, pod, patch)
+
+    async def carried_out(self, request: TierRequest) -> bool:
+        """Wait until the agent reports the tier, or has undone it in the pod's annotations."""
+        requested = (request.tier, request.effective_units)
+        until = time.monotonic() + DECIDED_WITHIN
+        while True:
+            pod = self._cluster.pods(self.node).get(request.id)
+            if pod is None:
+                raise _refusal("unknown-session", f"the pod of session {request.id} is gone")
+            if (pod.session.tier, pod.session.effective_units) != requested:
+                raise _refusal("busy", f"session {request.id} has worked on the GPU in the meantime")
+            # an older report, from before work restored the share, can have the same tier
+            if self._cluster.report_version(self.node) != self._reported_before:
+                reported = self._cluster.reported(self.node, request.id)
+                if reported is not None and (reported.tier, reported.effective_units) == requested:
+                    return True
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(DECISION_POLL_EVERY)
+
+    async def resize(self, request: ResizeRequest) -> None:
+        """Request another share in the pod's annotations, and wait for the agent's decision."""
+        pod = self._unchanged(request.id)
+        _check_reach(pod, IdleReach.RESIZE)
+        change = ShareChange(
+            number=max(1, round(self._clock() * 1000)),
+            share_units=request.share_units,
+            memory_limit=request.memory_limit,
+            reason=request.reason,
+        )
+        await self._patch(request.id, pod, patches.resize_patch(change))
+        until = time.monotonic() + DECIDED_WITHIN
+        while (answer := self._answer_to(request.id, change)) is None:
+            if time.monotonic() > until:
+                await self._withdraw(request.id, change)
+                raise AgentUnreachable(
+                    f"the agent of node {self.node} did not decide on the change within {DECIDED_WITHIN:g} s"
+                )
+            await asyncio.sleep(DECISION_POLL_EVERY)
+        if answer.refused is not None:
+            raise ControlRefused(answer.refused)
+
+    def _answer_to(self, session: str, change: ShareChange) -> ShareChangeAnswer | None:
+        pod = self._cluster.pods(self.node).get(session)
+        if pod is None:
+            raise _refusal("unknown-session", f"the pod of session {session} is gone")
+        answer = pod.session.resized
+        return answer if answer is not None and answer.number == change.number else None
+
+    async def _withdraw(self, session: str, change: ShareChange) -> None:
+        """Withdraw the request. If that fails the agent can still change the share, and the report will show it."""
+        pod = self._cluster.pods(self.node).get(session)
+        if pod is not None and pod.session.resize == change:
+            with contextlib.suppress(ControlRefused, AgentUnreachable):
+                await self._patch(session, pod, patches.resize_patch(None))
+
+    async def notify(self, request: NoticeRequest) -> None:
+        """Write a notice to the pod, or remove it."""
+        patch = patches.notice_patch(request.notice)
+        await self._patch(request.id, self._unchanged(request.id), patch)
+
+    async def controls(self, request: ControlsRequest) -> None:
+        """Write keep and exemption to the pod, with the answer to the ask behind them."""
+        pod = self._unchanged(request.id)
+        patch = patches.controls_patch(request.controls)
+        if request.answer is not None:
+            patch |= patches.answers_patch(pod.session.answers, request.answer)
+        await self._patch(request.id, pod, patch)
+
+    async def message(self, request: MessageRequest) -> None:
+        """Write a message to the pod, or remove one."""
+        pod = self._unchanged(request.id)
+        await self._patch(request.id, pod, patches.messages_patch(request.messages(pod.session.messages)))
+
+    async def answer(self, request: AnswerRequest) -> None:
+        """Write the answer to an ask to the pod."""
+        pod = self._unchanged(request.id)
+        await self._patch(request.id, pod, patches.answers_patch(pod.session.answers, request.answer))
+
+    async def cordon(self, request: CordonRequest) -> None:
+        """Write a cordon to the report's ConfigMap, or remove it."""
+        uuids = [gpu.uuid for gpu in self._cluster.report(self.node)[0].gpus]
+        if request.gpu and request.gpu not in uuids:
+            raise _refusal("unknown-gpu", f"node {self.node} has no GPU {request.gpu}; it has {', '.join(uuids)}")
+        text = None if request.cordon is None else request.cordon.model_dump_json(exclude_defaults=True)
+        metadata: dict[str, Any] = {"annotations": {cordon_name(request.gpu): text}}
+        before, about = self._cluster.report_version(self.node), f"ConfigMaps in {self._cluster.namespace}"
+        with _translated(f"a cordon of node {self.node}", about):
+            try:
+                # no owner until the agent has read it: the cluster removes the ConfigMap with the agent's pod
+                item = await self._patch_report({**metadata, "ownerReferences": None})
+            except ApiException as error:
+                if error.status != 403:
+                    raise
+                # some clusters require the right to delete an object for a change of its owners
+                item = await self._patch_report(metadata)
+        self._cluster.patched_report(item, before)
+
+    async def _patch_report(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        # the client's types leave out `_content_type`, which its generated code reads
+        patched = await self._api.patch_namespaced_config_map(  # type: ignore[call-arg]
+            report_name(self.node),
+            self._cluster.namespace,
+            {"metadata": metadata},
+            _content_type="application/merge-patch+json",
+            _request_timeout=PATCH_TIMEOUT,
+        )
+        # the client's types leave out `api_client`
+        item: dict[str, Any] = self._api.api_client.sanitize_for_serialization(patched)  # type: ignore[attr-defined]
+        return item
+
+    def _unchanged(self, session: str) -> SessionPod:
+        """Return the session's pod, if its annotations have not changed since the decision."""
+        now, then = self._cluster.pods(self.node).get(session), self._decided_on.get(session)
+        if now is None or then is None or now.name != then.name or not now.runs:
+            raise _refusal("unknown-session", f"there is no running pod of session {session} on node {self.node}")
+        if now.session != then.session:
+            raise _refusal("busy", f"session {session} has changed in the meantime")
+        return now
+
+    async def _patch(self, session: str, pod: SessionPod, annotations: Mapping[str, str | None]) -> None:
+        with _translated(f"a patch of pod {pod.name}", f"pods in the namespace {pod.namespace}"):
+            try:
+                self._cluster.patched(pod, await patch_annotations(self._api, pod, annotations))
+            except ApiException as error:
+                if error.status == 409:
+                    raise _refusal("busy", f"session {session} has changed in the meantime") from None
+                if error.status == 404:
+                    raise _refusal("unknown-session", f"the pod {pod.name} of session {session} is gone") from None
+                raise
+
+
+@contextlib.contextmanager
+def _translated(what: str, objects: str) -> Iterator[None]:
+    """Raise ControlRefused or AgentUnreachable for a failed request. ``objects``: those that the service patches."""
+    try:
+        yield
+    except ApiException as error:
+        if error.status in (401, 403):
+            answer = http_status(error.status, error.reason)
+            raise _refusal("internal", f"the service may not patch {objects}: {answer}") from None
+        raise AgentUnreachable(f"the API server answers {error.status} to {what}") from None
+    except (aiohttp.ClientError, ConfigException, OSError) as error:
+        raise AgentUnreachable(f"the API server cannot be reached for {what}: {reason(error)}") from None
+
+
+async def patch_annotations(api: CoreV1Api, pod: SessionPod, annotations: Mapping[str, str | None]) -> dict[str, Any]:
+    """Merge annotations into a pod's, and return the patched pod of the API server.
+
+    Raises the client's errors; ApiException 409 if the pod has changed since this version, for example by the agent.
+    """
+    body = {"metadata": {"resourceVersion": pod.version, "annotations": dict(annotations)}}
+    # the client's types leave out `_content_type`, which its generated code reads
+    patched = await api.patch_namespaced_pod(  # type: ignore[call-arg]
+        pod.name,
+        pod.namespace,
+        body,
+        _content_type="application/merge-patch+json",
+        _request_timeout=PATCH_TIMEOUT,
+    )
+    # the client's types leave out `api_client`
+    item: dict[str, Any] = api.api_client.sanitize_for_serialization(patched)  # type: ignore[attr-defined]
+    return item
+
+
+def _check_reach(pod: SessionPod, needed: IdleReach) -> None:
+    """Raise ControlRefused if the session's sharing layer does not support this."""
+    layer = LAYERS[pod.layer]
+    if needed not in layer.reach:
+        raise _refusal("bad-request", out_of_reach(layer))
+
+
+def _refusal(code: str, message: str) -> ControlRefused:
+    return ControlRefused(Failure.model_validate({"code": code, "message": message}))

@@ -23,7 +23,7 @@ from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.kubernetes.container_requests import ContainerRequests, Requests, requests_patch
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.kubernetes.node import PATCH_TIMEOUT, patch_annotations
+from gpushare_spawner.service.kubernetes.cluster import PATCH_TIMEOUT, patch_annotations
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.service.reports import KnownReport
 from gpushare_spawner.wording import pod_requests as words

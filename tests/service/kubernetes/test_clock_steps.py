@@ -18,7 +18,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings, SessionDecision
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
-from gpushare_spawner.service.kubernetes import node as node_module
+from gpushare_spawner.service.kubernetes import cluster as node_module
 from tests.present import present
 from tests.service.kubernetes.test_forged_sessions import HONEST, World, pod, report, session
 from tests.service.kubernetes.test_forged_sessions import HOSTILE as NODE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -23,6 +24,7 @@ from gpushare_spawner.model.controls import Ask, Exemption, Keep, Message
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.kubernetes import objects as objects_names
 from gpushare_spawner.model.kubernetes.annotations import HUB, QUOTA, SESSION, TEMPLATE, PodSession, labels
+from gpushare_spawner.model.kubernetes.node_reports import MOST_GONE, FirstIdentities
 from gpushare_spawner.model.kubernetes.objects import REPORT_KEY, report_name
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quotas
@@ -42,9 +44,8 @@ from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapsho
 from gpushare_spawner.service.history.recorder import Meter, SpawnWatch
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
 from gpushare_spawner.service.kubernetes import cluster as cluster_module
-from gpushare_spawner.service.kubernetes import node as node_module
 from gpushare_spawner.service.kubernetes.cluster import Cluster
-from gpushare_spawner.service.kubernetes.pod_sessions import MOST_GONE, FirstIdentities, trimmed
+from gpushare_spawner.service.kubernetes.pod_sessions import trimmed
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports, ask_all
 from gpushare_spawner.service.sources import DashboardSources, ServiceSnapshot
 from gpushare_spawner.service.units import gpu_bar, units_of
@@ -376,11 +377,11 @@ def test_a_pod_keeps_the_identity_with_which_it_was_seen_first(caplog: pytest.Lo
 
 
 def test_identities_are_kept_of_pods_that_are_there_and_of_some_that_have_left() -> None:
-    identities = FirstIdentities()
+    identities = FirstIdentities(logging.getLogger())
     for number in range(3 * MOST_GONE):
         identities.keep(trimmed(pod(f"user-{number}", HONEST)))
     there = {f"user-{number}-{HONEST}" for number in range(10)}
-    identities.forget(there)
+    identities.forget(there, len(there))
     assert len(identities._first) == MOST_GONE + 10
     assert there < identities._first.keys()
     assert f"user-{3 * MOST_GONE - 1}-{HONEST}" in identities._first
@@ -464,7 +465,7 @@ def run(world: World) -> dict[str, Any]:
 
     async def all_answers() -> dict[str, Any]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(node_module, "patch_annotations", world.patch)
+            patch.setattr(cluster_module, "patch_annotations", world.patch)
             return await world.answers()
 
     return asyncio.run(all_answers())

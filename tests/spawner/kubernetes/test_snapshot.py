@@ -485,7 +485,7 @@ async def test_a_pod_stays_its_users_whatever_its_annotations_say_later(caplog: 
         (now,) = (await cluster.ledger()).allocations.values()
         assert (now.user, now.quota, now.share_units) == (before.user, before.quota, 40)
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "a change of its user or quota is refused" in said
+    assert "a change of gpushare-spawner.io/session, gpushare-spawner.io/quota is refused" in said
     again = cluster.pod("own", "GPU-n-0")
     again["metadata"] |= {"uid": "another"}
     again["metadata"]["annotations"] |= {SESSION: "bob"}

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import ValidationError
-
 from gpushare_spawner.clients.object_watch import BadObjects
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.kubernetes.annotations import (
@@ -22,18 +20,16 @@ from gpushare_spawner.model.kubernetes.annotations import (
     pod_session,
 )
 from gpushare_spawner.model.kubernetes.container_requests import notebook_container
+from gpushare_spawner.model.kubernetes.node_reports import FirstIdentities, NodeReport
 from gpushare_spawner.model.kubernetes.objects import (
-    REPORT_KEY,
     REPORT_STALE_SECONDS,
     PodConstraints,
     gpu_index_of,
     has_claim,
     is_mirror,
-    misplaced_report,
     node_of,
-    read_report,
 )
-from gpushare_spawner.model.report import ClaimsReport, Notice, Report, with_reported_since
+from gpushare_spawner.model.report import ClaimsReport, Notice, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, split_session_id
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
 from gpushare_spawner.placement.node import Allocation
@@ -126,8 +122,8 @@ class ClusterSnapshots:
         self._readings: set[asyncio.Task[GpuSnapshot]] = set()
         """The event loop keeps only weak references to tasks."""
         self._config_maps = ChangedObjects()
-        self._reports: dict[str, tuple[str, Report | None, float]] = {}
-        """By ConfigMap: its resourceVersion, the report, and when it was read (`time.monotonic`)."""
+        self._reports: dict[str, NodeReport] = {}
+        """By ConfigMap, without the sessions."""
         self._awaited = ""
         self._doubled: Mapping[str, Sequence[str]] = {}
         self._changed_pods: dict[tuple[Any, ...], ChangedObjects] = {}
@@ -138,6 +134,7 @@ class ClusterSnapshots:
         self._of_token: dict[str, str] = {}
         self._notices: dict[str, Notice] = {}
         self._reserved: Set[str] = frozenset()
+        self._identities = FirstIdentities(log)
         self._logged: set[str] = set()
         self._distrusted: dict[str, float] = {}
         self._beyond: dict[str, float] = {}
@@ -310,11 +307,12 @@ class ClusterSnapshots:
         if config_map is None:
             self._reports.pop(key, None)
             return
-        version = config_map["metadata"].get("resourceVersion") or ""
-        recorded = self._reports.get(key)
-        if recorded is None or recorded[0] != version:
-            before = recorded[1] if recorded is not None else None
-            self._reports[key] = (version, self._read(key, config_map, before, now), now)
+        before = self._reports.get(key)
+        read = NodeReport.read(config_map, before, now, self.log)
+        if read is not before and read.report is not None:
+            # the pods' annotations decide which session holds which units: a report is up to a minute behind them
+            read = replace(read, report=read.report.model_copy(update={"sessions": ()}))
+        self._reports[key] = read
 
     def _count_reports(self) -> Iterator[None]:
         """Use the fresh reports for placement from now on; set `_awaited`, a sentence about unusable reports."""
@@ -323,14 +321,14 @@ class ClusterSnapshots:
         distrusted: list[Report] = []
         beyond: dict[str, str] = {}
         fresh: dict[str, Report] = {}
-        for number, (_, report, read_at) in enumerate(self._reports.values()):
+        for number, read in enumerate(self._reports.values()):
             if number % REPORTS_AT_ONCE == 0:
                 yield
+            report = read.report
             # an agent that only observes has no GPUs for placement
             if report is None or not report.gpus:
                 continue
-            # by both clocks: a node's fast clock must not keep the report of an ended agent fresh
-            age = max(now - self._clock.since_set(report.published_at), monotonic - read_at)
+            age = read.age(self._clock.since_set(report.published_at), now, monotonic)
             if age > REPORT_STALE_SECONDS:
                 silent[report.node] = age
             elif self._distrusted.get(report.node, 0.0) > monotonic:
@@ -394,23 +392,6 @@ class ClusterSnapshots:
                 self._logged_beyond.add(node)
                 self.log.error("%s", beyond[node])
 
-    def _read(self, key: str, config_map: Mapping[str, Any], previous: Report | None, now: float) -> Report | None:
-        try:
-            report = read_report(config_map)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or REPORT_KEY
-            self.log.error("ConfigMap %s: not a report that this version can read: %s: %s", key, where, first["msg"])
-            return None
-        if (problem := misplaced_report(config_map["metadata"]["name"], report)) is not None:
-            self.log.error("%s: this report is ignored", problem)
-            return None
-        report = with_reported_since(report, previous, now)
-        # Unchanged GPUs stay the same objects. New ones each minute would be work for the garbage collector.
-        gpus = previous.gpus if previous is not None and previous.gpus == report.gpus else report.gpus
-        # the pods' annotations decide which session holds which units: a report is up to a minute behind them
-        return report.model_copy(update={"sessions": (), "gpus": gpus})
-
     # -- pods --
 
     def _read_pods(self, reflectors: Mapping[tuple[Any, ...], Any]) -> Iterator[None]:
@@ -423,6 +404,7 @@ class ClusterSnapshots:
         for name, pod in list(self._odd_pods.items()):
             with self._bad_objects.apart(f"Pod {name}"):
                 self._take_pod(name, pod)
+        self._identities.forget((pod.uid for pod in self._pods.values()), len(self._pods))
 
     def _take_pods(self, pods: ChangedObjects, objects: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
         for changed in pods.pieces(objects):
@@ -470,32 +452,14 @@ class ClusterSnapshots:
         token = annotation(pod, RESERVATION)
         if before is not None and (before.uid, before.version, before.odd) == (uid, version, False):
             return before
+        pod = self._identities.keep(pod)
         try:
             allocation, notice = self._parsed(pod)
         except (AnnotationProblem, ValueError) as problem:
             # Read it again each time, because its GPUs may be determined only later.
             self._odd_pods[name] = pod
             return _SeenPod(uid, version, token, self._by_limits(pod, problem), None, odd=True)
-        if before is not None and before.uid == uid and not before.odd:
-            allocation = self._of_first_sight(allocation, before.allocation)
         return _SeenPod(uid, version, token, allocation, notice)
-
-    def _of_first_sight(self, now: Allocation, before: Allocation) -> Allocation:
-        """Return the allocation with the user and the quota that its pod had at first sight.
-
-        The hub writes them once. The kubelet of the pod's node can write them too.
-        """
-        if (now.user, now.quota) == (before.user, before.quota):
-            return now
-        if now.session not in self._logged:
-            self._logged.add(now.session)
-            self.log.error(
-                "Pod %s: a change of its user or quota is refused; they stay %r and %r. Look who may change pods",
-                now.session,
-                before.user,
-                before.quota,
-            )
-        return replace(now, user=before.user, quota=before.quota)
 
     def _parsed(self, pod: Mapping[str, Any]) -> tuple[Allocation, Notice | None]:
         metadata = pod["metadata"]
