@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -69,21 +70,18 @@ class Delivered:
     waits: tuple[int, ...] = ()
     """Waits for a lease, by the ranges of `BOUNDS`."""
 
-    def plus(self, other: Delivered) -> Delivered:
+    def plus(self, other: Delivered, sign: int = 1) -> Delivered:
         """Return the sums of both."""
+        waits = zip_longest(self.waits, other.waits, fillvalue=0)
         return Delivered(
-            self.entitled_seconds + other.entitled_seconds,
-            self.delivered_seconds + other.delivered_seconds,
-            _added(self.waits, other.waits, 1),
+            max(0.0, self.entitled_seconds + sign * other.entitled_seconds),
+            max(0.0, self.delivered_seconds + sign * other.delivered_seconds),
+            tuple(max(0, ours + sign * theirs) for ours, theirs in islice(waits, len(BOUNDS))),
         )
 
     def minus(self, other: Delivered) -> Delivered:
         """Return the differences from `other`, an earlier value; no sum is below 0."""
-        return Delivered(
-            max(0.0, self.entitled_seconds - other.entitled_seconds),
-            max(0.0, self.delivered_seconds - other.delivered_seconds),
-            _added(self.waits, other.waits, -1),
-        )
+        return self.plus(other, sign=-1)
 
     @property
     def wait_count(self) -> int:
@@ -105,12 +103,6 @@ class Delivered:
 
 NOTHING = Delivered()
 """No competition so far."""
-
-
-def _added(ours: tuple[int, ...], theirs: tuple[int, ...], sign: int) -> tuple[int, ...]:
-    length = min(max(len(ours), len(theirs)), len(BOUNDS))
-    padded = [(*counts, *[0] * (length - len(counts)))[:length] for counts in (ours, theirs)]
-    return tuple(max(0, count + sign * other) for count, other in zip(*padded, strict=True))
 
 
 class MemoryLimitHit(MessagePart):

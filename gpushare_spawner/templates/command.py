@@ -28,6 +28,7 @@ from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import BrokenPromise, Template, TemplateGpu
+from gpushare_spawner.templates.files import read_file
 from gpushare_spawner.templates.folder import (
     DEFAULT_FOLDER,
     IDLE_FILE,
@@ -238,7 +239,9 @@ def _warnings(folder: Path, policy: Policy, gpus: int | None) -> list[str]:
         if note
     ]
     for path in sorted(folder.glob("*.y*ml")):
-        warnings += map(str, bare_numbers(RESERVED.get(path.name, TEMPLATE).model, path))
+        kind = RESERVED.get(path.name, TEMPLATE)
+        read = read_file(kind, path)
+        warnings += map(str, bare_numbers(kind.model, path.name, read.numbers, read.lines))
     warnings += [*layer_notes(policy), *legacy_notes(policy), *map(str, policy.warnings)]
     if policy.quotas is not None and gpus is not None:
         exceeds = exceeds_cluster(policy.quotas, gpus * UNITS_PER_GPU)

@@ -44,7 +44,7 @@ class WatchedFile(Generic[Content]):
     ) -> WatchedFile[Content]:
         """Read the file now. ``previous``: the reading before. Raises nothing."""
         read_at = time.time()
-        parsed = _parse(kind, path)
+        parsed = read_file(kind, path)
         good = parsed if parsed.content is not None else previous.good if previous is not None else None
         return cls(signature, read_at, parsed, good)
 
@@ -71,8 +71,8 @@ def signature_of(status: os.stat_result) -> Signature:
     return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev)
 
 
-def _parse(kind: FileKind[Any], path: Path) -> Parsed[Any]:
-    """Read a file, unless it is too large by its status."""
+def read_file(kind: FileKind[Any], path: Path) -> Parsed[Any]:
+    """Read a file, unless it is too large by its status. Raises nothing."""
     name = path.name
     try:
         # without O_NONBLOCK a named pipe would block the hub until a program writes into it

@@ -21,8 +21,7 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.files import Signature, WatchedFile, signature_of
 from gpushare_spawner.templates.parser import IDLE_POLICY, LAYERS, QUOTAS, TEMPLATE, FileKind, Parsed
-from gpushare_spawner.templates.parser import Path as FieldPath
-from gpushare_spawner.templates.problems import Problem, log_problems
+from gpushare_spawner.templates.problems import FieldPath, Problem, log_problems
 from gpushare_spawner.wording.service import exceeded_departments
 
 SUFFIXES = (".yaml", ".yml")

@@ -18,7 +18,7 @@ from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.templates.problems import Problem, problems_of
+from gpushare_spawner.templates.problems import FieldPath, Problem, problems_of
 from gpushare_spawner.wording.amounts import reason
 
 MAX_BYTES = 1024 * 1024
@@ -28,10 +28,10 @@ MAX_NODES = 10_000
 MAX_DEPTH = 32
 """Levels of nesting."""
 
-Path = tuple[str | int, ...]
-
 _MAP, _SEQ, _STR = (f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str"))
 
+
+_NUMBER = re.compile(r"\+?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 
 Content = TypeVar("Content", bound=BaseModel)
 
@@ -42,8 +42,10 @@ class Parsed(Generic[Content]):
 
     content: Content | None
     problems: tuple[Problem, ...] = ()
-    lines: dict[Path, int] = field(default_factory=dict)
+    lines: dict[FieldPath, int] = field(default_factory=dict)
     """The line of each field, counted from 1."""
+    numbers: dict[FieldPath, str] = field(default_factory=dict)
+    """The text of each number."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ LAYERS = FileKind(
 class _Refused(Exception):
     """The text is not valid YAML of the kind of file."""
 
-    def __init__(self, line: int | None, what: str, advice: str = "", where: Path = ()) -> None:
+    def __init__(self, line: int | None, what: str, advice: str = "", where: FieldPath = ()) -> None:
         super().__init__(what)
         self.line, self.what, self.advice, self.where = line, what, advice, where
 
@@ -142,7 +144,7 @@ def parse(kind: FileKind[Content], source: bytes | str, file: str) -> Parsed[Con
     if reader.refused:
         return Parsed(None, tuple(refused.problem(file) for refused in reader.refused))
     try:
-        return Parsed(kind.model.model_validate(data), lines=reader.lines)
+        return Parsed(kind.model.model_validate(data), lines=reader.lines, numbers=reader.numbers)
     except ValidationError as error:
         problems = problems_of(error, kind.model, file, reader.lines)
         return Parsed(None, tuple(sorted(problems, key=lambda problem: problem.line or 0)), reader.lines)
@@ -208,7 +210,8 @@ class _Reader:
 
     def __init__(self, kind: FileKind[Any]) -> None:
         self._kind = kind
-        self.lines: dict[Path, int] = {}
+        self.lines: dict[FieldPath, int] = {}
+        self.numbers: dict[FieldPath, str] = {}
         self.refused: list[_Refused] = []
 
     def read(self, node: yaml.Node) -> dict[str, Any]:
@@ -219,7 +222,7 @@ class _Reader:
         self.lines[()] = _line(node)
         return cast(dict[str, Any], self._value(node, ()))
 
-    def _value(self, node: yaml.Node, path: Path) -> Any:
+    def _value(self, node: yaml.Node, path: FieldPath) -> Any:
         line = _line(node)
         self.lines.setdefault(path, line)
         if len(path) > MAX_DEPTH:  # through aliases; the guard has checked nesting that is written out
@@ -234,6 +237,8 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             return [self._value(child, (*path, position)) for position, child in enumerate(node.value)]
         text: str = node.value
+        if _NUMBER.fullmatch(text):
+            self.numbers[path] = text
         try:
             return _scalar(text) if cast(yaml.ScalarNode, node).style is None else text
         except ValueError as error:
@@ -241,7 +246,7 @@ class _Reader:
             self.refused.append(_Refused(line, what, advice, path))
             return None
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, path: FieldPath) -> dict[str, Any]:
         data: dict[str, Any] = {}
         for key_node, value_node in node.value:
             line = _line(key_node)

@@ -14,7 +14,6 @@ from logging import Logger
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -23,6 +22,9 @@ from gpushare_spawner.model.quantity import parse_bytes, parse_percent_or_bytes,
 from gpushare_spawner.model.quota import NAME_TAKEN
 from gpushare_spawner.model.template import IDLE_ORDER, LAYER_CANNOT
 from gpushare_spawner.wording.amounts import duration, memory
+
+FieldPath = tuple[str | int, ...]
+"""The place of a field in a file: names of fields and positions in lists."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def log_problems(log: Logger, path: Path, before: Sequence[str], now: Sequence[s
 
 
 def problems_of(
-    error: ValidationError, root: type[BaseModel], file: str, lines: Mapping[tuple[str | int, ...], int]
+    error: ValidationError, root: type[BaseModel], file: str, lines: Mapping[FieldPath, int]
 ) -> Iterator[Problem]:
     """Yield a problem for each field that pydantic rejects. ``root``: the file's model; ``lines``: of each field."""
     for details in error.errors(include_url=False, include_context=True):
@@ -62,7 +64,7 @@ def problems_of(
         yield Problem(file, line_of(path, lines), ".".join(map(str, path)), what, advice)
 
 
-def line_of(path: tuple[str | int, ...], lines: Mapping[tuple[str | int, ...], int]) -> int | None:
+def line_of(path: FieldPath, lines: Mapping[FieldPath, int]) -> int | None:
     """Return the line of a field, or of the nearest enclosing field in the file; None if there is none."""
     for length in range(len(path), -1, -1):
         if path[:length] in lines:
@@ -75,7 +77,7 @@ def _one_line(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def _path(details: ErrorDetails, root: type[BaseModel]) -> tuple[str | int, ...]:
+def _path(details: ErrorDetails, root: type[BaseModel]) -> FieldPath:
     if details["type"] == NAME_TAKEN:
         context = details.get("ctx", {})
         return ("groups", context["department"], "teams", context["team"])
@@ -87,9 +89,7 @@ def _path(details: ErrorDetails, root: type[BaseModel]) -> tuple[str | int, ...]
     return (*where, *part)
 
 
-def _part_and_message(
-    details: ErrorDetails, where: tuple[str | int, ...], root: type[BaseModel]
-) -> tuple[tuple[str, ...], str]:
+def _part_and_message(details: ErrorDetails, where: FieldPath, root: type[BaseModel]) -> tuple[tuple[str, ...], str]:
     """Return the part of the model at ``where`` that begins a message, like ``memory.engine: ...``, and the rest.
 
     A rule over several parts of a model fails at the model. Its message begins with the faulty part.
@@ -129,7 +129,7 @@ def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _words(details: ErrorDetails, path: tuple[str | int, ...], root: type[BaseModel]) -> tuple[str, str]:
+def _words(details: ErrorDetails, path: FieldPath, root: type[BaseModel]) -> tuple[str, str]:
     """Return the problem and the advice."""
     model = _model_at(path[:-1], root)
     given, limits = _shown(details["input"]), details.get("ctx", {})
@@ -238,7 +238,6 @@ def _simple(value: Any) -> bool:
     return isinstance(value, str | int | float)
 
 
-_BARE = re.compile(r"\+?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _ADVICE: dict[Callable[[Any], Any], str] = {
     parse_bytes: "write a unit, like {number}Gi, if you mean another amount",
     parse_percent_or_bytes: "write a unit, like {number}Gi or {number}%, if you mean another amount",
@@ -246,51 +245,28 @@ _ADVICE: dict[Callable[[Any], Any], str] = {
 }
 
 
-def bare_numbers(model: type[BaseModel], file: Path) -> Iterator[Problem]:
-    """Yield a warning for each number without a unit in a valid file. An unreadable file has none."""
-    try:
-        root = yaml.compose(file.read_text(encoding="utf-8-sig"), Loader=yaml.BaseLoader)
-    except (OSError, ValueError, yaml.YAMLError):
-        return
-    yield from _of_model(model, root, file.name, ())
-
-
-def _of_model(model: type[BaseModel], node: Any, file: str, path: tuple[str, ...]) -> Iterator[Problem]:
-    if not isinstance(node, yaml.MappingNode):
-        return
-    fields = {field.alias or name: field for name, field in model.model_fields.items()}
-    for key, value in node.value:
-        field = fields.get(str(key.value))
-        if field is None:
-            continue
-        where = (*path, str(key.value))
-        kinds = [field.annotation, *field.metadata]
-        yield from _of_value(kinds, value, file, where)
-
-
-def _of_value(kinds: list[Any], node: Any, file: str, path: tuple[str, ...]) -> Iterator[Problem]:
-    parts = list(_parts(kinds))
-    if isinstance(node, yaml.ScalarNode):
+def bare_numbers(
+    root: type[BaseModel],
+    file: str,
+    numbers: Mapping[FieldPath, str],
+    lines: Mapping[FieldPath, int],
+) -> Iterator[Problem]:
+    """Yield a warning for each number without a unit. ``numbers``: the texts of all numbers of a valid file."""
+    for path, text in numbers.items():
+        model = _model_at(path[:-1], root)
+        field = _fields(model).get(str(path[-1])) if model is not None else None
+        parts = _parts([field.annotation, *field.metadata]) if field is not None else iter(())
         parser: Callable[[Any], Any] | None = next(
             (part.func for part in parts if isinstance(part, BeforeValidator) and part.func in _ADVICE), None
         )
-        if parser is not None and _BARE.fullmatch(node.value) and float(node.value):
-            number = float(node.value)
-            amount = f"{number:,.10g} s" + (f" ({duration(number)})" if number >= 60 else "")
-            if parser is not parse_seconds:
-                amount = f"{number:,.15g} bytes" + (f" ({memory(int(number))})" if number >= 2**20 else "")
-            advice = _ADVICE[parser].format(number=f"{number:.15g}")
-            yield Problem(file, node.start_mark.line + 1, ".".join(path), f"{node.value} means {amount}", advice)
-        return
-    for model in [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]:
-        if not isinstance(node, yaml.MappingNode):
+        number = float(text)
+        if parser is None or not number:
             continue
-        if any(str(key.value) in model.model_fields for key, _ in node.value):
-            yield from _of_model(model, node, file, path)
-            continue
-        # a mapping by names of the admin's choice
-        for key, value in node.value:
-            yield from _of_model(model, value, file, (*path, str(key.value)))
+        amount = f"{number:,.10g} s" + (f" ({duration(number)})" if number >= 60 else "")
+        if parser is not parse_seconds:
+            amount = f"{number:,.15g} bytes" + (f" ({memory(int(number))})" if number >= 2**20 else "")
+        advice = _ADVICE[parser].format(number=f"{number:.15g}")
+        yield Problem(file, lines[path], ".".join(map(str, path)), f"{text} means {amount}", advice)
 
 
 def _parts(kinds: list[Any]) -> Iterator[Any]:

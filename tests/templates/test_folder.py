@@ -107,7 +107,7 @@ def test_unchanged_files_are_not_read_again(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("gpushare_spawner.templates.files.SETTLING_SECONDS", 0.0)
     first = loader.load()
     monkeypatch.setattr(
-        "gpushare_spawner.templates.files._parse", lambda kind, path: pytest.fail(f"{path} was read again")
+        "gpushare_spawner.templates.files.read_file", lambda kind, path: pytest.fail(f"{path} was read again")
     )
     assert loader.load() is first
 
