@@ -32,7 +32,7 @@ from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.request import PlacementRequest, workload_of
 from gpushare_spawner.placement.strategy import StrandingAwareFgd
-from gpushare_spawner.spawner.queue.placer import NODES_AT_ONCE
+from gpushare_spawner.spawner.queue.queue import NODES_AT_ONCE
 
 LOOKS = 200
 SCANNED = 200

@@ -24,8 +24,7 @@ from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.culler.reclaim import pressure
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
-from gpushare_spawner.spawner.queue.queue import SpawnQueue
+from gpushare_spawner.spawner.queue.queue import PlacementCheck, Placer, SpawnQueue
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas
 from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot, SpawnRequest
 

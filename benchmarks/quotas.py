@@ -48,8 +48,7 @@ from gpushare_spawner.placement.request import workload_of
 from gpushare_spawner.placement.strategy import StrandingAwareFgd
 from gpushare_spawner.quota.order import LimitExceeded
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
-from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnQueue, Ticket
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, PlacementCheck, Placer, SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas
 from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot, SpawnRequest
 

@@ -19,14 +19,10 @@ from tornado.web import HTTPError
 Shared = TypeVar("Shared")
 
 
-class _NoLoop:
-    """The key for code that runs without an event loop."""
-
-
-_NO_LOOP = _NoLoop()
-
 _without_hub: WeakKeyDictionary[Any, dict[tuple[str, ...], Any]] = WeakKeyDictionary()
 """Shared objects of spawners without a hub (scripts, tests of spawners), by event loop."""
+_without_loop: dict[tuple[str, ...], Any] = {}
+"""The same for code that runs without an event loop."""
 
 
 def shared(user: Any, key: tuple[str, ...], make: Callable[[], Shared]) -> Shared:
@@ -36,7 +32,10 @@ def shared(user: Any, key: tuple[str, ...], make: Callable[[], Shared]) -> Share
     if isinstance(settings, dict):
         store: dict[tuple[str, ...], Any] = settings.setdefault("gpushare", {})
     else:
-        store = _without_hub.setdefault(_running_loop(), {})
+        try:
+            store = _without_hub.setdefault(asyncio.get_running_loop(), {})
+        except RuntimeError:
+            store = _without_loop
     if key not in store:
         store[key] = make()
     instance: Shared = store[key]
@@ -52,13 +51,6 @@ def hub_runs(user: Any, name: str, server: str) -> bool:
         return True
     stored = owner.orm_spawners.get(server)
     return stored is not None and stored.server is not None
-
-
-def _running_loop() -> Any:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return _NO_LOOP
 
 
 HUB_PAGES = str(Path(__file__).parent / "pages" / "hub")

@@ -17,8 +17,7 @@ from gpushare_spawner.placement.strategy import BestFit
 from gpushare_spawner.spawner.form import Form
 from gpushare_spawner.spawner.options import profiles
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
-from gpushare_spawner.spawner.queue.placer import PlacementCheck
-from gpushare_spawner.spawner.queue.queue import SpawnQueue
+from gpushare_spawner.spawner.queue.queue import PlacementCheck, SpawnQueue
 from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
 from gpushare_spawner.wording.share_status import explanation, guaranteed, terms
 from tests.agent.conftest import Agent

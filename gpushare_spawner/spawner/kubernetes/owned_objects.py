@@ -1,8 +1,8 @@
 """Makes the objects of a pod, the claim of its share and the Secret with its server's token, and removes pods.
 
 The pod exists first: it owns these objects, so that an aborted start leaves none. The scheduler waits for the claims
-that a pod names, and the kubelet for the Secrets. `PodCleanup` removes pods of an earlier or a failed start, and of
-servers that the hub has forgotten.
+that a pod names, and the kubelet for the Secrets. `PodObjects` also removes pods of an earlier or a failed start,
+and of servers that the hub has forgotten.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from aiohttp import ClientError
@@ -85,46 +85,60 @@ def claim_of(share: PodShare | None, pod: str, namespace: str) -> OfOwner | None
     return None if layer is None else lambda uid: layer.manifest(pod, uid)
 
 
-class SecretRights:
-    """The hub's right to make Secrets in a namespace. One object for a hub and namespace."""
+def _where(namespace: str) -> tuple[str, str, str, str]:
+    return _GROUP, _VERSION, namespace, "resourceclaims"
 
-    def __init__(self, api: Any, namespace: str, log: logging.Logger) -> None:
-        """Keep the API. ``api`` is Kubernetes' core API."""
-        self._api = AuthorizationV1Api(api.api_client)
-        self._namespace = namespace
+
+def _is_pod(error: ApiException, pod: str) -> bool:
+    return f'pods \\"{pod}\\"' in str(error.body) or f'pods "{pod}"' in str(error.body)
+
+
+ORPHANS_EVERY = 60.0
+"""Minimum seconds between two searches for pods without a server."""
+ORPHAN_AGE = 120.0
+"""Seconds for which a new pod without a server is left alone."""
+
+
+class PodObjects:
+    """The objects that pods own, and the pods that are in the way. One object for a hub.
+
+    ``core`` is Kubernetes' core API.
+    """
+
+    def __init__(self, core: Any, reservations: PodReservations, log: logging.Logger) -> None:
+        self._core = core
+        self._reservations = reservations
         self._log = log
-        self._allowed: bool | None = None
-        self._ask_at = 0.0
+        self._rights: dict[str, tuple[bool, float]] = {}
+        """By namespace: whether the hub may make Secrets, and when to check it again (monotonic clock, seconds)."""
+        self._searched_at = -ORPHANS_EVERY
+        """Time of the last search for pods without a server (monotonic clock, seconds)."""
 
-    async def allowed(self) -> bool:
-        """Return whether the hub may make Secrets. Raises the API's errors.
+    @cached_property
+    def _objects(self) -> CustomObjectsApi:
+        return CustomObjectsApi(self._core.api_client)
+
+    async def may_make_secrets(self, namespace: str) -> bool:
+        """Return whether the hub may make Secrets in a namespace. Raises the API's errors.
 
         Checks again later, and logs the start of a refusal.
         """
-        if time.monotonic() < self._ask_at:
-            return bool(self._allowed)
-        what = V1ResourceAttributes(namespace=self._namespace, verb="create", resource="secrets")
+        before, ask_at = self._rights.get(namespace, (True, 0.0))
+        if time.monotonic() < ask_at:
+            return before
+        what = V1ResourceAttributes(namespace=namespace, verb="create", resource="secrets")
         request = V1SelfSubjectAccessReview(spec=V1SelfSubjectAccessReviewSpec(resource_attributes=what))
-        review = await self._api.create_self_subject_access_review(request)
-        before, self._allowed = self._allowed, bool(review.status.allowed)
-        self._ask_at = time.monotonic() + ASK_AGAIN_SECONDS
-        if not self._allowed and before is not False:
+        api = AuthorizationV1Api(self._core.api_client)
+        allowed = bool((await api.create_self_subject_access_review(request)).status.allowed)
+        self._rights[namespace] = (allowed, time.monotonic() + ASK_AGAIN_SECONDS)
+        if before and not allowed:
             self._log.warning(
                 "The hub may not create Secrets in the namespace %s, so the tokens of servers stand in their pods, "
                 "where whoever may read pods reads them. Give the hub's service account get, create and delete on "
                 "secrets there.",
-                self._namespace,
+                namespace,
             )
-        return self._allowed
-
-
-class OwnedObjects:
-    """The objects that a pod owns. ``api`` is Kubernetes' core API."""
-
-    def __init__(self, api: Any, log: logging.Logger) -> None:
-        self._core = api
-        self._objects = CustomObjectsApi(api.api_client)
-        self._log = log
+        return allowed
 
     async def make(self, pod: str, namespace: str, *objects: OfOwner | None) -> None:
         """Make the objects of a new pod; None is left out.
@@ -205,35 +219,7 @@ class OwnedObjects:
         claim = await self._objects.get_namespaced_custom_object(*_where(namespace), name)
         return [owner["uid"] for owner in claim["metadata"].get("ownerReferences") or []]
 
-
-def _where(namespace: str) -> tuple[str, str, str, str]:
-    return _GROUP, _VERSION, namespace, "resourceclaims"
-
-
-def _is_pod(error: ApiException, pod: str) -> bool:
-    return f'pods \\"{pod}\\"' in str(error.body) or f'pods "{pod}"' in str(error.body)
-
-
-ORPHANS_EVERY = 60.0
-"""Minimum seconds between two searches for pods without a server."""
-ORPHAN_AGE = 120.0
-"""Seconds for which a new pod without a server is left alone."""
-
-
-@dataclass
-class LastSearch:
-    """Time of the last search for orphans (monotonic clock, seconds): one for all spawners of a hub."""
-
-    at: float = -ORPHANS_EVERY
-
-
-class PodCleanup:
-    """Removal of pods in the background. ``api`` is Kubernetes' core API."""
-
-    def __init__(self, api: Any, reservations: PodReservations, log: logging.Logger) -> None:
-        self._api = api
-        self._reservations = reservations
-        self._log = log
+    # -- pods that are in the way --
 
     def give_back(self, share: PodShare, perhaps_created: bool) -> None:
         """Give back the share of a failed spawn or an ended server, once no pod can have it any more."""
@@ -248,15 +234,15 @@ class PodCleanup:
         async for pod in self._reservations.late_pods(token):
             await self._remove(pod["metadata"], "its start has failed")
 
-    def remove_orphans_soon(self, search: LastSearch, hub: str, runs: Callable[[str, str], bool]) -> None:
+    def remove_orphans_soon(self, hub: str, runs: Callable[[str, str], bool]) -> None:
         """Remove the hub's pods with a share but without a server, unless the last search was recent.
 
         ``hub``: the URL of its API, as in the pods' annotations. ``runs`` returns whether the hub runs a user's server.
         """
         now = time.monotonic()
-        if now - search.at < ORPHANS_EVERY:
+        if now - self._searched_at < ORPHANS_EVERY:
             return
-        search.at = now
+        self._searched_at = now
         for pod in orphans(self._reservations.cluster.pods(), hub, runs, time.time() - ORPHAN_AGE):
             self._reservations.in_background(
                 self._remove(pod["metadata"], "it holds a GPU share, and the hub knows no such server")
@@ -283,7 +269,7 @@ class PodCleanup:
         name, namespace = metadata["name"], metadata["namespace"]
         self._log.warning("Removing pod %s/%s: %s", namespace, name, why)
         try:
-            await self._api.delete_namespaced_pod(
+            await self._core.delete_namespaced_pod(
                 name=name, namespace=namespace, body={"preconditions": {"uid": metadata["uid"]}}
             )
         except (ApiException, ClientError, TimeoutError) as error:

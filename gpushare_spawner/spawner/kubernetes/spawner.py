@@ -53,14 +53,7 @@ from gpushare_spawner.spawner.kubernetes.form import (
     without_idle_fields,
 )
 from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
-from gpushare_spawner.spawner.kubernetes.owned_objects import (
-    LastSearch,
-    OwnedObjects,
-    PodCleanup,
-    SecretRights,
-    claim_of,
-    token_secret,
-)
+from gpushare_spawner.spawner.kubernetes.owned_objects import PodObjects, claim_of, token_secret
 from gpushare_spawner.spawner.kubernetes.pod import (
     CONSTRAINING,
     REQUESTING,
@@ -193,18 +186,20 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return self._shared(("replacing", *map(str, key)), asyncio.Lock)
 
     @property
-    def _cleanup(self) -> PodCleanup:
-        return PodCleanup(self.api, self.reservations, self.log)
+    def _pod_objects(self) -> PodObjects:
+        return self._shared(("objects",), lambda: PodObjects(self.api, self.reservations, self.log))
 
     def _new_attempt(self) -> PodAttempt:
-        return PodAttempt(Overrides(self, also=NAMES), lambda share, created: self._cleanup.give_back(share, created))
+        return PodAttempt(
+            Overrides(self, also=NAMES), lambda share, created: self._pod_objects.give_back(share, created)
+        )
 
     def _pod(self) -> Mapping[str, Any] | None:
         reflector = self.pod_reflector
         return reflector.pods.get(f"{self.namespace}/{self.pod_name}") if reflector is not None else None
 
     async def _remove_own_pod(self) -> None:
-        await self._cleanup.remove_own(self.pod_name, self._stop_pod)
+        await self._pod_objects.remove_own(self.pod_name, self._stop_pod)
 
     async def _stop_pod(self) -> None:
         await super().stop(now=True)
@@ -378,10 +373,10 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return self._ineligible(settings) if settings is not None else frozenset
 
     async def _clear_way(self) -> None:
-        await self._cleanup.remove_leftover(self._pod(), self._stop_pod)
+        await self._pod_objects.remove_leftover(self._pod(), self._stop_pod)
         settings = getattr(self.user, "settings", None)
         if isinstance(settings, dict) and "users" in settings:
-            self._cleanup.remove_orphans_soon(self._shared(("orphans",), LastSearch), self.hub.api_url, self._hub_runs)
+            self._pod_objects.remove_orphans_soon(self.hub.api_url, self._hub_runs)
 
     # -- a spawn, in start --
 
@@ -475,7 +470,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         attempt = self._attempt
         try:
             if attempt.secret[0] is not pod:
-                may = await self._secret_rights.allowed()
+                may = await self._pod_objects.may_make_secrets(self.namespace)
                 attempt.secret = pod, token_secret(pod, self.api_token) if may else None
         except (ApiException, ClientError, TimeoutError) as error:
             self.log.warning("Pod %s is not created yet: %s", self.pod_name, worded(error))
@@ -484,14 +479,8 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         created = await attempt.pod_created(request, self.pod_name, self.log)
         if created:
             claim = claim_of(attempt.reservation, self.pod_name, self.namespace)
-            await OwnedObjects(self.api, self.log).make(self.pod_name, self.namespace, attempt.secret[1], claim)
+            await self._pod_objects.make(self.pod_name, self.namespace, attempt.secret[1], claim)
         return created
-
-    @property
-    def _secret_rights(self) -> SecretRights:
-        """The hub's right to make Secrets, one object for all spawners in this namespace."""
-        make = functools.partial(SecretRights, self.api, self.namespace, self.log)
-        return self._shared(("secrets", self.namespace), make)
 
     async def _make_delete_pod_request(self, *args: Any, **kwargs: Any) -> bool:
         request = super()._make_delete_pod_request(*args, **kwargs)
@@ -542,7 +531,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             return False
         if (pod.get("status") or {}).get("phase") != "Pending" or pod["metadata"].get("deletionTimestamp"):
             return False
-        return await OwnedObjects(self.api, self.log).missing(pod)
+        return await self._pod_objects.missing(pod)
 
     async def stop(self, now: bool = False) -> None:
         """Stop the server. A spawn that still waits for its share is cancelled; queued spawns are placed afterwards."""

@@ -1,7 +1,7 @@
 """Availability of a template on its card, and estimates of the wait of queued spawns.
 
 An estimate uses pending idle actions and the waits of recent spawns; on GPUs of other sharing layers, sessions with a
-notice of a stop. Without data there is no estimate. Pure: the time is an argument. Positions are computed in `placer`.
+notice of a stop. Without data there is no estimate. Pure: the time is an argument. Positions are computed in `queue`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.feed import SupposedLedger, helpful_actions
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.placer import PlacementCheck, Positions, Verdict
-from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnQueue, Ticket
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, PlacementCheck, Positions, SpawnQueue, Ticket, Verdict
 from gpushare_spawner.spawner.queue.snapshot import GpuKind, GpuSnapshot, Kept, LayerOutcome, OtherLayers, SpawnRequest
 from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording.spawn_form import gpu_models, not_on_one_machine
@@ -228,15 +227,17 @@ class RecentWait:
     """Kinds of the GPUs: see `gpu_kinds`."""
 
 
-class RecentWaits:
-    """The waits of recently placed spawns."""
+class WaitEstimates:
+    """Estimates for all spawns in one queue, by the waits of recently placed spawns."""
 
     def __init__(self) -> None:
-        self._waits: deque[RecentWait] = deque(maxlen=MOST_WAITS)
+        self.waits: deque[RecentWait] = deque(maxlen=MOST_WAITS)
 
-    def add(self, wait: RecentWait) -> None:
-        """Add a wait."""
-        self._waits.append(wait)
+    def placed(self, ticket: Ticket, snapshot: GpuSnapshot, now: float) -> None:
+        """Record the wait of a placed ticket. ``now``: seconds on a monotonic clock."""
+        if ticket.first_since is not None:
+            kinds = gpu_kinds(ticket.request, snapshot)
+            self.waits.append(RecentWait(now, now - ticket.first_since, ticket.request.share, kinds))
 
     def expected(self, share: Share, kinds: frozenset[str], ahead: int, waited: float, now: float) -> float | None:
         """Return the seconds until a spawn of this share is placed; None if too few such spawns waited recently.
@@ -245,7 +246,7 @@ class RecentWaits:
         """
         waits = [
             wait.seconds
-            for wait in self._waits
+            for wait in self.waits
             if wait.share == share and now - wait.ended <= RECENT_SECONDS and not wait.kinds.isdisjoint(kinds)
         ]
         if len(waits) < FEWEST_WAITS:
@@ -255,19 +256,6 @@ class RecentWaits:
         # only recent spawns that waited at least as long are comparable
         longer = [seconds - waited for seconds in waits if seconds >= waited]
         return median(longer) if len(longer) >= FEWEST_WAITS else None
-
-
-class WaitEstimates:
-    """Estimates for all spawns in one queue."""
-
-    def __init__(self) -> None:
-        self._recent = RecentWaits()
-
-    def placed(self, ticket: Ticket, snapshot: GpuSnapshot, now: float) -> None:
-        """Record the wait of a placed ticket. ``now``: seconds on a monotonic clock."""
-        if ticket.first_since is not None:
-            kinds = gpu_kinds(ticket.request, snapshot)
-            self._recent.add(RecentWait(now, now - ticket.first_since, ticket.request.share, kinds))
 
     async def minutes(
         self, check: PlacementCheck, queue: SpawnQueue, now: float, wall_time: float, breaks: LoopBreaks
@@ -286,7 +274,7 @@ class WaitEstimates:
                 continue
             kinds = gpu_kinds(ticket.request, check.snapshot)
             waited = now - ticket.first_since if ticket.first_since is not None else 0.0
-            seconds = self._recent.expected(ticket.request.share, kinds, ticket.ahead, waited, now)
+            seconds = self.expected(ticket.request.share, kinds, ticket.ahead, waited, now)
             estimates = [due[ticket] - wall_time] if ticket in due else []
             estimates += [seconds] if seconds is not None else []
             if estimates:

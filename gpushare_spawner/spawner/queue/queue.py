@@ -1,6 +1,12 @@
-"""The queue of spawns that wait for free GPU capacity: its order, and the earlier spawns of each. No clock, no network.
+"""The queue of spawns that wait for free GPU capacity, and one pass over it: a place now, a longer wait, or a refusal.
 
-`placer.Positions` counts the positions that users read. `LoopBreaks` divides long work, so that the event loop is free.
+`SpawnQueue` has the order of the spawns. `PlacementCheck` decides on one snapshot whether a share can be placed now,
+later or never, for the queue and for the form's cards. `Positions` counts the earlier spawns that compete with a spawn.
+`KeptNodes` keeps nodes of other sharing layers free for overtaken spawns: no ledger has these GPUs, and their layer's
+scheduler chooses one, so a whole node is kept. GPUs with an agent are kept by holds, see `Placer.hold`. Positions,
+KeptNodes and Placer live for one pass over the queue. `LoopBreaks` divides long work, so that the event loop is free.
+
+Does not reserve anything and reads no clock: see `reservations`. The texts of refusals are in `wording.spawn_failures`.
 """
 
 from __future__ import annotations
@@ -8,13 +14,30 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from dataclasses import dataclass, field, replace
 
-from gpushare_spawner.model.layers import Placement
-from gpushare_spawner.model.report import GpuReport
+from gpushare_spawner.model.layers import LayerName, Placement
+from gpushare_spawner.model.report import GpuReport, Notice
+from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.spawner.queue.snapshot import LayerOffer, SpawnRequest
+from gpushare_spawner.placement.capacity import Reason, Unplaceable
+from gpushare_spawner.placement.feed import EntrySource, LedgerFeed, first_to_fit, helpful_actions
+from gpushare_spawner.placement.ledger import Ledger, NodeHold, able_nodes, cheapest_hold, preparing_hold
+from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.request import Demand, PlacementRequest
+from gpushare_spawner.placement.strategy import RatingStrategy, Strategy
+from gpushare_spawner.spawner.hub import SpawnRefused
+from gpushare_spawner.spawner.queue.snapshot import (
+    GpuSnapshot,
+    Kept,
+    LayerOffer,
+    LayerOutcome,
+    OtherLayers,
+    SpawnRequest,
+)
+from gpushare_spawner.wording import spawn_failures, spawn_form
+from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST, refused_by_nodes
 
 
 @dataclass(frozen=True)
@@ -127,7 +150,7 @@ class SpawnQueue:
     """Spawns in the order in which they are served: first come first, unless quotas change it (`arrange`).
 
     Policy: first come, first served among the spawns that fit. Later spawns that fit pass a spawn that does not fit.
-    Meanwhile GPUs are kept for the first spawn that could use some node: see `placer`.
+    Meanwhile GPUs are kept for the first spawn that could use some node: see `Placer`.
     """
 
     def __init__(self, length: int) -> None:
@@ -250,3 +273,357 @@ class LoopBreaks:
         """Run all pieces of some work, with breaks between them."""
         for _ in pieces:
             await self.pause_if_due()
+
+
+NODES_AT_ONCE = 20
+"""Nodes that are processed without a break for the event loop: 1 to 2 ms."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result for one share."""
+
+    outcome: LayerOutcome
+    placement: Placement | None = None
+    """NOW: the place."""
+    why: str = ""
+    """WAIT and NEVER: the reason, as a sentence."""
+    unsuitable: bool = False
+    """NEVER: no GPU is of a suitable model."""
+    left_out: bool = False
+    """WAIT: only nodes that did not admit a pod of this request have free capacity."""
+    ineligible: bool = False
+    """NEVER: the current taints or labels of the nodes exclude the pod."""
+
+
+@dataclass(frozen=True)
+class PlacementCheck:
+    """Check of shares against one snapshot and its ledger.
+
+    ``counted`` returns a share as the ledger counts it, where GPUs are allocated in coarser steps than 1 %.
+    """
+
+    snapshot: GpuSnapshot
+    ledger: Ledger
+    strategy: Strategy
+    counted: Callable[[Share], Share] = field(default=lambda share: share)
+    nodes_are_added: bool = False
+    """Nodes that are added later may suit a request that no current node can take."""
+
+    def verdict(self, request: PlacementRequest) -> Verdict:
+        """Return whether a request can be placed, in addition to everything that is kept for waiting spawns."""
+        placement = self.ledger.place(self.counted_request(request), self.strategy)
+        if placement is not None:
+            return Verdict(LayerOutcome.NOW, placement)
+        unplaceable: Unplaceable = self.ledger.why_unplaceable(request)
+        why = (
+            self._no_instance(request)
+            or self._native_there(request, unplaceable)
+            or spawn_failures.capacity(unplaceable)
+        )
+        if not unplaceable.may_pass:
+            if self.snapshot.awaited:
+                return Verdict(LayerOutcome.WAIT, why=self.snapshot.awaited)
+            if self.nodes_are_added:
+                return Verdict(LayerOutcome.WAIT, why=why)
+            unsuitable = not request.models or unplaceable.reason in (Reason.NO_MODEL, Reason.NO_GPUS)
+            ineligible = unplaceable.reason is Reason.INELIGIBLE
+            return Verdict(LayerOutcome.NEVER, why=why, unsuitable=unsuitable, ineligible=ineligible)
+        if self.fits_without(request, self.ledger.holds.keys()):
+            return Verdict(LayerOutcome.WAIT, why=EARLIER_FIRST)
+        return Verdict(LayerOutcome.WAIT, why=why, left_out=unplaceable.reason is Reason.NOT_ADMITTED)
+
+    def _no_instance(self, request: PlacementRequest) -> str:
+        """Return why no MIG instance suits the request; empty: one does, or none is requested."""
+        if request.layer is not LayerName.MIG or request.models:
+            return ""
+        profiles = [kind.mig.profile.name for kind in self.snapshot.kinds if kind.mig is not None]
+        return spawn_form.no_instance(request.share, profiles)
+
+    def _native_there(self, request: PlacementRequest, why: Unplaceable) -> str:
+        """Return that sessions of the native layer keep MPS from GPUs with enough free units; empty if they do not."""
+        if request.layer is not LayerName.MPS or why.reason is not Reason.FULL:
+            return ""
+        native = replace(self.counted_request(request), layer=LayerName.NATIVE)
+        return spawn_form.layer_taken(request.share) if self.ledger.place(native, self.strategy) is not None else ""
+
+    def fits_without(self, request: PlacementRequest, holds: Collection[str]) -> bool:
+        """Return whether a request would fit on a node of these holds without the holds."""
+        return self.ledger.fits_without(self.counted_request(request), holds)
+
+    def counted_request(self, request: PlacementRequest) -> PlacementRequest:
+        """Return the request with its share as the ledger counts it."""
+        share = self.counted(request.share)
+        return request if share == request.share else replace(request, share=share)
+
+    def preparing(self, request: PlacementRequest) -> Iterator[None]:
+        """Prepare `verdict` in pieces: on a large cluster its first answer for a kind of request takes long."""
+        counted = self.counted_request(request)
+        if request.node:
+            return  # one node needs no pieces
+        if isinstance(self.strategy, RatingStrategy):
+            while self.strategy.prepare(counted, self.ledger.capacity, NODES_AT_ONCE):
+                yield
+        if self.ledger.place(counted, self.strategy) is None:
+            while self.ledger.capacity.prepare_obstacles(request.demand, NODES_AT_ONCE):
+                yield
+            # for its position and its hold
+            yield from preparing_hold(self.ledger.capacity, counted)
+
+
+_Kind = tuple[Demand, str]
+"""A request's demand on a node, and the only suitable node; empty: any."""
+
+
+class Positions:
+    """Counter of the spawns ahead. Models, taints and labels, and the size of nodes decide which spawns compete.
+
+    Prepared by `PlacementCheck.preparing`.
+    """
+
+    def __init__(self, check: PlacementCheck, queue: SpawnQueue) -> None:
+        self._check = check
+        self._queue = queue
+        self._by_template: dict[int, tuple[Template, Set[LayerName]]] = {}
+        self._requests: dict[Ticket, PlacementRequest] = {}
+        self._compete: dict[tuple[_Kind, _Kind], bool] = {}
+
+    def ahead_of(self, request: PlacementRequest, ticket: Ticket | None = None) -> int:
+        """Return how many earlier tickets compete with a request; without a ticket, of all tickets."""
+        counted = self._check.counted_request(request)
+        snapshot = self._check.snapshot
+        return self._queue.ahead_of(
+            lambda other: snapshot.native(other.request.template) and self._competes(counted, self._request(other)),
+            ticket,
+        )
+
+    def ahead_of_template(self, template: Template, ticket: Ticket | None = None) -> int:
+        """Return how many earlier tickets have a layer in common with a template; without a ticket, of all tickets."""
+        return self._queue.ahead_of(self._meets(template), ticket)
+
+    def is_full(self, template: Template) -> bool:
+        """Return whether the queue is full for a template: only spawns that have a layer in common with it count.
+
+        Spawns that wait for one layer take no place in the queue of another layer.
+        """
+        return self._queue.is_full(self._meets(template))
+
+    def _meets(self, template: Template) -> Callable[[Ticket], bool]:
+        layers = self._layers(template)
+        return lambda other: not layers.isdisjoint(self._layers(other.request.template))
+
+    def _layers(self, template: Template) -> Set[LayerName]:
+        entry = self._by_template.get(id(template))
+        if entry is None:
+            snapshot = self._check.snapshot
+            others = snapshot.layers.names(template) if snapshot.layers is not None else ()
+            names = {*others, *([LayerName.NATIVE] if snapshot.native(template) else [])}
+            # the value keeps the template, so that no other template gets its identity
+            entry = self._by_template[id(template)] = (template, names)
+        return entry[1]
+
+    def _request(self, ticket: Ticket) -> PlacementRequest:
+        counted = self._requests.get(ticket)
+        if counted is None:
+            request = ticket.request.placement(self._check.snapshot)
+            counted = self._requests[ticket] = self._check.counted_request(request)
+        return counted
+
+    def _competes(self, request: PlacementRequest, other: PlacementRequest) -> bool:
+        key = ((request.demand, request.node), (other.demand, other.node))
+        competes = self._compete.get(key)
+        if competes is None:
+            competes = self._compete[key] = self._share_gpus(request, other)
+        return competes
+
+    def _share_gpus(self, request: PlacementRequest, other: PlacementRequest) -> bool:
+        if request.models is not None and other.models is not None and request.models.isdisjoint(other.models):
+            return False
+        these, those = self._able(request), self._able(other)
+        # There are no able nodes. The spawn waits for GPUs to become healthy, or for nodes that do not exist yet.
+        return not (these and those) or not these.isdisjoint(those)
+
+    def _able(self, request: PlacementRequest) -> Set[str]:
+        return able_nodes(self._check.ledger.capacity, request)
+
+
+MOST_OVERTAKEN = 5
+"""Later spawns that are placed before a waiting spawn, until a node is kept for it. Our value: a kept node stays partly
+empty, and most spawns wait no longer than for the next end of a session.
+"""
+
+
+class KeptNodes:
+    """Nodes of other layers that are kept for tickets. Call it for each ticket in the order of the queue."""
+
+    def __init__(self) -> None:
+        self._kept: set[str] = set()
+        self._reached: set[str] = set()
+        """Nodes that the spawns with a kept node could use."""
+        self._waiting: list[tuple[Ticket, frozenset[str]]] = []
+        """Earlier waiting tickets, each with the nodes that it could use."""
+
+    def seen_by(self, ticket: Ticket) -> Kept:
+        """Return the nodes that a ticket must leave to earlier tickets, and the node that is kept for it."""
+        return Kept(frozenset(self._kept), ticket.kept_elsewhere)
+
+    def waits(self, ticket: Ticket, able: frozenset[str], least_used: Callable[[Set[str]], str]) -> None:
+        """Record a ticket without a place, and keep a node for it after enough later spawns have overtaken it.
+
+        ``able``: the nodes that could serve it. Of one kind of nodes at most one is kept: a spawn gets none if earlier
+        spawns with a kept node could use all of its nodes.
+        """
+        self._waiting.append((ticket, able))
+        if ticket.overtaken < MOST_OVERTAKEN or able <= self._reached:
+            ticket.kept_elsewhere = ""
+            return
+        left = able - self._kept
+        if ticket.kept_elsewhere not in left:
+            ticket.kept_elsewhere = least_used(left)
+        self._kept.add(ticket.kept_elsewhere)
+        self._reached |= able
+
+    def placed(self, able: frozenset[str]) -> None:
+        """Record that a ticket got a place on one of these nodes.
+
+        It overtook earlier tickets that could use one of them.
+        """
+        for ticket, nodes in self._waiting:
+            ticket.overtaken += not nodes.isdisjoint(able)
+
+
+def queue_full(request: SpawnRequest, length: int) -> SpawnRefused:
+    """Return the refusal for a full queue of ``length`` spawns."""
+    return SpawnRefused(
+        spawn_failures.queue_full(request.share, length), reason="queue-full", status=503, retry_after=120
+    )
+
+
+def impossible(request: SpawnRequest, where: str, why: str) -> SpawnRefused:
+    """Return the refusal of a spawn that no wait would help. ``where``: the GPUs' place; ``why``: a sentence."""
+    return SpawnRefused(
+        spawn_failures.impossible(request.template.display_name, where, request.node, why),
+        reason="no-such-gpu",
+        status=409,
+    )
+
+
+NOT_BY_THE_HUB = Placement("", ())
+"""The placement of a server that a layer's scheduler places."""
+
+MOST_MOVES = 5
+"""The maximum number of moves of a spawn's hold to another node by pending idle actions. Our value: users come back
+before an action, other spawns fill the earlier node, and the spawn could wait for ever.
+"""
+
+
+class Placer:
+    """One pass over the queue, first come first.
+
+    ``feed``: updates the ledger of ``check``. ``where`` is the GPUs' place, for people.
+    """
+
+    def __init__(self, check: PlacementCheck, feed: LedgerFeed, queue: SpawnQueue, where: str) -> None:
+        self._check = check
+        self._feed = feed
+        self._queue = queue
+        self._where = where
+        self._positions = Positions(check, queue)
+        self._kept = KeptNodes()
+        self._reached: set[str] = set()
+        """Nodes that the spawns with a hold could use if everything were free there."""
+        # a spawn respects the holds of earlier spawns, but neither its own nor those of later spawns
+        for name in list(feed.ledger.holds):
+            feed.hold(name, None)
+
+    def place(self, ticket: Ticket) -> Placement | None:
+        """Return a place for the ticket; None if it waits on with its new position, or is refused.
+
+        A place of another sharing layer has no node and no GPUs: the ticket has its offer.
+        """
+        request, snapshot = ticket.request, self._check.snapshot
+        layers = snapshot.other_layers(request.template)
+        if layers is not None:
+            return self._place_by_layers(ticket, layers)
+        placement_request = request.placement(snapshot)
+        verdict = self._check.verdict(placement_request)
+        # Taints come and go. A spawn that waits already is not refused for one.
+        waits = verdict.outcome is LayerOutcome.WAIT or (verdict.ineligible and ticket.ahead is not None)
+        if waits:
+            if ticket.ahead is None and self._positions.is_full(request.template):
+                ticket.refuse(queue_full(request, self._queue.length))
+            else:
+                why = f"{refused_by_nodes(request.left_out())}." if verdict.left_out else verdict.why
+                ticket.says(self._positions.ahead_of(placement_request, ticket), why)
+        elif verdict.outcome is LayerOutcome.NEVER:
+            ticket.refuse(impossible(request, self._where, verdict.why))
+        return verdict.placement
+
+    def _place_by_layers(self, ticket: Ticket, layers: OtherLayers) -> Placement | None:
+        request = ticket.request
+        elsewhere = layers.verdict(request, self._kept.seen_by(ticket))
+        if elsewhere.outcome is LayerOutcome.NOW:
+            ticket.offer = elsewhere.offer
+            self._kept.placed(elsewhere.able)
+            return NOT_BY_THE_HUB
+        native = None
+        if layers.native(request.template):
+            native = self._check.verdict(request.placement(self._check.snapshot))
+            if native.placement is not None:
+                return native.placement
+        waits = next(
+            (result for result in (elsewhere, native) if result is not None and result.outcome is LayerOutcome.WAIT),
+            None,
+        )
+        if waits is None and ticket.ahead is None and not self._check.nodes_are_added:
+            ticket.refuse(impossible(request, self._where, elsewhere.why))
+        elif ticket.ahead is None and self._positions.is_full(request.template):
+            ticket.refuse(queue_full(request, self._queue.length))
+        else:
+            ahead = self._positions.ahead_of_template(request.template, ticket)
+            ticket.says(ahead, (waits or elsewhere).why)
+            ticket.elsewhere = not layers.native(request.template)
+            # if GPUs with an agent can serve it, some of these are kept for it: see `hold`
+            only_here = native is None or native.outcome is LayerOutcome.NEVER
+            self._kept.waits(ticket, elsewhere.able if only_here else frozenset(), layers.least_used)
+        return None
+
+    async def hold(self, ticket: Ticket, breaks: LoopBreaks) -> None:
+        """Keep GPUs for a waiting ticket if it is the first in the queue that could use their node.
+
+        Chooses the GPUs that will fit it first by notified idle actions. If no action helps, or after `MOST_MOVES`,
+        chooses the GPUs on which the least has to become free: that amount decreases from pass to pass.
+        """
+        check = self._check
+        if not check.snapshot.native(ticket.request.template):
+            return
+        request = check.counted_request(ticket.request.placement(check.snapshot))
+        capacity = check.ledger.capacity
+        await breaks.through(preparing_hold(capacity, request))
+        able = able_nodes(capacity, request)
+        if ticket.result.done() or ticket not in self._queue or able <= self._reached:
+            return
+        hold = await self._first_to_fit(request, breaks) if ticket.moves < MOST_MOVES else None
+        if ticket.result.done() or ticket not in self._queue:
+            return
+        hold = hold or cheapest_hold(capacity, request)
+        if hold is not None:
+            self._reached |= able
+            ticket.keeps(hold.node)
+            self._feed.hold(ticket.hold_name, hold)
+
+    async def _first_to_fit(self, request: PlacementRequest, breaks: LoopBreaks) -> NodeHold | None:
+        """Return the GPUs that will fit a request first by notified idle actions; None: these do not help it."""
+        ledger = self._check.ledger
+        helpful: list[tuple[str, Notice]] = []
+        for actions in helpful_actions(ledger, [request], self._check.snapshot.notices):
+            helpful += actions
+            await breaks.pause_if_due()
+        hold = None
+        for hold in first_to_fit(ledger, request, helpful):  # noqa: B007
+            await breaks.pause_if_due()
+        return hold
+
+    def gave(self, allocation: Allocation) -> None:
+        """Count the allocation of a ticket."""
+        self._feed.put(EntrySource.RESERVED, allocation)

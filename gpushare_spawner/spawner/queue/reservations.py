@@ -1,6 +1,6 @@
 """Reservations of shares, and the loop that places queued spawns: the common part for a machine and a cluster.
 
-Positions are counted and places are chosen in `placer`.
+Positions are counted and places are chosen in `queue`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from gpushare_spawner.quota.order import PREPAID_SECONDS
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow, UnknownNow, WaitEstimates
-from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
 from gpushare_spawner.spawner.queue.queue import (
     LastingObjects,
     LoopBreaks,
+    PlacementCheck,
+    Placer,
     Reservation,
     SpawnQueue,
     Ticket,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.spawner.queue import placer
+from gpushare_spawner.spawner.queue import queue as placer
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
 from tests.spawner.running_hub import until
 

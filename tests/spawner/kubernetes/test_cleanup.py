@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.spawner.kubernetes.owned_objects import ORPHANS_EVERY, LastSearch, PodCleanup
+from gpushare_spawner.spawner.kubernetes.owned_objects import ORPHANS_EVERY, PodObjects
 
 from .parts import FakeReservations, pod, share
 
@@ -39,17 +39,17 @@ def reservations() -> FakeReservations:
 
 
 @pytest.fixture
-def cleanup(api: FakeApi, reservations: FakeReservations) -> PodCleanup:
-    return PodCleanup(api, reservations, logging.getLogger("test"))  # type: ignore[arg-type]
+def cleanup(api: FakeApi, reservations: FakeReservations) -> PodObjects:
+    return PodObjects(api, reservations, logging.getLogger("test"))  # type: ignore[arg-type]
 
 
-def test_a_share_that_no_pod_was_made_from_is_free_at_once(cleanup: PodCleanup, reservations: FakeReservations) -> None:
+def test_a_share_that_no_pod_was_made_from_is_free_at_once(cleanup: PodObjects, reservations: FakeReservations) -> None:
     cleanup.give_back(share(), perhaps_created=False)
     assert (reservations.given_back, reservations.lingering) == (["token-1"], [])
 
 
 async def test_a_pod_that_shows_after_its_start_has_failed_is_removed(
-    cleanup: PodCleanup, reservations: FakeReservations, api: FakeApi
+    cleanup: PodObjects, reservations: FakeReservations, api: FakeApi
 ) -> None:
     reservations.seen = [pod()]
     cleanup.give_back(share(), perhaps_created=True)
@@ -60,32 +60,31 @@ async def test_a_pod_that_shows_after_its_start_has_failed_is_removed(
 
 @pytest.mark.parametrize("runs", [True, False])
 async def test_an_orphan_is_removed_and_the_pod_of_a_server_is_not(
-    cleanup: PodCleanup, reservations: FakeReservations, api: FakeApi, runs: bool
+    cleanup: PodObjects, reservations: FakeReservations, api: FakeApi, runs: bool
 ) -> None:
     reservations.seen = [pod("Running")]
-    cleanup.remove_orphans_soon(LastSearch(), HUB, lambda user, server: runs)
+    cleanup.remove_orphans_soon(HUB, lambda user, server: runs)
     await reservations.finish()
     assert bool(api.deleted) is not runs
 
 
-async def test_orphans_are_looked_for_now_and_then(cleanup: PodCleanup, reservations: FakeReservations) -> None:
+async def test_orphans_are_looked_for_now_and_then(cleanup: PodObjects, reservations: FakeReservations) -> None:
     reservations.seen = [pod("Running")]
-    search = LastSearch()
-    cleanup.remove_orphans_soon(search, HUB, lambda user, server: False)
-    cleanup.remove_orphans_soon(search, HUB, lambda user, server: False)
+    cleanup.remove_orphans_soon(HUB, lambda user, server: False)
+    cleanup.remove_orphans_soon(HUB, lambda user, server: False)
     assert len(reservations.tasks) == 1
-    search.at -= ORPHANS_EVERY
-    cleanup.remove_orphans_soon(search, HUB, lambda user, server: False)
+    cleanup._searched_at -= ORPHANS_EVERY
+    cleanup.remove_orphans_soon(HUB, lambda user, server: False)
     assert len(reservations.tasks) == 2
     await reservations.finish()
 
 
 async def test_a_pod_that_cannot_be_removed_is_logged(
-    cleanup: PodCleanup, reservations: FakeReservations, api: FakeApi, caplog: pytest.LogCaptureFixture
+    cleanup: PodObjects, reservations: FakeReservations, api: FakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     api.failure = ApiException(status=500, reason="Internal")
     reservations.seen = [pod("Running")]
-    cleanup.remove_orphans_soon(LastSearch(), HUB, lambda user, server: False)
+    cleanup.remove_orphans_soon(HUB, lambda user, server: False)
     await reservations.finish()
     assert "is not removed yet: 500 Internal" in caplog.text
 
@@ -100,7 +99,7 @@ async def test_a_pod_that_cannot_be_removed_is_logged(
     ],
 )
 async def test_what_an_earlier_start_left_is_stopped_while_it_holds_a_share(
-    cleanup: PodCleanup, left: Any, stops: int
+    cleanup: PodObjects, left: Any, stops: int
 ) -> None:
     stopped = []
 

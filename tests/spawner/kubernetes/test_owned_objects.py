@@ -14,7 +14,7 @@ from kubernetes_asyncio.client.rest import ApiException
 from gpushare_spawner.model.kubernetes.annotations import LAYER
 from gpushare_spawner.model.layers import LAYERS
 from gpushare_spawner.spawner.kubernetes import owned_objects
-from gpushare_spawner.spawner.kubernetes.owned_objects import OwnedObjects, SecretRights, token_secret
+from gpushare_spawner.spawner.kubernetes.owned_objects import PodObjects, token_secret
 
 LOG = logging.getLogger("test")
 TOKEN = "0123456789abcdef"
@@ -114,6 +114,10 @@ class Core:
         del self.secrets[name]
 
 
+def objects(core: Core) -> PodObjects:
+    return PodObjects(core, None, LOG)  # type: ignore[arg-type]
+
+
 def manifest(uid: str) -> dict[str, Any]:
     return {"kind": "Secret", "metadata": {"name": "s", "ownerReferences": [OWNER | {"uid": uid}]}, "stringData": {}}
 
@@ -133,7 +137,7 @@ async def test_a_secret_is_made_however_the_api_fails_for_a_moment(
 ) -> None:
     monkeypatch.setattr(owned_objects, "PAUSES", (0.0, 0.0))
     core = Core(*faults)
-    await OwnedObjects(core, LOG).make("jupyter-ada", "jhub", manifest, None)
+    await objects(core).make("jupyter-ada", "jhub", manifest, None)
     assert core.asked == asked
     assert core.secrets["s"]["metadata"]["ownerReferences"][0]["uid"] == "u1"
 
@@ -142,14 +146,14 @@ async def test_a_secret_of_an_earlier_pod_is_replaced(monkeypatch: pytest.Monkey
     monkeypatch.setattr(owned_objects, "PAUSES", (0.0, 0.0))
     core = Core()
     core.secrets["s"] = manifest("older")
-    await OwnedObjects(core, LOG).make("jupyter-ada", "jhub", manifest)
+    await objects(core).make("jupyter-ada", "jhub", manifest)
     assert core.asked == ["create", "delete", "create"]
     assert core.secrets["s"] == manifest("u1")
 
 
 async def test_what_will_not_pass_is_raised() -> None:
     with pytest.raises(ApiException):
-        await OwnedObjects(Core(ApiException(status=403)), LOG).make("jupyter-ada", "jhub", manifest)
+        await objects(Core(ApiException(status=403))).make("jupyter-ada", "jhub", manifest)
 
 
 async def test_the_right_to_make_secrets_is_asked_for_once_and_a_refusal_again_after_minutes(
@@ -169,17 +173,17 @@ async def test_the_right_to_make_secrets_is_asked_for_once_and_a_refusal_again_a
     monkeypatch.setattr(owned_objects, "AuthorizationV1Api", Reviews)
     now = [1000.0]
     monkeypatch.setattr("gpushare_spawner.spawner.kubernetes.owned_objects.time.monotonic", lambda: now[0])
-    rights = SecretRights(Core(), "jhub", LOG)
-    assert [await rights.allowed() for _ in range(3)] == [False] * 3
+    rights = objects(Core())
+    assert [await rights.may_make_secrets("jhub") for _ in range(3)] == [False] * 3
     now[0] += owned_objects.ASK_AGAIN_SECONDS
-    assert not await rights.allowed()
+    assert not await rights.may_make_secrets("jhub")
     now[0] += owned_objects.ASK_AGAIN_SECONDS
-    assert [await rights.allowed() for _ in range(3)] == [True] * 3
+    assert [await rights.may_make_secrets("jhub") for _ in range(3)] == [True] * 3
     said = ["The hub may not create Secrets in the namespace jhub"]
     assert [one.message.partition(",")[0] for one in caplog.records] == said
     answers.append(False)  # the right was taken away: each spawn would fail
     now[0] += owned_objects.ASK_AGAIN_SECONDS
-    assert not await rights.allowed()
+    assert not await rights.may_make_secrets("jhub")
     assert [one.message.partition(",")[0] for one in caplog.records] == said * 2
 
 
@@ -196,7 +200,7 @@ def test_a_pod_that_its_layer_replaces_keeps_its_token() -> None:
 async def test_a_pod_whose_secret_or_claim_was_never_made_is_known(kind: str, status: int, missing: bool) -> None:
     asked: list[str] = []
 
-    class Objects(OwnedObjects):
+    class Objects(PodObjects):
         def __init__(self) -> None:
             """Without an API."""
 

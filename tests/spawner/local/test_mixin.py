@@ -17,7 +17,7 @@ from gpushare_spawner.placement.node import Requested
 from gpushare_spawner.placement.request import PlacementRequest
 from gpushare_spawner.spawner import base
 from gpushare_spawner.spawner.queue import snapshot
-from gpushare_spawner.spawner.queue.placer import PlacementCheck, Verdict
+from gpushare_spawner.spawner.queue.queue import PlacementCheck, Verdict
 from tests.placement.instances import instance
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import RunningHub, until

@@ -11,8 +11,7 @@ from gpushare_spawner.placement.feed import LedgerFeed
 from gpushare_spawner.placement.node import Allocation, NodeResources
 from gpushare_spawner.placement.strategy import BestFit
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
-from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
+from gpushare_spawner.spawner.queue.queue import PlacementCheck, Placer, SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot, SpawnRequest
 
 TWO_NODES = {"a": ("A100",), "b": ("A100",)}

@@ -15,8 +15,7 @@ from gpushare_spawner.placement.feed import LedgerFeed
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.strategy import BestFit
 from gpushare_spawner.spawner.queue.availability import Availability, AvailabilityNow
-from gpushare_spawner.spawner.queue.placer import PlacementCheck
-from gpushare_spawner.spawner.queue.queue import SpawnQueue
+from gpushare_spawner.spawner.queue.queue import PlacementCheck, SpawnQueue
 from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
 from gpushare_spawner.wording.spawn_form import not_on_one_machine
 from tests.placement.instances import A100, GIB, PROFILES, instance

@@ -21,8 +21,7 @@ from gpushare_spawner.spawner.queue.availability import (
     after_idle_actions,
     after_pending_stops,
 )
-from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
-from gpushare_spawner.spawner.queue.queue import LoopBreaks, Ticket
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, PlacementCheck, Placer, Ticket
 from gpushare_spawner.spawner.queue.snapshot import (
     NOTHING_KEPT,
     GpuSnapshot,

@@ -11,7 +11,7 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement.ledger import NodeHold
 from gpushare_spawner.placement.node import Requested
 from gpushare_spawner.placement.request import PlacementRequest
-from gpushare_spawner.spawner.queue.placer import Verdict
+from gpushare_spawner.spawner.queue.queue import Verdict
 from gpushare_spawner.spawner.queue.snapshot import LayerOutcome
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
 

@@ -17,7 +17,7 @@ from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.queue import reservations as queue_reservations
 from gpushare_spawner.spawner.queue.availability import WaitEstimates
-from gpushare_spawner.spawner.queue.placer import PlacementCheck, Positions
+from gpushare_spawner.spawner.queue.queue import PlacementCheck, Positions
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas
 from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload
 from tests.placement.reports import active, gpu, report

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gpushare_spawner.placement.node import NodeResources
-from gpushare_spawner.spawner.queue.placer import Positions
-from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.spawner.queue.queue import Positions, Ticket
 
 from .machine import Machine
 

@@ -9,7 +9,6 @@ from gpushare_spawner.spawner.queue.availability import (
     FEWEST_WAITS,
     RECENT_SECONDS,
     RecentWait,
-    RecentWaits,
     WaitEstimates,
     after_idle_actions,
     rounded_minutes,
@@ -28,11 +27,11 @@ def full_machine() -> Machine:
     return machine
 
 
-def waits(*seconds: float) -> RecentWaits:
+def waits(*seconds: float) -> WaitEstimates:
     """Waits for 0.25 GPU that ended at 0."""
-    recent = RecentWaits()
+    recent = WaitEstimates()
     for each in seconds:
-        recent.add(RecentWait(0.0, each, Share(25), A100))
+        recent.waits.append(RecentWait(0.0, each, Share(25), A100))
     return recent
 
 

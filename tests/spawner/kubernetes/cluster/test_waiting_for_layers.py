@@ -26,8 +26,7 @@ from gpushare_spawner.sharing.base import (
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, Pending
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
-from gpushare_spawner.spawner.queue.placer import MOST_OVERTAKEN, PlacementCheck, Placer
-from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.spawner.queue.queue import MOST_OVERTAKEN, PlacementCheck, Placer, Ticket
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, SpawnRequest
 from tests.spawner.queue.machine import Machine
 
