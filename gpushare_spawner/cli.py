@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from gpushare_spawner import __version__
@@ -47,66 +48,32 @@ def _service() -> Part:
     return Part(command.configure, partial(command.run, cluster_agents=agents_of_cluster))
 
 
-def _templates() -> Part:
-    from gpushare_spawner.templates import command
+def _of(module: str, configure: str = "configure", run: str = "run") -> Callable[[], Part]:
+    def load() -> Part:
+        part = import_module(f"gpushare_spawner.{module}")
+        return Part(getattr(part, configure), getattr(part, run))
 
-    return Part(command.configure, command.run)
-
-
-def _status() -> Part:
-    from gpushare_spawner.notebook import commands
-
-    return Part(commands.configure, commands.run)
-
-
-def _keep() -> Part:
-    from gpushare_spawner.notebook import commands
-
-    return Part(commands.configure_keep, commands.keep)
-
-
-def _release() -> Part:
-    from gpushare_spawner.notebook import commands
-
-    return Part(commands.configure_release, commands.release)
-
-
-def _smi() -> Part:
-    from gpushare_spawner.notebook import smi
-
-    return Part(smi.configure, smi.run)
-
-
-def _doctor() -> Part:
-    from gpushare_spawner.doctor import command
-
-    return Part(command.configure, command.run)
-
-
-def _config_path() -> Part:
-    from gpushare_spawner import shipped
-
-    return Part(shipped.configure, shipped.run)
-
-
-def _demo() -> Part:
-    from gpushare_spawner import demo
-
-    return Part(demo.configure, demo.run)
+    return load
 
 
 # Each part is imported only for its own subcommand: `gpushare status` in a notebook's terminal must not load a hub.
 COMMANDS: dict[str, tuple[str, Callable[[], Part]]] = {
     "agent": ("run the agent of a GPU machine", _agent),
     "service": ("run the idle culler and the dashboard, as a JupyterHub service", _service),
-    "templates": ("check compute templates and quotas, or print their JSON Schemas", _templates),
-    "status": ("show this notebook server's GPU share, tier and memory", _status),
-    "keep": ("keep this notebook server's GPU share while it is idle", _keep),
-    "release": ("release this notebook server's GPU share now; kernels and data stay", _release),
-    "smi": ("show this notebook server's GPU share as nvidia-smi shows a GPU", _smi),
-    "doctor": ("check this GPU machine, and say how to solve problems", _doctor),
-    "config-path": ("print the paths of the shipped config files, templates and unit files", _config_path),
-    "demo": ("run a hub with shared GPUs on this machine, to try it out", _demo),
+    "templates": ("check compute templates and quotas, or print their JSON Schemas", _of("templates.command")),
+    "status": ("show this notebook server's GPU share, tier and memory", _of("notebook.commands")),
+    "keep": (
+        "keep this notebook server's GPU share while it is idle",
+        _of("notebook.commands", "configure_keep", "keep"),
+    ),
+    "release": (
+        "release this notebook server's GPU share now; kernels and data stay",
+        _of("notebook.commands", "configure_release", "release"),
+    ),
+    "smi": ("show this notebook server's GPU share as nvidia-smi shows a GPU", _of("notebook.smi")),
+    "doctor": ("check this GPU machine, and say how to solve problems", _of("doctor.command")),
+    "config-path": ("print the paths of the shipped config files, templates and unit files", _of("shipped")),
+    "demo": ("run a hub with shared GPUs on this machine, to try it out", _of("demo.command")),
 }
 
 

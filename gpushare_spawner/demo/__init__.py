@@ -1,5 +1,1 @@
 """``gpushare demo``: the agent, a hub, its proxy and the service on one machine, from a checkout, until Ctrl-C."""
-
-from gpushare_spawner.demo.command import configure, run
-
-__all__ = ["configure", "run"]

@@ -232,8 +232,7 @@ def watch(stack: Stack, processes: Processes) -> int:
     say("stopping notebook servers, hub and agent")
     # the hub first: it stops its notebook servers, its service and its proxy itself
     for name, patience in (("hub", 30.0), ("agent", 10.0)):
-        if processes.has(name):
-            processes.stop(name, patience)
+        processes.stop(name, patience)
     say(f"the demo has ended; its files stay in {shown(folder.root)}")
     return 0
 

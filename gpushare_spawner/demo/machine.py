@@ -8,6 +8,7 @@ command: command.py.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from gpushare_spawner.agent.processes import named, parent
 from gpushare_spawner.native import simulated_driver
 
 PROGRAMS = "GPUSHARE_DEMO_PROGRAMS"
@@ -146,13 +148,13 @@ class Processes:
 
     def start(self, name: str, command: Sequence[str | Path], log: Path, environment: Mapping[str, str]) -> None:
         """Start a process in its own session, without the terminal's Ctrl-C. Its output goes to the file."""
-        parent = os.getpid()
+        supervisor = os.getpid()
 
         def prepare() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             # if this process is killed with -9, the child gets SIGTERM
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            if os.getppid() != parent:
+            if os.getppid() != supervisor:
                 os._exit(1)
 
         with log.open("ab") as output:
@@ -166,14 +168,6 @@ class Processes:
                 preexec_fn=prepare,
             )
 
-    def pid(self, name: str) -> int:
-        """Return the id of a process that was started."""
-        return self._running[name].pid
-
-    def has(self, name: str) -> bool:
-        """Return whether the process was started and not stopped."""
-        return name in self._running
-
     def ended(self) -> str | None:
         """Return the name of a process that has ended by itself, if there is one."""
         return next((name for name, process in self._running.items() if process.poll() is not None), None)
@@ -184,10 +178,11 @@ class Processes:
         return signal.Signals(got.si_signo) if got and got.si_signo in _STOPPING else None
 
     def stop(self, name: str, patience: float) -> None:
-        """Send SIGTERM, and SIGKILL after ``patience`` seconds or with the next Ctrl-C."""
-        process = self._running.pop(name)
-        if process.poll() is None:
-            process.terminate()
+        """Send SIGTERM, and SIGKILL after ``patience`` seconds or with the next Ctrl-C. It need not run."""
+        process = self._running.pop(name, None)
+        if process is None:
+            return
+        process.terminate()
         deadline = time.monotonic() + patience
         while process.poll() is None:
             if time.monotonic() > deadline or self.wait(0.2):
@@ -201,10 +196,14 @@ class Processes:
         for sent in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
             left = _descendants(os.getpid())
             for pid in left:
-                _signal(pid, sent)
+                # programs of other users are left to the hub, which has been asked to stop them
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, sent)
             deadline = time.monotonic() + 3
             while left and time.monotonic() < deadline:
-                _reap()
+                with contextlib.suppress(ChildProcessError):
+                    while os.waitpid(-1, os.WNOHANG)[0]:
+                        pass
                 left = _descendants(os.getpid())
                 time.sleep(0.05 if left else 0)
             if not left:
@@ -213,42 +212,12 @@ class Processes:
 
 def _descendants(root: int) -> list[int]:
     """Return all processes below this one, without zombies."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            # pid (name) state parent ...; the name can contain any character, so count from its last parenthesis
-            state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-        except (OSError, ValueError):
-            continue
-        if state not in "ZX":
-            children.setdefault(int(parent), []).append(int(entry.name))
-    descendants: list[int] = []
-    todo = [root]
-    while todo:
-        below = children.get(todo.pop(), [])
-        descendants += below
-        todo += below
-    return descendants
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-    except PermissionError:
-        # a program of another user; the hub has been asked to stop it
-        pass
-
-
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    parents = {pid: parent(pid) for pid in pids if named(pid) is not None}
+    family = [root]
+    for member in family:
+        family += [pid for pid, its_parent in parents.items() if its_parent == member]
+    return family[1:]
 
 
 LONGEST_SOCKET_FOLDER = 50

@@ -2,25 +2,30 @@
 
 Each program fills memory and computes. Its lease is revoked and its memory is paged out. Then it gets a lease again and
 must find each byte unchanged. At the end the time of a launch with and without the library is measured. Then the
-program runs once more, without the library, and is suspended and resumed (suspend_trial.py).
+program runs once more, without the library, and is suspended and resumed by the driver's checkpoint functions, as for
+engine `suspend`. The trial is needed because a driver's report about itself can be wrong, and NVIDIA does not document
+the cost of these functions.
 
 The managed memory of a program stays below half of the GPU's free memory: more could hang a GPU with other users.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpushare_spawner import native
+from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.doctor import suspend_trial
+from gpushare_spawner.agent.suspend.driver import CheckpointResult, DriverCheckpoints
+from gpushare_spawner.agent.suspend.progress import CheckpointRights, reason_of, why_not
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
 from gpushare_spawner.doctor.gpu_programs import PROGRAMS, Program, ScriptedAgent, ScriptedPeer, free_memory, installed
 from gpushare_spawner.model.frames import Frame, Kind, gpu_bytes
@@ -64,7 +69,7 @@ def check(gpus: tuple[Gpu, ...], size: int, names: list[str]) -> list[Finding]:
             results.append(finding(name, run(PROGRAMS[name][1], size, gpu, environment), gpu.simulated))
         except (RuntimeError, AssertionError, OSError, queue.Empty) as error:
             results.append(failed(name, error))
-        results.append(suspend_trial.check(name, PROGRAMS[name][1], size, gpu, environment))
+        results.append(try_suspension(name, PROGRAMS[name][1], size, gpu, environment))
     return results
 
 
@@ -148,7 +153,7 @@ class _Leases:
     def _serve(self, frame: Frame) -> None:
         if frame.kind is Kind.REQUEST:
             self.lease += 1
-            self.peer.grant(frame.gpu, self.lease, prefetch=frame.fields[0])
+            self.peer.send(Kind.GRANT, self.lease, 0, frame.fields[0], 0, gpu=frame.gpu)
         elif frame.kind is Kind.PAGED_IN and frame.fields[0] > self.paged_in[0]:
             self.paged_in = (frame.fields[0], frame.fields[1])
 
@@ -158,7 +163,7 @@ class _Leases:
         Return PAGED_OUT, and the seconds until RELEASE (0: no lease).
         """
         began = time.monotonic()
-        self.peer.revoke(gpu, self.lease, page_out=1 << 62)
+        self.peer.send(Kind.REVOKE, self.lease, 1 << 62, 1, gpu=gpu)
         released = 0.0
         while True:
             frame = self.peer.hear(_HEAR_WITHIN)
@@ -178,3 +183,86 @@ def _rate(size: int, nanoseconds: int) -> float:
 def _environment(gpu: Gpu) -> dict[str, str]:
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("GPUSHARE_", "LD_PRELOAD"))}
     return {**bare, "CUDA_VISIBLE_DEVICES": gpu.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+_LOCK_WITHIN = 10.0
+"""Seconds for the program's GPU work."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The result of a trial. `freed` in bytes, by NVML; times in seconds."""
+
+    intact: bool
+    freed: int
+    suspended_in: float
+    resumed_in: float
+
+
+class SuspendUnavailable(Exception):
+    """The driver, or the right to use it, is missing; the text has the reason."""
+
+
+def try_suspension(name: str, code: str, size: int, gpu: Gpu, environment: Mapping[str, str]) -> Finding:
+    """Run one program, which fills `size` bytes, suspend it and resume it."""
+    where = f"{name}, suspended"
+    try:
+        return trial_finding(where, asyncio.run(try_out(code, size, gpu, environment)), gpu.simulated)
+    except SuspendUnavailable as error:
+        return skipped(where, str(error))
+    except (RuntimeError, AssertionError, OSError) as error:
+        remedy = "Use the engine managed on this machine. Report the error with the versions of driver and framework."
+        return note(where, f"the program could not be suspended and resumed: {reason(error)}", remedy)
+
+
+def trial_finding(where: str, trial: Trial, simulated: bool = False) -> Finding:
+    """Return the finding that follows from a trial."""
+    figures = (
+        f"{memory(trial.freed)} of GPU memory were free after {trial.suspended_in:.2f} s, "
+        f"and the program was back after {trial.resumed_in:.2f} s"
+    )
+    if simulated:
+        figures += " (simulated)"
+    if trial.intact:
+        return ok(where, f"memory unchanged after the program was suspended and resumed; {figures}")
+    remedy = "Do not use the engine suspend here. Report the error with the versions of driver and framework."
+    return problem(where, f"memory was changed while the program was suspended; {figures}", remedy)
+
+
+async def try_out(code: str, size: int, gpu: Gpu, environment: Mapping[str, str]) -> Trial:
+    """Suspend and resume one program.
+
+    Raises SuspendUnavailable, and RuntimeError if the driver refuses a step or the program ends.
+    """
+    checkpoints = DriverCheckpoints()
+    try:
+        if (cannot := await why_not(checkpoints, CheckpointRights.read())) is not None:
+            raise SuspendUnavailable(cannot)
+        with Program(code, size, environment) as program:
+            assert program.hear() == "ready"
+            process = processes.named(program.process.pid)
+            if process is None:
+                raise RuntimeError("the program has ended")
+            before, began = free_memory(gpu), time.monotonic()
+            await _step(checkpoints.lock(process, _LOCK_WITHIN), "locked")
+            await _step(checkpoints.checkpoint(process, size), "checkpointed")
+            suspended, freed = time.monotonic(), free_memory(gpu) - before
+            resuming = time.monotonic()
+            await _step(checkpoints.restore(process, size), "restored")
+            await _step(checkpoints.unlock(process), "unlocked")
+            resumed = time.monotonic()
+            program.go_on()
+            intact = bool(program.hear())
+            # suspended once more before it is killed: with driver 595.71 the end of a restored process has hung a whole
+            # machine, and this avoids it (NVIDIA/cuda-checkpoint, issue 53)
+            if (await checkpoints.lock(process, _LOCK_WITHIN)).ok:
+                await checkpoints.checkpoint(process, size)
+            return Trial(intact, freed, suspended - began, resumed - resuming)
+    finally:
+        await checkpoints.close()
+
+
+async def _step(call: Awaitable[CheckpointResult], done: str) -> None:
+    answer = await call
+    if not answer.ok:
+        raise RuntimeError(reason_of(answer, f"it cannot be {done}").rstrip("."))

@@ -277,14 +277,6 @@ class ScriptedPeer:
             return None
         return Frame.unpack(data) if data else None
 
-    def grant(self, gpu: bytes, lease: int, prefetch: int = 0, pace: float = 0) -> None:
-        """Grant a lease. `prefetch` in bytes, `pace` in seconds of queued work."""
-        self.send(Kind.GRANT, lease, 0, prefetch, round(pace * 1e9), gpu=gpu)
-
-    def revoke(self, gpu: bytes, lease: int, page_out: int = 0, reason: int = 1) -> None:
-        """Revoke a lease. `page_out` in bytes."""
-        self.send(Kind.REVOKE, lease, page_out, reason, gpu=gpu)
-
     def close(self) -> None:
         """End the connection."""
         self.connection.close()
@@ -295,25 +287,15 @@ class ScriptedAgent:
 
     peer_class: type[ScriptedPeer] = ScriptedPeer
 
-    def __init__(
-        self,
-        path: Path,
-        gpus: Sequence[bytes],
-        total: int = 8 * GIB,
-        oversubscribed: bool = True,
-        greet: bool = True,
-        features: int = 0,
-    ) -> None:
-        """`total`: bytes of memory of each GPU. `greet`: answer HELLO. `features`: the bits of WELCOME."""
-        self.welcome_features = features
-        self.path, self.gpus, self.total, self.oversubscribed, self.greet = path, gpus, total, oversubscribed, greet
+    def __init__(self, path: Path, gpus: Sequence[bytes], total: int = 8 * GIB) -> None:
+        """`total`: bytes of memory of each GPU."""
+        self.path, self.gpus, self.total = path, gpus, total
         self._peers: queue.Queue[ScriptedPeer] = queue.Queue()
         self._all: list[ScriptedPeer] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
         self._listener.listen(16)
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
         while True:
@@ -323,22 +305,19 @@ class ScriptedAgent:
                 return
             peer = self.peer_class(connection)
             self._all.append(peer)
-            if self.greet:
-                self.welcome(peer)
+            self.welcome(peer)
             if peer.hello is None or peer.hello.fields[0] == Role.CUDA:
                 self._peers.put(peer)
 
     def welcome(self, peer: ScriptedPeer) -> None:
-        """Receive HELLO; send WELCOME and the DEVICE frames."""
-        hello = peer.hear()
-        if hello is None:
-            return
-        assert hello.kind is Kind.HELLO
-        peer.hello = hello
-        if hello.fields[0] != Role.CUDA:
-            self.observed(peer)
-            return
-        peer.send(Kind.WELCOME, 25, 0, 25, 0, int(self.oversubscribed), len(self.gpus), self.welcome_features)
+        """Receive HELLO and answer it."""
+        peer.hello = peer.hear()
+        if peer.hello is not None:
+            (self.greet if peer.hello.fields[0] == Role.CUDA else self.observed)(peer)
+
+    def greet(self, peer: ScriptedPeer) -> None:
+        """Send WELCOME and the DEVICE frames."""
+        peer.send(Kind.WELCOME, 25, 0, 25, 0, 1, len(self.gpus), 0)
         for gpu in self.gpus:
             peer.send(Kind.DEVICE, self.total, self.total // 4, gpu=gpu)
 

@@ -24,7 +24,7 @@ child = (
 )
 with Processes() as processes:
     processes.start("child", [sys.executable, "-c", child, folder / "grandchild", sys.argv[2]], folder / "log", {})
-    (folder / "child").write_text(str(processes.pid("child")))
+    (folder / "child").write_text(str(processes._running["child"].pid))
     while True:
         if processes.wait(10):
             break

@@ -6,6 +6,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpushare_spawner.doctor import gpu_programs
@@ -17,6 +18,14 @@ __all__ = ["GIB", "AnsweringAgent", "GenerousAgent", "Peer", "ScriptedAgent"]
 
 class Peer(gpu_programs.ScriptedPeer):
     """One connection of a process, with what tests expect of it."""
+
+    def grant(self, gpu: bytes, lease: int, prefetch: int = 0, pace: float = 0) -> None:
+        """Grant a lease. `prefetch` in bytes, `pace` in seconds of queued work."""
+        self.send(Kind.GRANT, lease, 0, prefetch, round(pace * 1e9), gpu=gpu)
+
+    def revoke(self, gpu: bytes, lease: int, page_out: int = 0, reason: int = 1) -> None:
+        """Revoke a lease. `page_out` in bytes."""
+        self.send(Kind.REVOKE, lease, page_out, reason, gpu=gpu)
 
     def send_raw(self, data: bytes) -> None:
         self.connection.send(data)
@@ -58,6 +67,32 @@ class ScriptedAgent(gpu_programs.ScriptedAgent):
     """Its processes are `Peer`s of this module."""
 
     peer_class = Peer
+
+    def __init__(
+        self,
+        path: Path,
+        gpus: Sequence[bytes],
+        total: int = 8 * GIB,
+        oversubscribed: bool = True,
+        greets: bool = True,
+        welcome_features: int = 0,
+    ) -> None:
+        """`greets`: answer HELLO. `welcome_features`: the bits of WELCOME."""
+        self.oversubscribed, self.greets, self.welcome_features = oversubscribed, greets, welcome_features
+        super().__init__(path, gpus, total)
+
+    def welcome(self, peer: gpu_programs.ScriptedPeer) -> None:
+        if self.greets:
+            self.answer_hello(peer)
+
+    def answer_hello(self, peer: gpu_programs.ScriptedPeer) -> None:
+        """Receive HELLO and answer it, also where the agent does not greet by itself."""
+        super().welcome(peer)
+
+    def greet(self, peer: gpu_programs.ScriptedPeer) -> None:
+        peer.send(Kind.WELCOME, 25, 0, 25, 0, int(self.oversubscribed), len(self.gpus), self.welcome_features)
+        for gpu in self.gpus:
+            peer.send(Kind.DEVICE, self.total, self.total // 4, gpu=gpu)
 
     def peer(self, timeout: float = 10.0) -> Peer:
         """The next process that connects."""

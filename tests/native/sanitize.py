@@ -229,7 +229,7 @@ def check(name: str, seconds: int) -> bool:
         for memory, engine in (("managed", "managed"), ("plain", "managed"), ("suspendable", "suspend")):
             agent = RestlessAgent(
                 folder / "session.sock", [gpu], total=1 << 28, oversubscribed=memory == "managed",
-                features=Feature.SUSPEND,
+                welcome_features=Feature.SUSPEND,
             )  # fmt: skip
             threading.Thread(target=agent.serve, daemon=True).start()
             program = [str(folder / "stress"), str(gpushare_simgpu.KERNELS), str(seconds)]

@@ -61,7 +61,7 @@ Held = Callable[[], tuple[Client, Peer]]
 
 @pytest.fixture
 def agent(socket_path: Path, gpus: list[bytes]) -> Iterator[ScriptedAgent]:
-    agent = ScriptedAgent(socket_path, gpus, total=1 << 30, features=FEATURES)
+    agent = ScriptedAgent(socket_path, gpus, total=1 << 30, welcome_features=FEATURES)
     yield agent
     agent.stop()
 
@@ -145,7 +145,7 @@ def test_the_next_agent_hears_of_a_thread_that_the_driver_blocks(
     agent.stop()
     client.say("d.alloc(MIB)")
     assert quiet(client, 0.1)
-    again = ScriptedAgent(socket_path, gpus, total=1 << 30, features=FEATURES)
+    again = ScriptedAgent(socket_path, gpus, total=1 << 30, welcome_features=FEATURES)
     peer = again.peer()
     ready: Frame = peer.expect(Kind.SUSPEND_READY, skip=(*TALK, Kind.REQUEST))
     assert (ready.fields[0], ready.fields[5]) == (0, 1)
@@ -167,7 +167,7 @@ def test_an_agent_that_finds_it_suspended_keeps_it_so(
     assert suspended(peer)[4] == 1
     driver.does(pid, "lock", "checkpoint")
     agent.stop()
-    again = ScriptedAgent(socket_path, gpus, total=1 << 30, features=FEATURES)
+    again = ScriptedAgent(socket_path, gpus, total=1 << 30, welcome_features=FEATURES)
     peer = again.peer()
     peer.expect(Kind.SUSPEND_READY, skip=TALK)
     assert suspended(peer, 3)[4] == 1

@@ -416,7 +416,7 @@ def test_the_agent_is_killed(
 
 
 def test_an_agent_that_never_greets(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
-    agent = ScriptedAgent(socket_path, gpus, greet=False)
+    agent = ScriptedAgent(socket_path, gpus, greets=False)
     began = time.monotonic()
     client = start(FILL)
     client.hear()
@@ -496,12 +496,12 @@ def test_bad_frames_end_the_connection_and_nothing_else(
     client.hear()
     client.say()
     peer.expect(Kind.REQUEST)
-    agent.greet = False  # else a launch that wakes up late asks the new connection for a lease
+    agent.greets = False  # else a launch that wakes up late asks the new connection for a lease
     peer.send_raw(_frames(number, gpus[0])[number])
     assert client.hear() == "07000000", "the waiting launch is let through"
     assert peer.closed()
     again = agent.peer()
-    agent.welcome(again)
+    agent.answer_hello(again)
     assert again.hello is not None, "it connects anew"
     client.say()
     client.end()

@@ -224,7 +224,7 @@ def test_without_an_agent_nvml_shows_what_the_driver_says(start: Start, gpus: li
 def test_agent_that_does_not_answer_holds_nvml_up_for_half_a_second_at_most(
     start: Start, socket_path: Path, gpus: list[bytes]
 ) -> None:
-    agent = ScriptedAgent(socket_path, gpus, greet=False)
+    agent = ScriptedAgent(socket_path, gpus, greets=False)
     client = start(
         LOOK
         + """
@@ -276,7 +276,7 @@ def test_answers_that_cannot_be_used_leave_nvml_as_the_driver_has_it(
 
 def test_forked_child_asks_for_itself(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
     """Forked while another thread waits for the agent's answer: the child does not wait for that thread."""
-    agent = ScriptedAgent(socket_path, gpus, greet=False)
+    agent = ScriptedAgent(socket_path, gpus, greets=False)
     client = start(
         LOOK
         + """

@@ -269,7 +269,7 @@ int main(void) {
 def test_thread_that_is_cancelled_in_a_question_keeps_no_lock(
     environment: dict[str, str], stub_nvml: Path, socket_path: Path, tmp_path: Path
 ) -> None:
-    agent = ScriptedAgent(socket_path, [OWN], greet=False)
+    agent = ScriptedAgent(socket_path, [OWN], greets=False)
     source, program = tmp_path / "cancelled.c", tmp_path / "cancelled"
     source.write_text(CANCELLED)
     subprocess.run([*compiler(), "-o", str(program), str(source), "-ldl", "-lpthread"], check=True)

@@ -25,7 +25,7 @@ ENGINE = {"GPUSHARE_ENGINE": "observe"}
 @pytest.fixture
 def agent(socket_path: Path, gpus: list[bytes]) -> Iterator[ScriptedAgent]:
     """It would show 64 MiB as the GPU's memory."""
-    agent = ScriptedAgent(socket_path, gpus, total=64 * MIB, features=Feature.OBSERVE | Feature.RESERVE)
+    agent = ScriptedAgent(socket_path, gpus, total=64 * MIB, welcome_features=Feature.OBSERVE | Feature.RESERVE)
     yield agent
     agent.stop()
 
@@ -89,7 +89,7 @@ def test_bursts_are_told_without_a_lease_and_launches_do_not_wait(
 
 
 def test_nothing_is_told_to_an_agent_without_the_feature(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
-    agent = ScriptedAgent(socket_path, gpus, features=Feature.RESERVE | Feature.PACE)
+    agent = ScriptedAgent(socket_path, gpus, welcome_features=Feature.RESERVE | Feature.PACE)
     client = start(STEPS, **ENGINE)
     peer = agent.peer()
     client.hear()
@@ -102,7 +102,7 @@ def test_new_agent_hears_of_work_from_before(start: Start, socket_path: Path, gp
     client = start(STEPS, **ENGINE)
     client.hear()
     said(client, "d.spin(0.6)")
-    agent = ScriptedAgent(socket_path, gpus, features=Feature.OBSERVE)
+    agent = ScriptedAgent(socket_path, gpus, welcome_features=Feature.OBSERVE)
     peer = agent.peer()
     peer.expect(Kind.BUSY, skip=(Kind.MEMORY,))
     peer.expect(Kind.IDLE, skip=(Kind.MEMORY,))

@@ -132,7 +132,7 @@ def test_agent_that_returns_after_a_crash_loop_and_a_long_pause_is_found_within_
 
 
 def test_process_without_an_agent_tries_four_times_a_second(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
-    agent = ScriptedAgent(socket_path, gpus, greet=False)
+    agent = ScriptedAgent(socket_path, gpus, greets=False)
     client = start("Driver(); hear()")
     came = []
     for _ in range(10):

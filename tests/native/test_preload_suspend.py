@@ -38,7 +38,7 @@ while (line := hear()) is not None:
 
 
 def suspending_agent(path: Path, gpus: list[bytes], features: int = FEATURES) -> ScriptedAgent:
-    return ScriptedAgent(path, gpus, total=1 << 30, features=features)
+    return ScriptedAgent(path, gpus, total=1 << 30, welcome_features=features)
 
 
 @pytest.fixture
@@ -420,7 +420,7 @@ OUT_OF_MEMORY = 2
 def test_call_that_waits_for_memory_returns_the_error_though_its_process_is_suspended(
     start: Start, socket_path: Path, gpus: list[bytes], end: str
 ) -> None:
-    agent = ScriptedAgent(socket_path, gpus, total=1 << 40, features=FEATURES)
+    agent = ScriptedAgent(socket_path, gpus, total=1 << 40, welcome_features=FEATURES)
     try:
         client = start(FULL, GPUSHARE_ENGINE="suspend")
         peer = agent.peer()
