@@ -462,11 +462,8 @@ async def _run_until_stopped(
         pending=pending.now,
         progress=queue.progress,
         quotas=templates.quotas,
-        claims=lambda: culler.pressure.claims,
         settings=settings,
-        dry_run=culler.dry_run,
-        use=culler.use,
-        needed=lambda: culler.pressure.needed,
+        culler=culler.state,
     )
     server = _listen(sources, options.ip, history, actions)
     scopes = _check_scopes(hub, settings.cull_users, templates.needs_groups, lacking)

@@ -8,15 +8,19 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from gpushare_spawner.idle.policy import UnitsNeeded
-from gpushare_spawner.idle.use import DryRun, RecentUse
 from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, SessionReport, doubled_gpus
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota.accounts import QuotaUsage
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, SessionDecision, decide_sessions
+from gpushare_spawner.service.culler.decisions import (
+    CullerSettings,
+    CullerState,
+    HubSnapshot,
+    SessionDecision,
+    decide_sessions,
+)
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, RecentReports, answered
 from gpushare_spawner.service.units import KINDS, Kind, Segment, UnitsToOwn, gpu_bar, units_of
@@ -168,15 +172,8 @@ class DashboardSources:
     """Returns the queue progress that the hub shows to the users of these spawns, by user and server name."""
     quotas: Callable[[], Quotas | None] = lambda: None
     """Returns the quotas in force; None if there are none."""
-    claims: Callable[[], Mapping[str, UnitsNeeded]] = lambda: {}
-    """Returns the units that spawns in quota need of sessions over quota, by session."""
-    needed: Callable[[], Mapping[str, int]] = lambda: {}
-    """Returns the units that waiting spawns leave to each idle session, if they need its units."""
     settings: CullerSettings = field(default_factory=CullerSettings)
-    dry_run: DryRun = field(default_factory=DryRun)
-    """The culler's record of a dry run."""
-    use: RecentUse = field(default_factory=RecentUse)
-    """The culler's record of recent use."""
+    culler: CullerState = field(default_factory=CullerState)
     clock: Callable[[], float] = time.time
 
     async def take(self, with_progress: bool = True) -> ServiceSnapshot:
@@ -187,17 +184,7 @@ class DashboardSources:
         """
         snapshots = await self.reports.snapshots()
         reports, templates, instant = answered(snapshots), self.templates(), self.clock()
-        decisions = decide_sessions(
-            snapshots,
-            self.hub_snapshot(),
-            templates,
-            instant,
-            self.settings,
-            self.claims(),
-            self.dry_run,
-            self.use,
-            self.needed(),
-        )
+        decisions = decide_sessions(snapshots, self.hub_snapshot(), templates, instant, self.settings, self.culler)
         pending = await self.pending()
         waiting: Sequence[WaitingSpawn] | None = None
         if pending is not None and reports:

@@ -17,7 +17,7 @@ from gpushare_spawner.service.api import reading
 from gpushare_spawner.service.api.router import Call, Nothing, Services
 from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import HubSnapshot
+from gpushare_spawner.service.culler.decisions import CullerState, HubSnapshot
 from gpushare_spawner.service.dashboard import DashboardAddress, dashboard
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, RecentReports
@@ -170,7 +170,7 @@ def services(
         waiting,
         told_of,
         lambda: quotas,
-        use=use or RecentUse(),
+        culler=CullerState(use=use or RecentUse()),
         clock=lambda: NOW,
     )
     shots = ServiceSnapshots(sources)

@@ -17,7 +17,7 @@ from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.service.actions import restart
 from gpushare_spawner.service.actions.context import ActionContext, ActionLog, Actor
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.actions import HubActions, IdleActionLog
+from gpushare_spawner.service.culler.actions import HubActions
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.spawner.hub import HUB_PAGES
@@ -159,7 +159,7 @@ async def test_the_hubs_pages_say_that_the_culler_stopped_a_server_without_a_sha
     await hub.start_server("ada", {"profile": "cpu-only"})
     await hub.started("ada")
     async with service(hub) as client:
-        log = IdleActionLog(ActionLog(lambda action: None, lambda: AT))
+        log = ActionLog(lambda action: None, lambda: AT)
         settings = CullerSettings(timeout=3600)
         later = time.time() + 7200
         culler = HubActions(client, dict, settings, Counters(), log, lambda: later)

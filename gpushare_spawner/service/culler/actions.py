@@ -23,54 +23,38 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.context import ActionLog
 from gpushare_spawner.service.actions.share import YIELD_SECONDS
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, SessionDecision, decide_session
+from gpushare_spawner.service.culler.decisions import (
+    CullerSettings,
+    CullerState,
+    HubSnapshot,
+    SessionDecision,
+    decide_session,
+)
+from gpushare_spawner.service.culler.reclaim import Pressure
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser, ServerNotes
 from gpushare_spawner.service.reports import ask
 from gpushare_spawner.service.templates import SessionTemplates
 from gpushare_spawner.wording import idle_decisions, stops
 from gpushare_spawner.wording.idle_decisions import decided, explained
 
-
-class IdleActionLog:
-    """Log of idle actions: enters each in the log of actions and in the history."""
-
-    def __init__(self, actions: ActionLog) -> None:
-        self._actions = actions
-
-    def gpu_action(self, decision: SessionDecision) -> None:
-        """Log that a session was downgraded or released, or would have been in a dry run."""
-        self._session(
-            decision,
-            decision.decision.tier,
-            decision.decision.units,
-            decided(decision.decision, decision.session.share),
-        )
-
-    def stopped_session(self, decision: SessionDecision, reason: str) -> None:
-        """Log that a session's server was stopped."""
-        self._session(decision, Tier.STOPPED, 0, reason)
-
-    def stopped_server(self, server: HubServer, reason: str, dry_run: bool = False) -> None:
-        """Log that a server without a share was stopped."""
-        self._actions.server(server, Tier.STOPPED, reason=reason, dry_run=dry_run)
-
-    def _session(self, decision: SessionDecision, tier: Tier, units: int, reason: str) -> None:
-        upcoming = decision.decision.upcoming
-        self._actions.session(
-            decision.session,
-            decision.node,
-            tier,
-            units=units,
-            cause=upcoming.cause.value if upcoming is not None else "",
-            reason=reason,
-            dry_run=decision.dry_run,
-        )
-
-
 log = logging.getLogger("gpushare.service")
 
 
-async def take_gpu_action(session_decision: SessionDecision, counters: Counters, actions: IdleActionLog) -> bool:
+def enter(actions: ActionLog, decision: SessionDecision) -> None:
+    """Enter an idle action on a session into the log, or in a dry run the action that is not carried out."""
+    chosen = decision.decision
+    actions.session(
+        decision.session,
+        decision.node,
+        chosen.tier,
+        units=chosen.units,
+        cause=chosen.upcoming.cause.value if chosen.upcoming is not None else "",
+        reason=decided(chosen, decision.session.share),
+        dry_run=decision.dry_run,
+    )
+
+
+async def take_gpu_action(session_decision: SessionDecision, counters: Counters, actions: ActionLog) -> bool:
     """Request the decided tier from the agent. Returns True.
 
     The agent refuses (ControlRefused) if the session has worked on the GPU since the decision, unless a spawn in quota
@@ -90,16 +74,16 @@ async def take_gpu_action(session_decision: SessionDecision, counters: Counters,
             yields_until=session_decision.decided_at + YIELD_SECONDS if session_decision.claim is not None else None,
         )
     )
-    actions.gpu_action(session_decision)
+    enter(actions, session_decision)
     counters.acted(decision.tier)
     return True
 
 
-async def suppose(session_decision: SessionDecision, dry_run: DryRun, actions: IdleActionLog) -> bool:
+async def suppose(session_decision: SessionDecision, dry_run: DryRun, actions: ActionLog) -> bool:
     """Log the effect of a session's decision in a dry run. Returns False: nothing has changed."""
     session, decision, seen = session_decision.session, session_decision.decision, session_decision.observation
     if decision.tier is not seen.tier:
-        actions.gpu_action(session_decision)
+        enter(actions, session_decision)
         dry_run.act(session.id, seen, decision.tier, decision.units, session_decision.decided_at)
     elif decision.notice is None:
         if seen.notice is not None:
@@ -223,12 +207,12 @@ def judge(
     return ServerVerdict(stop_because=idle_decisions.overdue(excess) if excess is not None else "")
 
 
-def users_to_delete(hub: HubSnapshot, settings: CullerSettings, now: float) -> Iterator[tuple[HubUser, str]]:
-    """Yield the idle users without servers, with the reason.
+def users_to_delete(hub: HubSnapshot | None, settings: CullerSettings, now: float) -> Iterator[tuple[HubUser, str]]:
+    """Yield the idle users without servers, with the reason; none without ``cull_users``.
 
     Without ``cull_admin_users`` only users that the hub lists as no admins are deleted.
     """
-    for user in hub.users:
+    for user in hub.users if hub is not None and settings.cull_users else ():
         if user.servers or (not settings.cull_admin_users and user.admin is not False):
             continue
         excess = overdue(user.last_activity, user.created, now, settings.timeout, settings.max_age)
@@ -255,7 +239,7 @@ class HubActions:
         templates: Templates,
         settings: CullerSettings,
         counters: Counters,
-        actions: IdleActionLog,
+        actions: ActionLog,
         clock: Callable[[], float],
     ) -> None:
         self._hub = hub
@@ -281,16 +265,16 @@ class HubActions:
         if self._too_old(snapshot.age):
             return False
         templates, now = self._templates(), self._clock()
-        fresh = decide_session(
-            decision.agent, snapshot.report, current, server, templates, now, self._settings, decision.claim
-        )
+        claims = {session.id: decision.claim} if decision.claim is not None else {}
+        state = CullerState(pressure=Pressure(claims))
+        fresh = decide_session(decision.agent, snapshot.report, current, server, templates, now, self._settings, state)
         if fresh.decision.tier is current.tier:
             log.info("%s: not stopped: %s", decision.name, decided(fresh.decision, current.share))
             return await update_notice(fresh, self._counters)
         if fresh.decision.tier is not Tier.STOPPED or fresh.dry_run:
             return False
         await self._stop(server, stops.by_culler(fresh.decision))
-        self._actions.stopped_session(fresh, decided(fresh.decision, current.share))
+        enter(self._actions, fresh)
         return True
 
     def _too_old(self, age: float) -> bool:
@@ -306,7 +290,7 @@ class HubActions:
         if not verdict.stop_because:
             return False
         await self._stop(server, stops.overdue(verdict.stop_because))
-        self._actions.stopped_server(server, verdict.stop_because)
+        self._actions.server(server, Tier.STOPPED, reason=verdict.stop_because)
         return True
 
     async def delete_user(self, user: HubUser, reason: str) -> bool:

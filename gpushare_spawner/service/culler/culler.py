@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from functools import partial
 
-from gpushare_spawner.idle.use import DryRun, RecentUse
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report, doubled_gpus
@@ -25,7 +24,6 @@ from gpushare_spawner.service.actions.share import YIELD_SECONDS
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.actions import (
     HubActions,
-    IdleActionLog,
     ServerVerdict,
     Templates,
     go_on_yielding,
@@ -38,6 +36,7 @@ from gpushare_spawner.service.culler.actions import (
 )
 from gpushare_spawner.service.culler.decisions import (
     CullerSettings,
+    CullerState,
     HubSnapshot,
     HubWatch,
     SessionDecision,
@@ -47,7 +46,7 @@ from gpushare_spawner.service.culler.decisions import (
 from gpushare_spawner.service.culler.drained import Drains
 from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, candidates, may_matter, needed, pressure
 from gpushare_spawner.service.history import store
-from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
+from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer, HubUser
 from gpushare_spawner.service.reports import Agent, NodeSnapshot, ask_all
 from gpushare_spawner.service.waiting import PendingServers, pending_unknown
 from gpushare_spawner.wording.amounts import doubled_gpu
@@ -100,7 +99,7 @@ class Culler:
         self._clock = clock
         self._patience = patience
         self._hub = HubWatch(hub, 3 * settings.cull_every, settings.cull_users, self.counters)
-        self._actions = IdleActionLog(ActionLog(record, clock))
+        self._actions = ActionLog(record, clock)
         self._hub_actions = HubActions(hub, templates, settings, self.counters, self._actions, clock)
         self._session_actions = actions
         self._notify = notify
@@ -111,13 +110,8 @@ class Culler:
         self._last: dict[Agent, Report] = {}
         self._quotas = quotas
         self._pending = pending
-        self.dry_run = DryRun()
-        """State that sessions in a dry run would have."""
-        self.use = RecentUse()
-        """GPU work that counted as use."""
+        self.state = CullerState()
         self._logged_dry_run: set[str] = set()
-        self.pressure = NO_PRESSURE
-        """Units that waiting spawns needed in the last round."""
         self._kept_since: dict[str, float] = {}
         """Time of the last request to an agent to keep yielded units, by the session's id."""
         self._refused: dict[str, str] = {}
@@ -170,25 +164,14 @@ class Culler:
         snapshots = await ask_all(self._agents)
         await self._hub.refresh(self._patience)
         templates, now = self._templates(), self._clock()
-        take_note(self.use, snapshots, templates, now)
-        self.pressure = await self._pressure_now(snapshots, templates, now)
-        claims = self.pressure.claims
-        decisions = decide_sessions(
-            snapshots,
-            self.hub_snapshot,
-            templates,
-            now,
-            self._settings,
-            claims,
-            self.dry_run,
-            self.use,
-            self.pressure.needed,
-        )
+        take_note(self.state.use, snapshots, templates, now)
+        self.state.pressure = await self._pressure_now(snapshots, templates, now)
+        decisions = decide_sessions(snapshots, self.hub_snapshot, templates, now, self._settings, self.state)
         self._notify(decisions)
         if all(snapshot.report is not None for snapshot in snapshots):
             # sessions of an unavailable agent have not ended
-            self.dry_run.keep({decision.session.id for decision in decisions})
-        kept_on = self.pressure.kept_on
+            self.state.dry_run.keep({decision.session.id for decision in decisions})
+        kept_on = self.state.pressure.kept_on
         names = {decision.name for decision in decisions}
         self._refused = {name: text for name, text in self._refused.items() if name in names}
         self._kept_since = {session: since for session, since in self._kept_since.items() if session in kept_on}
@@ -203,8 +186,9 @@ class Culler:
         if self._drains is not None and not self._settings.dry_run:
             due = list(self._drains.due(snapshots, decisions, now))
             done += await asyncio.gather(*(self._guarded(name, action) for name, action in due))
-        stopped = await self._at_the_hub(dict(self._due_hub_actions(decisions, snapshots, templates, now)))
-        self._log_problems(dict(self._lasting_problems(snapshots, templates, now)) | dict(_short_work(decisions)))
+        judged = list(self._judged(snapshots, templates, now))
+        stopped = await self._at_the_hub(dict(self._due_hub_actions(decisions, snapshots, judged, now)))
+        self._log_problems(dict(_lasting_problems(snapshots, judged)) | dict(_short_work(decisions)))
         self.counters.failures["agent"] += sum(snapshot.report is None for snapshot in snapshots)
         self.counters.round_done(self._clock())
         instants = [
@@ -232,7 +216,7 @@ class Culler:
         reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
         silent = [self._last[snapshot.agent] for snapshot in snapshots if snapshot.report is None]
         quotas = self._quotas()
-        idle, reclaims = candidates(reports, templates, now, self.use), may_matter(quotas, reports)
+        idle, reclaims = candidates(reports, templates, now, self.state.use), may_matter(quotas, reports)
         if not idle and not reclaims:
             return NO_PRESSURE
         pending = await self._pending()
@@ -241,7 +225,9 @@ class Culler:
         placed = {(session.user, session.server) for report in silent for session in report.sessions}
         pending = [server for server in pending if (server.user, server.name) not in placed]
         try:
-            needs = pressure(quotas, reports, pending, templates, now, self.use, silent) if reclaims else NO_PRESSURE
+            needs = (
+                pressure(quotas, reports, pending, templates, now, self.state.use, silent) if reclaims else NO_PRESSURE
+            )
             return replace(needs, needed=needed(idle, reports, pending, templates))
         except Exception:
             # other idle actions are due all the same
@@ -267,10 +253,10 @@ class Culler:
         if _starts_or_stops(decision):
             return None
         if decision.dry_run:
-            return partial(suppose, decision, self.dry_run, self._actions)
+            return partial(suppose, decision, self.state.dry_run, self._actions)
         if decision.decision.tier is Tier.STOPPED:
             return None
-        if decision.session.yields and decision.session.id in self.pressure.free_again:
+        if decision.session.yields and decision.session.id in self.state.pressure.free_again:
             return partial(stop_yielding, decision)
         if decision.decision.tier is not decision.session.tier:
             self._kept_since[decision.session.id] = decision.decided_at
@@ -291,7 +277,7 @@ class Culler:
 
         Not while the user has a notice, which a change of the tier withdraws.
         """
-        if not decision.session.yields or decision.session.id not in self.pressure.kept_on:
+        if not decision.session.yields or decision.session.id not in self.state.pressure.kept_on:
             return False
         since = self._kept_since.get(decision.session.id)
         silent = decision.session.notice is None and decision.decision.notice is None
@@ -302,37 +288,40 @@ class Culler:
         self,
         decisions: Sequence[SessionDecision],
         snapshots: Sequence[NodeSnapshot],
-        templates: Mapping[str, Template],
+        judged: Sequence[tuple[HubServer, ServerVerdict]],
         now: float,
     ) -> Iterator[tuple[str, Action]]:
-        """Yield the actions of the hub, each with a unique name."""
+        """Yield the actions of the hub, each with a unique name. ``judged``: the servers that no report names."""
         for decision in decisions:
             if decision.decision.tier is Tier.STOPPED and not decision.dry_run and not _starts_or_stops(decision):
                 yield f"server {decision.name}", partial(self._hub_actions.stop_session, decision)
+        unused = users_to_delete(self.hub_snapshot, self._settings, now)
         if self._settings.dry_run:
             complete = self.hub_snapshot is not None and all(snapshot.report is not None for snapshot in snapshots)
-            self._log_dry_run(self._judged(snapshots, templates, now), now, complete)
+            self._log_dry_run(judged, unused, complete)
             return
-        for server, verdict in self._judged(snapshots, templates, now):
+        for server, verdict in judged:
             if verdict.stop_because:
                 yield f"server {server.label}", partial(self._hub_actions.stop_unshared, server)
-        if self._settings.cull_users and self.hub_snapshot is not None:
-            for user, reason in users_to_delete(self.hub_snapshot, self._settings, now):
-                yield f"user {user.name}", partial(self._hub_actions.delete_user, user, reason)
+        for user, reason in unused:
+            yield f"user {user.name}", partial(self._hub_actions.delete_user, user, reason)
 
-    def _log_dry_run(self, judged: Iterable[tuple[HubServer, ServerVerdict]], now: float, complete: bool) -> None:
+    def _log_dry_run(
+        self, judged: Iterable[tuple[HubServer, ServerVerdict]], unused: Iterable[tuple[HubUser, str]], complete: bool
+    ) -> None:
         """Log once which servers without a share a dry run does not stop, and which users it does not delete.
 
         ``complete``: hub and agents have answered, so an action that is missing now is not due.
         """
         due: dict[str, Callable[[], None]] = {
-            f"server {server.label}": partial(self._actions.stopped_server, server, verdict.stop_because, dry_run=True)
+            f"server {server.label}": partial(
+                self._actions.server, server, Tier.STOPPED, reason=verdict.stop_because, dry_run=True
+            )
             for server, verdict in judged
             if verdict.stop_because
         }
-        if self._settings.cull_users and self.hub_snapshot is not None:
-            for user, reason in users_to_delete(self.hub_snapshot, self._settings, now):
-                due[f"user {user.name}"] = partial(log.info, "Dry run: user %s is not deleted: %s", user.name, reason)
+        for user, reason in unused:
+            due[f"user {user.name}"] = partial(log.info, "Dry run: user %s is not deleted: %s", user.name, reason)
         for name in sorted(due.keys() - self._logged_dry_run):
             due[name]()
         self._logged_dry_run = set(due) if complete else self._logged_dry_run | set(due)
@@ -391,25 +380,26 @@ class Culler:
                 self.counters.failed("session")
             return False
 
-    def _lasting_problems(
-        self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
-    ) -> Iterator[tuple[str, str]]:
-        for number, snapshot in enumerate(snapshots):
-            if snapshot.problem:
-                yield f"agent {number}", snapshot.problem
-        reports = (snapshot.report for snapshot in snapshots if snapshot.report is not None)
-        for uuid, nodes in doubled_gpus(reports).items():
-            yield f"GPU {uuid}", doubled_gpu(uuid, nodes)
-        for server, verdict in self._judged(snapshots, templates, now):
-            if verdict.left_because:
-                yield server.label, verdict.left_because
-
     def _log_problems(self, problems: dict[str, str]) -> None:
         """Log a lasting problem when it appears or changes, not in every round."""
         for about, text in problems.items():
             if self._logged_problems.get(about) != text:
                 log.warning("%s: %s", about, text)
         self._logged_problems = problems
+
+
+def _lasting_problems(
+    snapshots: Sequence[NodeSnapshot], judged: Iterable[tuple[HubServer, ServerVerdict]]
+) -> Iterator[tuple[str, str]]:
+    for number, snapshot in enumerate(snapshots):
+        if snapshot.problem:
+            yield f"agent {number}", snapshot.problem
+    reports = (snapshot.report for snapshot in snapshots if snapshot.report is not None)
+    for uuid, nodes in doubled_gpus(reports).items():
+        yield f"GPU {uuid}", doubled_gpu(uuid, nodes)
+    for server, verdict in judged:
+        if verdict.left_because:
+            yield server.label, verdict.left_because
 
 
 def _short_work(decisions: Sequence[SessionDecision]) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpushare_spawner.idle.policy import Decision, UnitsNeeded, decide
 from gpushare_spawner.idle.use import DryRun, Observation, RecentUse, use_rule
@@ -17,6 +17,7 @@ from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer, HubUser
 from gpushare_spawner.service.hub.watch import BackgroundRequest
 from gpushare_spawner.service.reports import Agent, NodeSnapshot
@@ -55,6 +56,18 @@ class HubSnapshot:
     @property
     def servers(self) -> Mapping[tuple[str, str], HubServer]:
         return {(server.user, server.name): server for user in self.users for server in user.servers}
+
+
+@dataclass
+class CullerState:
+    """The culler's records beside the reports. A new one: a service that has just started."""
+
+    dry_run: DryRun = field(default_factory=DryRun)
+    """State that sessions in a dry run would have."""
+    use: RecentUse = field(default_factory=RecentUse)
+    """GPU work that counted as use."""
+    pressure: Pressure = NO_PRESSURE
+    """Units that waiting spawns needed in the last round."""
 
 
 @dataclass(frozen=True)
@@ -96,36 +109,20 @@ def decide_sessions(
     templates: Mapping[str, Template],
     now: float,
     settings: CullerSettings,
-    claims: Mapping[str, UnitsNeeded] | None = None,
-    dry_run: DryRun | None = None,
-    use: RecentUse | None = None,
-    needed: Mapping[str, int] | None = None,
+    state: CullerState | None = None,
 ) -> list[SessionDecision]:
-    """Decide on all sessions of all agents that answered. ``hub`` is None if the hub did not answer.
-
-    ``claims``: units that spawns in quota need, by session. ``dry_run``: the state of sessions in a dry run. ``use``:
-    which GPU work counted as use; None: all. ``needed``: the idle sessions with units that a waiting spawn needs, and
-    the units that the spawn leaves them.
-    """
-    servers = hub.servers if hub is not None else {}
-    claims = claims or {}
-
-    def server_of(session: SessionReport) -> HubServer | None:
-        return servers.get((session.user, session.server))
-
+    """Decide on all sessions of all agents that answered. ``hub`` is None if the hub did not answer."""
+    servers, state = hub.servers if hub is not None else {}, state or CullerState()
     return [
         decide_session(
             node.agent,
             node.report,
             session,
-            server_of(session),
+            servers.get((session.user, session.server)),
             templates,
             now,
             settings,
-            claims.get(session.id),
-            dry_run,
-            use,
-            (needed or {}).get(session.id),
+            state,
         )
         for node in snapshots
         if node.report is not None
@@ -167,28 +164,22 @@ def decide_session(
     templates: Mapping[str, Template],
     now: float,
     settings: CullerSettings,
-    claim: UnitsNeeded | None = None,
-    dry_run: DryRun | None = None,
-    use: RecentUse | None = None,
-    leaves: int | None = None,
+    state: CullerState,
 ) -> SessionDecision:
-    """Decide on one session.
-
-    ``leaves``: the units that a waiting spawn leaves to the session; None if no spawn needs them.
-    """
+    """Decide on one session, without stops that the settings forbid."""
     each = SessionTemplates.of(templates)
     template = each.of_user(session.template, session.user)
     idle = template.idle if template is not None else None
     if idle is not None:
         idle = within_reach(idle, LAYERS[session.layer].reach)
     observation = Observation.of(session, server.seen if server is not None else None)
-    if use is not None:
-        observation = use.observe(session.id, observation)
+    observation = state.use.observe(session.id, observation)
     dry = settings.dry_run or (idle is not None and idle.dry_run)
-    if dry and dry_run is not None:
-        observation = dry_run.observe(session.id, observation)
+    if dry:
+        observation = state.dry_run.observe(session.id, observation)
     waits_for_need = idle is not None and idle.when == "pressure"
-    leaves = leaves if waits_for_need else None
+    claim = state.pressure.claims.get(session.id)
+    leaves = state.pressure.needed.get(session.id) if waits_for_need else None
     held = waits_for_need and leaves is None
     decision = decide(idle, observation, now, settings.max_age, claim, held, each.quiet_until, leaves)
     return SessionDecision(

@@ -7,7 +7,7 @@ decides when their idle actions come.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpushare_spawner.idle.keep import exempts, holds
@@ -73,7 +73,8 @@ def pressure(
     if quotas is None or not quotas.reclaim.enabled:
         return Pressure(free_again=frozenset(session.id for _, session in yielding))
     usage = quota_use(quotas, [*reports, *silent])
-    waiting = list(_in_quota(quotas, usage, reports, pending, templates))
+    asking = _asking(reports, pending, templates, lambda server: _account_of(usage.accounts, server))
+    waiting = list(divided(list(asking), usage)[0])
     if not waiting:
         kept: dict[str, int] = {}
     else:
@@ -99,25 +100,6 @@ class ReclaimingSpawn:
 
     name: str
     request: PlacementRequest
-
-
-def _in_quota(
-    quotas: Quotas,
-    usage: QuotaUsage,
-    reports: Sequence[Report],
-    pending: Sequence[HubServer],
-    templates: Mapping[str, Template],
-) -> Iterator[Asking[ReclaimingSpawn]]:
-    kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
-    asking = []
-    for spawn in waiting_spawns(pending, reports, templates):
-        account, gpu = _account_of(usage.accounts, spawn.server), spawn.template.gpu
-        if account is None or gpu is None or not SessionTemplates.of(templates).native(spawn.template):
-            # units of native sessions are of no use on another layer
-            continue
-        request = PlacementRequest(gpu.share, models=suitable_models(gpu, kinds), template=spawn.template.name)
-        asking.append(Asking(ReclaimingSpawn(spawn.server.label, request), account, gpu.share.total_units))
-    yield from divided(asking, usage)[0]
 
 
 def _account_of(accounts: QuotaAccounts, server: HubServer) -> Account | None:
@@ -279,11 +261,15 @@ def needed(
 
 
 def _asking(
-    reports: Sequence[Report], pending: Sequence[HubServer], templates: Mapping[str, Template]
+    reports: Sequence[Report],
+    pending: Sequence[HubServer],
+    templates: Mapping[str, Template],
+    account_of: Callable[[HubServer], Account | None] = lambda server: _NO_ACCOUNT,
 ) -> Iterator[Asking[ReclaimingSpawn]]:
+    """Yield the waiting spawns of a known account that native units serve: they are of no use on another layer."""
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
     for spawn in waiting_spawns(pending, reports, templates):
-        gpu = spawn.template.gpu
-        if gpu is not None and SessionTemplates.of(templates).native(spawn.template):
+        account, gpu = account_of(spawn.server), spawn.template.gpu
+        if account is not None and gpu is not None and SessionTemplates.of(templates).native(spawn.template):
             request = PlacementRequest(gpu.share, models=suitable_models(gpu, kinds), template=spawn.template.name)
-            yield Asking(ReclaimingSpawn(spawn.server.label, request), _NO_ACCOUNT, gpu.share.total_units)
+            yield Asking(ReclaimingSpawn(spawn.server.label, request), account, gpu.share.total_units)

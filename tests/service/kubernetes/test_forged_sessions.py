@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from kubernetes_asyncio.client import ApiClient
 
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.idle.use import DryRun, RecentUse
 from gpushare_spawner.model.controls import Ask, Exemption, Keep, Message
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.kubernetes import objects as objects_names
@@ -149,7 +148,7 @@ class World:
         recent = RecentReports(self.cluster, max_age=0)
         sources = DashboardSources(
             recent, lambda: TEMPLATES, lambda: HubSnapshot(self.known_users), Counters(), quotas=lambda: QUOTAS,
-            clock=lambda: NOW, use=RecentUse(), dry_run=DryRun(),
+            clock=lambda: NOW,
         )  # fmt: skip
         shots = ServiceSnapshots(sources)
         api = await shots.current()
