@@ -128,7 +128,13 @@ def test_debt_of_a_budget_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Kind.MEMORY, Kind.REQUEST, Kind.BUSY, Kind.IDLE, Kind.PAGED_OUT], ids=lambda kind: kind.name
+    "kind",
+    [
+        Kind.REQUEST,
+        Kind.PAGED_OUT,
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (Kind.MEMORY, Kind.BUSY, Kind.IDLE)),
+    ],
+    ids=lambda kind: kind.name,
 )
 async def test_flood_of_frames_does_not_delay_the_neighbours(agent: Agent, kind: Kind) -> None:
     victim = await agent.peer(agent.open("bob", share_units=5))

@@ -68,6 +68,7 @@ def nested(folder: Path, depth: int) -> None:
 
 
 @as_root
+@pytest.mark.slow
 async def test_nested_folders_in_an_older_agents_folder_stop_neither_end_nor_start(
     agent: Agent, eventually: Eventually
 ) -> None:
@@ -91,6 +92,7 @@ async def test_nested_folders_in_an_older_agents_folder_stop_neither_end_nor_sta
         await asyncio.to_thread(agent.state.discarded.drain)
 
 
+@pytest.mark.slow
 async def test_many_files_in_a_sessions_folder_do_not_stall_the_agent(agent: Agent) -> None:
     """Of an agent that runs as the user itself, too: it can write to its own folder."""
     path = agent.open("ada")

@@ -121,7 +121,9 @@ def test_a_heartbeat_keeps_nothing(every: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("idle", "after"), [(SHIPPED, 5 * MINUTE), (IDLE, 15 * MINUTE)], ids=["shipped", "downgrade after 15 min"]
+    ("idle", "after"),
+    [(SHIPPED, 5 * MINUTE), pytest.param(IDLE, 15 * MINUTE, marks=pytest.mark.slow)],
+    ids=["shipped", "downgrade after 15 min"],
 )
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())

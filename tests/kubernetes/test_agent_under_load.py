@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.quantity import parse_cores
 from tests.agent.agent_process import AgentProcess
@@ -120,6 +122,7 @@ async def loaded_lease_times(folder: Path, request: float, seconds: float) -> li
             agent.end(signal.SIGKILL)
 
 
+@pytest.mark.slow
 async def test_loops_of_a_notebook_do_not_delay_a_lease(short_folder: Path) -> None:  # noqa: F811
     chart = one(render({}), "DaemonSet")["spec"]["template"]["spec"]["containers"][0]
     request = parse_cores(chart["resources"]["requests"]["cpu"])

@@ -105,6 +105,7 @@ async def test_all_folders_above_and_below_the_socket_are_closed_to_writers(agen
     assert socket.parents[2].stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 async def test_a_pods_end_takes_no_longer_for_whatever_lies_in_its_folder(agent: NodeAgent) -> None:
     await agent.running("ada")
     await agent.running("bob")
@@ -130,6 +131,7 @@ async def test_a_pods_end_takes_no_longer_for_whatever_lies_in_its_folder(agent:
         peer.close()
 
 
+@pytest.mark.slow
 async def test_the_folder_of_a_pod_that_ended_while_no_agent_ran_is_gone_at_once(
     agent: NodeAgent,
 ) -> None:

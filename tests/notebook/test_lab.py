@@ -426,6 +426,7 @@ def test_a_server_that_stops_before_it_answers_is_not_said_to_have_failed(page: 
     page.click(DIALOG, "Close")
 
 
+@pytest.mark.slow
 def test_notebook_7_has_the_item_and_the_dialog_too(
     page: Page, agent: ScriptedAgent, browser: Chrome, lab: Jupyter
 ) -> None:

@@ -282,7 +282,12 @@ def life_on_gpu(
 
 
 @pytest.mark.parametrize(
-    ("neighbours", "every", "length"), [(1, 290, 0.05), (1, 299, 0.2), (2, 60, 0.03), (3, 120, 0.05), (4, 299, 0.2)]
+    ("neighbours", "every", "length"),
+    [
+        (1, 290, 0.05),
+        (2, 60, 0.03),
+        *(pytest.param(*figures, marks=pytest.mark.slow) for figures in ((1, 299, 0.2), (3, 120, 0.05), (4, 299, 0.2))),
+    ],
 )
 async def test_short_work_among_neighbours_that_always_work_keeps_no_share(
     life_on_gpu: Callable[[int, int], LifeOnGpu], neighbours: int, every: float, length: float
