@@ -46,7 +46,7 @@ from benchmarks.interactive_gpu import Checkpoints, Clock, InteractiveGpu, Kerne
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.feed import LedgerFeed
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.request import PlacementRequest
 
@@ -191,7 +191,7 @@ class Cluster:
         cards = tuple(
             GpuReport(index=number, uuid=f"GPU-{number:02}", model="A100", memory_bytes=VRAM) for number in range(GPUS)
         )
-        self.ledger = Ledger.of([Report(node="node", published_at=0, gpus=cards, sessions=())])
+        self.ledger = LedgerFeed().follow([Report(node="node", published_at=0, gpus=cards, sessions=())])
         self.gpus = {card.uuid: InteractiveGpu(self.clock, VRAM, BANDWIDTH, settings) for card in cards}
         self.queue: list[Kernel] = []
         self.released: set[str] = set()

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from benchmarks.ledger_check import check_ledger
 from benchmarks.placement_cluster import GPUS_PER_NODE, MODELS, SHARES, cluster, resources
 from gpushare_spawner.model.kubernetes.annotations import PodSession, labels
 from gpushare_spawner.model.kubernetes.objects import REPORT_KEY, NodeFacts, report_name, written_report
@@ -267,14 +268,14 @@ class Heartbeat:
             self.collections.append(time.thread_time() - self._began)
 
 
-async def check_ledger(hub: SimulatedHub) -> None:
+async def check_hub(hub: SimulatedHub) -> None:
     """Check the ledger after a last snapshot. Raises LedgerError.
 
     On a loaded machine a pass is still reading when the last spawn has ended, and between two pieces of a reading a
     pod that has just come counts beside its reservation.
     """
     await hub.reservations.snapshot()
-    hub.reservations.feed.ledger.check()
+    check_ledger(hub.reservations.feed.ledger)
 
 
 async def measure(gpus: int, starts: int, seed: int) -> dict[str, float]:
@@ -318,7 +319,7 @@ async def measure(gpus: int, starts: int, seed: int) -> dict[str, float]:
     for task in (*tasks, *waiting):
         task.cancel()
     await asyncio.gather(*tasks, *waiting, return_exceptions=True)
-    await check_ledger(hub)
+    await check_hub(hub)
     for watch in (hub.pods.watch_task, hub.reports.watch_task):
         watch.cancel()
     began = time.thread_time()

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
@@ -195,7 +196,7 @@ def allocated(data: Path, trace: str, seed: int, name: str) -> float:
         if pod.gpus:
             ledger.add(Allocation(str(number), placed.gpus, demand.units, effective_units=demand.units))
             given += pod.gpu_milli
-    ledger.check()
+    check_ledger(ledger)
     return 100 * given / (gpus * MILLI)
 
 

@@ -14,7 +14,7 @@ from enum import IntEnum
 from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.placement.capacity import fits
-from gpushare_spawner.placement.ledger import Ledger, NodeHold, newest_reports
+from gpushare_spawner.placement.ledger import Ledger, NodeHold
 from gpushare_spawner.placement.node import Allocation, NodeResources
 from gpushare_spawner.placement.request import PlacementRequest
 
@@ -37,7 +37,7 @@ _SOURCES: dict[EntrySource, tuple[EntrySource, str]] = {source: (source, "") for
 class LedgerFeed:
     """One ledger with the sources of its entries.
 
-    The cost of a change is proportional to its size. The ledger always equals `Ledger.of` for the same reports and
+    The cost of a change is proportional to its size. The ledger always equals a new one of the same reports and
     allocations. `follow` finds the changes by comparison if the caller cannot list them.
     """
 
@@ -123,11 +123,12 @@ class LedgerFeed:
     def follow(
         self, reports: Iterable[Report], seen: Iterable[Allocation] = (), reserved: Iterable[Allocation] = ()
     ) -> Ledger:
-        """Update the ledger to `Ledger.of` these entries. Objects that are the same as before cost almost nothing.
+        """Update the ledger to these entries. Objects that are the same as before cost almost nothing.
 
-        The first of two allocations of a session in one list counts.
+        The newer of two reports of a node counts, and the first of two allocations of a session in one list. A report
+        of a session replaces its reservation.
         """
-        for _ in self.follow_reports(newest_reports(reports)):
+        for _ in self.follow_reports(_newest_reports(reports)):
             pass
         self._record(_SOURCES[EntrySource.SEEN], seen)
         self._record(_SOURCES[EntrySource.RESERVED], reserved)
@@ -335,3 +336,13 @@ def _add(free: dict[str, int], gpus: Iterable[str], units: int) -> None:
     for uuid in gpus:
         if uuid in free:
             free[uuid] += units
+
+
+def _newest_reports(reports: Iterable[Report]) -> dict[str, Report]:
+    """Return the newest report of each node; at equal instants the last in order."""
+    newest: dict[str, Report] = {}
+    for report in reports:
+        current = newest.get(report.node)
+        if current is None or report.published_at >= current.published_at:
+            newest[report.node] = report
+    return newest

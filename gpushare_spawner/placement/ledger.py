@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpushare_spawner.model.layers import LayerName, Placement
-from gpushare_spawner.model.report import GpuReport, Report
+from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.placement.capacity import FreeCapacity, Rated, Rating, Unplaceable, explain, fits, obstacle_of
 from gpushare_spawner.placement.node import (
     NOTHING,
@@ -141,23 +141,6 @@ class Ledger:
         self._holds: dict[str, NodeHold] = {}
         self._explained: dict[PlacementRequest, Unplaceable] = {}
         self._explained_at = 0
-
-    @classmethod
-    def of(cls, reports: Iterable[Report], reservations: Iterable[Allocation] = ()) -> Ledger:
-        """Return the ledger of the agents' reports, with the reservations that these do not include yet.
-
-        The newer of two reports of a node counts. A report of a session replaces its reservation.
-        """
-        ledger = cls()
-        newest = sorted(newest_reports(reports).values(), key=lambda report: report.node)
-        for report in newest:
-            ledger.put_node(report.node, report.gpus)
-        reported = [Allocation.of(session) for report in newest for session in report.allocated_to]
-        first: dict[str, Allocation] = {}
-        for allocation in [*filter(None, reported), *reservations]:
-            first.setdefault(allocation.session, allocation)
-        ledger.change(first.values())
-        return ledger
 
     @property
     def allocations(self) -> Mapping[str, Allocation]:
@@ -384,24 +367,6 @@ class Ledger:
         units = [self._guaranteed[gpu][session] for gpu in held.gpus if gpu in self.capacity.gpus]
         return min(units, default=0)
 
-    def check(self) -> None:
-        """Raise LedgerError if owned or guaranteed units exceed a GPU's capacity, or if counts disagree."""
-        for uuid, gpu in self.capacity.gpus.items():
-            held = self._on_gpu.get(uuid, {}).values()
-            where = f"GPU {gpu.index} of {gpu.node} ({uuid})"
-            if gpu.mig is not None and len(held) > 1:
-                raise LedgerError(f"{where}: {len(held)} sessions are on this MIG instance, which is for one")
-            owned, guaranteed = _taken(gpu, held, guaranteed_units(gpu.capacity, held))
-            if owned > gpu.capacity:
-                raise LedgerError(f"{where}: {owned} units are owned, its capacity is {gpu.capacity}")
-            if guaranteed > gpu.capacity:
-                raise LedgerError(f"{where}: {guaranteed} units are guaranteed, its capacity is {gpu.capacity}")
-            kept = self._kept_units(uuid)
-            if (gpu.unowned, gpu.free) != (gpu.capacity - owned - kept, gpu.capacity - guaranteed - kept):
-                raise LedgerError(
-                    f"{where}: {gpu.unowned} unowned and {gpu.free} free units are out of step with its sessions"
-                )
-
     # -- counting --
 
     def _enter(self, allocation: Allocation, touched: dict[str, None], resources: dict[str, None]) -> None:
@@ -438,17 +403,18 @@ class Ledger:
         if gpu is None:
             self._guaranteed.pop(uuid, None)
             return
-        kept = self._kept_units(uuid)
+        kept = self.kept_units(uuid)
         if not held:
             self._guaranteed.pop(uuid, None)
             self.capacity.update(uuid, gpu.capacity - kept, gpu.capacity - kept)
             return
         guaranteed = self._guaranteed[uuid] = guaranteed_units(gpu.capacity, held.values())
-        owned, taken = _taken(gpu, held.values(), guaranteed)
+        owned, taken = taken_units(gpu, held.values(), guaranteed)
         unowned, free = gpu.capacity - owned - kept, gpu.capacity - taken - kept
         self.capacity.update(uuid, unowned, free, next(iter(held.values())).layer)
 
-    def _kept_units(self, uuid: str) -> int:
+    def kept_units(self, uuid: str) -> int:
+        """Return the units of a GPU that holds keep."""
         return sum(self._kept(hold, uuid) for hold in self._holds.values() if uuid in hold.gpus)
 
     def _kept(self, hold: NodeHold, uuid: str) -> int:
@@ -488,18 +454,8 @@ class Ledger:
         self.capacity.set_resources(name, reported.less(Requested.total([*here.values(), *kept])))
 
 
-def _taken(gpu: GpuCapacity, held: Collection[Allocation], guaranteed: Mapping[str, int]) -> tuple[int, int]:
+def taken_units(gpu: GpuCapacity, held: Collection[Allocation], guaranteed: Mapping[str, int]) -> tuple[int, int]:
     """Return the owned and the guaranteed units of a GPU; of a MIG instance all units."""
     if gpu.mig is not None and held:
         return gpu.capacity, gpu.capacity
     return sum(allocation.owned_units for allocation in held), sum(guaranteed.values())
-
-
-def newest_reports(reports: Iterable[Report]) -> dict[str, Report]:
-    """Return the newest report of each node; at equal instants the last in order."""
-    newest: dict[str, Report] = {}
-    for report in reports:
-        current = newest.get(report.node)
-        if current is None or report.published_at >= current.published_at:
-            newest[report.node] = report
-    return newest

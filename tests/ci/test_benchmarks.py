@@ -12,6 +12,7 @@ import pytest
 
 import benchmarks
 from benchmarks import placement, placement_cluster, placement_loop, placement_trace
+from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement.ledger import LedgerError
 from gpushare_spawner.placement.strategy import BestFit
@@ -41,7 +42,7 @@ async def test_the_ledger_is_checked_after_a_reading_that_is_under_way(monkeypat
     whole = placement_loop.template(Share(), "whole")
     share = await hub.reservations.reserve(SpawnRequest(Tenant("ada"), whole), 10.0)
     ledger = hub.reservations.feed.ledger
-    ledger.check()
+    check_ledger(ledger)
 
     async def pause(breaks: LoopBreaks) -> None:
         await asyncio.sleep(0)
@@ -54,13 +55,13 @@ async def test_the_ledger_is_checked_after_a_reading_that_is_under_way(monkeypat
 
     async def checked_meanwhile() -> None:
         while not reading.done():
-            ledger.check()
+            check_ledger(ledger)
             await asyncio.sleep(0)
 
     with pytest.raises(LedgerError, match="200 units are owned, its capacity is 100"):
         await checked_meanwhile()
     assert not reading.done()
-    await placement_loop.check_ledger(hub)
+    await placement_loop.check_hub(hub)
     await reading
     for watch in (hub.pods.watch_task, hub.reports.watch_task):
         watch.cancel()
@@ -89,7 +90,7 @@ def test_the_ledger_agrees_after_placements_one_by_one() -> None:
     shares = random.Random(1).choices(placement_cluster.SHARES, k=60)
     _, places = placement.measure(feed.ledger, shares, BestFit())
     assert sum(place is not None for place in places) > 20
-    feed.ledger.check()
+    check_ledger(feed.ledger)
 
 
 @pytest.mark.parametrize("strategy", placement_trace.STRATEGIES)

@@ -16,15 +16,16 @@ from kubespawner import KubeSpawner
 from traitlets import TraitError
 from traitlets.config import Config
 
+from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.kubernetes.annotations import pod_session
 from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, resource_name
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.spawner.kubernetes import attempt
 from gpushare_spawner.spawner.kubernetes.attempt import LASTS, Cause
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
+from tests.placement.reports import ledger_of
 
 from .sharing_hub import GpuNodes, gpu
 from .standin.cluster import Cluster
@@ -159,7 +160,7 @@ async def test_shares_take_whole_devices(make_hub: MakeHub, nodes: GpuNodes, clu
 @given(st.sampled_from([1, 2, 4, 5, 10, 20, 25, 50, 100]), st.lists(st.integers(1, 100), max_size=40))
 def test_what_the_ledger_places_fits_into_the_devices(unit_size: int, shares: list[int]) -> None:
     view = ClusterSnapshots({}, (), unit_size, None)  # type: ignore[arg-type]
-    ledger = Ledger.of([Report(node="n", published_at=0, gpus=(gpu("n", 0),))])
+    ledger = ledger_of([Report(node="n", published_at=0, gpus=(gpu("n", 0),))])
     devices = 0
     for number, units in enumerate(shares):
         counted = view.whole_devices(units)
@@ -167,7 +168,7 @@ def test_what_the_ledger_places_fits_into_the_devices(unit_size: int, shares: li
             ledger.add(Allocation(str(number), ("GPU-n-0",), counted, 0, counted))
             # what the pod's limits ask the kubelet for
             devices += -(-units // unit_size)
-    ledger.check()
+    check_ledger(ledger)
     assert devices <= 100 // unit_size
 
 

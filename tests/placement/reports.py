@@ -7,6 +7,7 @@ from typing import Any
 
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import Share, Tier
+from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.request import PlacementRequest
 
@@ -61,3 +62,30 @@ def active(name: str, gpus: str | tuple[str, ...], units: int, borrowed: int = 0
 def request(units: int = 100, *models: str, count: int = 1, **other: Any) -> PlacementRequest:
     """A request for a share; no models: any will do."""
     return PlacementRequest(Share(units, count), models=frozenset(models) or None, **other)
+
+
+def ledger_of(reports: Iterable[Report], reservations: Iterable[Allocation] = ()) -> Ledger:
+    """Return the ledger of the agents' reports, with the reservations that these do not include yet.
+
+    The newer of two reports of a node counts. A report of a session replaces its reservation.
+    """
+    ledger = Ledger()
+    newest = sorted(newest_reports(reports).values(), key=lambda report: report.node)
+    for report in newest:
+        ledger.put_node(report.node, report.gpus)
+    reported = [Allocation.of(session) for report in newest for session in report.allocated_to]
+    first: dict[str, Allocation] = {}
+    for allocation in [*filter(None, reported), *reservations]:
+        first.setdefault(allocation.session, allocation)
+    ledger.change(first.values())
+    return ledger
+
+
+def newest_reports(reports: Iterable[Report]) -> dict[str, Report]:
+    """Return the newest report of each node; at equal instants the last in order."""
+    newest: dict[str, Report] = {}
+    for report in reports:
+        current = newest.get(report.node)
+        if current is None or report.published_at >= current.published_at:
+            newest[report.node] = report
+    return newest

@@ -9,14 +9,14 @@ import pytest
 from gpushare_spawner.placement.capacity import FreeCapacity
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import NodeResources
-from tests.placement.reports import active, gpu, report, request
+from tests.placement.reports import active, gpu, ledger_of, report, request
 from tests.present import present
 
 
 def test_of_two_reports_of_one_instant_the_one_that_came_last_counts() -> None:
     reports = [report("n", [gpu("a")], at=1.0), report("n", [gpu("b")], at=1.0)]
-    assert list(Ledger.of(reports).capacity.gpus) == ["b"]
-    assert list(Ledger.of(reversed(reports)).capacity.gpus) == ["a"]
+    assert list(ledger_of(reports).capacity.gpus) == ["b"]
+    assert list(ledger_of(reversed(reports)).capacity.gpus) == ["a"]
 
 
 @pytest.mark.parametrize("order", [("n1", "n2"), ("n2", "n1")])
@@ -111,7 +111,7 @@ def test_what_a_newcomer_can_own_is_unowned_and_free_and_at_most_a_gpu(unowned: 
 def lent(units: dict[str, tuple[str, int]]) -> Ledger:
     """A GPU of each model, of which an idle session owns some units."""
     gpus = [gpu(name, number, model) for number, (name, (model, _)) in enumerate(units.items())]
-    return Ledger.of([report("n", gpus, [active(f"on-{name}", name, held) for name, (_, held) in units.items()])])
+    return ledger_of([report("n", gpus, [active(f"on-{name}", name, held) for name, (_, held) in units.items()])])
 
 
 @pytest.mark.parametrize("order", [("a", "b", "c"), ("c", "b", "a"), ("b", "a", "c")])
@@ -142,14 +142,14 @@ def test_of_two_nodes_the_one_that_needs_fewer_lent_gpus_is_taken(models: tuple[
         ),
         report("n2", [gpu("c", 0, models[1]), gpu("d", 1, models[1])], [active("on-c", "c", 9)]),
     ]
-    ledger = Ledger.of(nodes)
+    ledger = ledger_of(nodes)
     for name in "abc":
         ledger.replace(active(f"on-{name}", name, 9).with_effective(0))
     assert present(ledger.place(request(count=2))).node == "n2"
 
 
 def test_whole_gpus_that_nobody_owns_come_before_lent_ones_of_the_same_node() -> None:
-    ledger = Ledger.of([report("n", [gpu("a", 0), gpu("b", 1), gpu("c", 2)], [active("idle", "a", 1)])])
+    ledger = ledger_of([report("n", [gpu("a", 0), gpu("b", 1), gpu("c", 2)], [active("idle", "a", 1)])])
     ledger.replace(active("idle", "a", 1).with_effective(0))
     assert present(ledger.place(request(count=2))).gpus == ("b", "c")
     assert present(ledger.place(request(count=3))).gpus == ("b", "c", "a")
@@ -161,5 +161,5 @@ def test_the_fullest_gpu_and_the_fullest_node_are_found_among_all_models() -> No
     assert present(ledger.place(request(65))).gpus == ("c",)
     sizes = {"A100": 4, "H100": 2, "T4": 3}
     nodes = [report(model, [gpu(f"{model}{n}", n, model) for n in range(size)]) for model, size in sizes.items()]
-    assert present(Ledger.of(nodes).place(request(count=2))).node == "H100"
-    assert present(Ledger.of(nodes).place(request(count=3))).node == "T4"
+    assert present(ledger_of(nodes).place(request(count=2))).node == "H100"
+    assert present(ledger_of(nodes).place(request(count=3))).node == "T4"

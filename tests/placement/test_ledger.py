@@ -6,19 +6,20 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement.capacity import Best, FreeCapacity, Reason
 from gpushare_spawner.placement.ledger import Ledger, LedgerError
 from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
 from gpushare_spawner.placement.request import PlacementRequest
 from gpushare_spawner.placement.strategy import BestFit
-from tests.placement.reports import active, gpu, report, request
+from tests.placement.reports import active, gpu, ledger_of, report, request
 from tests.present import present
 
 
 def two_gpus(*allocations: Allocation, capacity: int = 100) -> Ledger:
     """A node with the GPUs a and b."""
-    return Ledger.of([report("n", [gpu("a", 0, capacity=capacity), gpu("b", 1, capacity=capacity)], allocations)])
+    return ledger_of([report("n", [gpu("a", 0, capacity=capacity), gpu("b", 1, capacity=capacity)], allocations)])
 
 
 def test_best_fit_takes_the_fullest_gpu_that_has_room() -> None:
@@ -29,7 +30,7 @@ def test_best_fit_takes_the_fullest_gpu_that_has_room() -> None:
 
 def test_ties_go_to_the_first_node_and_index() -> None:
     nodes = [report(node, [gpu(f"{node}1", 1), gpu(f"{node}0", 0)]) for node in ("n2", "n1")]
-    ledger = Ledger.of(nodes)
+    ledger = ledger_of(nodes)
     assert {present(ledger.place(request(10))).gpus for _ in range(5)} == {("n10",)}
     assert present(ledger.place(request(10))).node == "n1"
 
@@ -53,23 +54,23 @@ def test_as_few_lent_units_as_possible() -> None:
 
 def test_the_owner_comes_back_and_the_borrower_yields() -> None:
     owner = active("owner", "a", 75).with_effective(0)
-    ledger = Ledger.of([report("n", [gpu("a")], [owner])])
+    ledger = ledger_of([report("n", [gpu("a")], [owner])])
     placement = present(ledger.place(request(50)))
     assert placement.borrowed == 25
     ledger.add(active("guest", placement.gpus, 50, placement.borrowed, opened_at=1.0))
     assert ledger.guaranteed("guest") == 50
     ledger.replace(owner.with_effective(75))
     assert (ledger.guaranteed("owner"), ledger.guaranteed("guest")) == (75, 25)
-    ledger.check()
+    check_ledger(ledger)
     ledger.remove("owner")
     assert ledger.settle() == {"guest": 0}
     assert ledger.allocations["guest"].owned_units == 50
     assert ledger.unowned_units("a") == 50
-    ledger.check()
+    check_ledger(ledger)
 
 
 def test_several_whole_gpus_lie_on_one_node_and_are_of_one_model() -> None:
-    ledger = Ledger.of(
+    ledger = ledger_of(
         [
             report("big", [gpu(f"big{i}", i) for i in range(4)]),
             report("mixed", [gpu("m0", 0), gpu("m1", 1, model="T4")]),
@@ -88,13 +89,13 @@ def test_several_whole_gpus_may_be_lent_ones() -> None:
     placement = present(ledger.place(request(count=2)))
     assert (set(placement.gpus), placement.borrowed) == ({"a", "b"}, 30)
     ledger.add(active("guest", placement.gpus, 100, placement.borrowed, opened_at=1.0))
-    ledger.check()
+    check_ledger(ledger)
     ledger.replace(active("idle", "a", 30))
     assert ledger.guaranteed("guest") == 70
 
 
 def test_unhealthy_gpus_get_nothing() -> None:
-    ledger = Ledger.of([report("n", [gpu("a", healthy=False)])])
+    ledger = ledger_of([report("n", [gpu("a", healthy=False)])])
     assert ledger.place(request(1)) is None
     assert ledger.free_units("a") == 0
     why = ledger.why_unplaceable(request(1))
@@ -104,7 +105,7 @@ def test_unhealthy_gpus_get_nothing() -> None:
 
 def test_a_cordoned_gpu_is_capacity_that_is_not_there_and_keeps_its_sessions() -> None:
     ann = active("ann", "a", 40)
-    ledger = Ledger.of([report("n", [gpu("a"), gpu("b", 1)], [ann])])
+    ledger = ledger_of([report("n", [gpu("a"), gpu("b", 1)], [ann])])
     ledger.put_node("n", [gpu("a", cordoned=True), gpu("b", 1)])
     placed = ledger.place(request(30))
     assert placed is not None
@@ -123,9 +124,9 @@ def test_a_cordoned_gpu_is_capacity_that_is_not_there_and_keeps_its_sessions() -
 
 def test_only_accepted_models() -> None:
     wanted = request(50, "NVIDIA H100 80GB")
-    ledger = Ledger.of([report("n", [gpu("a", 0, "NVIDIA A100"), gpu("h", 1, "NVIDIA H100 80GB")])])
+    ledger = ledger_of([report("n", [gpu("a", 0, "NVIDIA A100"), gpu("h", 1, "NVIDIA H100 80GB")])])
     assert present(ledger.place(wanted)).gpus == ("h",)
-    why = Ledger.of([report("n", [gpu("a", 0, "NVIDIA A100")])]).why_unplaceable(wanted)
+    why = ledger_of([report("n", [gpu("a", 0, "NVIDIA A100")])]).why_unplaceable(wanted)
     assert why.reason is Reason.NO_MODEL
     assert "NVIDIA A100" in str(why)
     assert not why.may_pass
@@ -146,13 +147,13 @@ def test_full_says_how_much_is_free_at_best() -> None:
 
 
 def test_gpus_out_of_order_may_get_well() -> None:
-    ledger = Ledger.of([report("n", [gpu("a", 0), gpu("b", 1, healthy=False)])])
+    ledger = ledger_of([report("n", [gpu("a", 0), gpu("b", 1, healthy=False)])])
     assert ledger.why_unplaceable(request(count=2)).reason is Reason.UNHEALTHY
 
 
 def test_no_agent_no_gpu() -> None:
-    assert Ledger.of([]).place(request(1)) is None
-    assert Ledger.of([]).why_unplaceable(request(1)).reason is Reason.NO_GPUS
+    assert ledger_of([]).place(request(1)) is None
+    assert ledger_of([]).why_unplaceable(request(1)).reason is Reason.NO_GPUS
 
 
 def test_overcommitted_gpus_hold_more() -> None:
@@ -164,24 +165,24 @@ def test_overcommitted_gpus_hold_more() -> None:
 def test_reservations_count_until_they_are_reported() -> None:
     gpus = [gpu("a")]
     reservation = active("s", "a", 60)
-    before = Ledger.of([report("n", gpus)], [reservation])
+    before = ledger_of([report("n", gpus)], [reservation])
     assert before.free_units("a") == 40
-    after = Ledger.of([report("n", gpus, [reservation])], [reservation])
+    after = ledger_of([report("n", gpus, [reservation])], [reservation])
     assert after.free_units("a") == 40
 
 
 def test_the_newest_report_of_a_node_counts() -> None:
     old = report("n", [gpu("a")], [active("s", "a", 60)], at=1.0)
     new = report("n", [gpu("a")], at=2.0)
-    assert Ledger.of([new, old]).free_units("a") == 100
+    assert ledger_of([new, old]).free_units("a") == 100
 
 
 def test_a_session_on_a_gpu_that_is_gone_disturbs_nobody() -> None:
-    ledger = Ledger.of([report("n", [gpu("a")], [active("s", "lost", 60)])])
+    ledger = ledger_of([report("n", [gpu("a")], [active("s", "lost", 60)])])
     assert ledger.free_units("a") == 100
     assert ledger.guaranteed("s") == 0
     ledger.remove("s")
-    ledger.check()
+    check_ledger(ledger)
 
 
 def test_a_session_enters_once() -> None:
@@ -194,7 +195,7 @@ def test_a_session_enters_once() -> None:
 def test_too_much_owned_is_found() -> None:
     ledger = two_gpus(active("s", "a", 60), active("t", "a", 60))
     with pytest.raises(LedgerError, match="120 units are owned"):
-        ledger.check()
+        check_ledger(ledger)
 
 
 @dataclass
@@ -230,7 +231,7 @@ def test_another_strategy_can_be_used() -> None:
 )
 def test_what_a_strategy_may_not_choose_is_named_with_the_share(node: str, gpus: tuple[str, ...], wrong: str) -> None:
     cards = [gpu("a", 0), gpu("b", 1), gpu("sick", 2, healthy=False), gpu("t4", 3, model="T4")]
-    ledger = Ledger.of([report("n", cards, [active("s", "a", 60)]), report("m", [gpu("other")])])
+    ledger = ledger_of([report("n", cards, [active("s", "a", 60)]), report("m", [gpu("other")])])
     ledger.put_resources("m", NodeResources(cpu=500))
     with pytest.raises(LedgerError) as error:
         ledger.place(request(50, "A100", cpu=1000), Always(node, gpus))
@@ -238,7 +239,7 @@ def test_what_a_strategy_may_not_choose_is_named_with_the_share(node: str, gpus:
 
 
 def test_whole_gpus_of_two_models_are_no_choice() -> None:
-    ledger = Ledger.of([report("n", [gpu("a", 0), gpu("t4", 1, model="T4")])])
+    ledger = ledger_of([report("n", [gpu("a", 0), gpu("t4", 1, model="T4")])])
     with pytest.raises(LedgerError, match="they are of several models"):
         ledger.place(request(count=2), Always("n", ("a", "t4")))
 
@@ -254,7 +255,7 @@ def test_where_no_model_will_do_there_is_no_place() -> None:
 
 
 def test_cpu_memory_and_pods_of_a_node_count_where_they_are_known() -> None:
-    ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")])])
+    ledger = ledger_of([report("n1", [gpu("a")]), report("n2", [gpu("b")])])
     wanted = request(30, cpu=2000, memory=2**30)
     assert present(ledger.place(wanted)).node == "n1"
     for short in (NodeResources(cpu=1999), NodeResources(memory=2**30 - 1), NodeResources(pods=0)):
@@ -265,7 +266,7 @@ def test_cpu_memory_and_pods_of_a_node_count_where_they_are_known() -> None:
 
 
 def test_what_a_reservation_takes_of_its_node_counts_until_the_node_counts_it() -> None:
-    ledger = Ledger.of([report("n", [gpu("a"), gpu("b", 1)])])
+    ledger = ledger_of([report("n", [gpu("a"), gpu("b", 1)])])
     ledger.put_resources("n", NodeResources(cpu=3000, memory=4 * 2**30, pods=9))
     reservation = replace(active("s", ("a", "b"), 10), uncounted=Requested(cpu=2000, memory=2**30, pods=1))
     ledger.add(reservation)
@@ -280,7 +281,7 @@ def test_what_a_reservation_takes_of_its_node_counts_until_the_node_counts_it() 
 
 
 def test_ineligible_nodes_and_nodes_that_are_left_out_get_nothing() -> None:
-    ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")])])
+    ledger = ledger_of([report("n1", [gpu("a")]), report("n2", [gpu("b")])])
     assert present(ledger.place(request(30, ineligible=frozenset({"n1"})))).node == "n2"
     assert present(ledger.place(request(30, left_out=frozenset({"n1"})))).node == "n2"
     assert ledger.place(request(30, left_out=frozenset({"n1", "n2"}))) is None
@@ -288,7 +289,7 @@ def test_ineligible_nodes_and_nodes_that_are_left_out_get_nothing() -> None:
 
 
 def test_a_request_for_one_node_gets_no_other() -> None:
-    ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 80)])])
+    ledger = ledger_of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 80)])])
     assert present(ledger.place(request(20, node="n2"))).node == "n2"
     assert ledger.place(request(21, node="n2")) is None
     assert ledger.place(request(20, node="n2", left_out=frozenset({"n2"}))) is None
@@ -314,7 +315,7 @@ def test_many_changes_at_once_are_what_they_are_one_after_the_other() -> None:
     for allocation in changes:
         stepwise.change([allocation])
     for ledger in (at_once, stepwise):
-        ledger.check()
+        check_ledger(ledger)
         assert (ledger.free_units("a"), ledger.free_units("b")) == (80, 70)
     with pytest.raises(KeyError, match="nobody"):
         at_once.replace(active("nobody", "a", 1))
@@ -329,12 +330,12 @@ def test_a_full_gpu_has_nothing_free_and_nothing_unowned_and_neither_has_an_unkn
 
 
 def test_the_check_names_the_gpu_and_what_is_wrong_with_it() -> None:
-    ledger = Ledger.of([report("n", [gpu("a", 3)], [active("s", "a", 60), active("t", "a", 60)])])
+    ledger = ledger_of([report("n", [gpu("a", 3)], [active("s", "a", 60), active("t", "a", 60)])])
     with pytest.raises(LedgerError, match=r"^GPU 3 of n \(a\): 120 units are owned, its capacity is 100$"):
-        ledger.check()
-    ledger = Ledger.of([report("n", [gpu("a", 3)], [active("s", "a", 60)])])
+        check_ledger(ledger)
+    ledger = ledger_of([report("n", [gpu("a", 3)], [active("s", "a", 60)])])
     ledger.capacity.update("a", 41, 40)
     with pytest.raises(
         LedgerError, match=r"^GPU 3 of n \(a\): 41 unowned and 40 free units are out of step with its sessions$"
     ):
-        ledger.check()
+        check_ledger(ledger)

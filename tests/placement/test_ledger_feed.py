@@ -16,7 +16,7 @@ from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
 from gpushare_spawner.placement.request import PlacementRequest, workload_of
 from gpushare_spawner.placement.strategy import BestFit, Spread, StrandingAwareFgd
-from tests.placement.reports import active, gpu, report, request
+from tests.placement.reports import active, gpu, ledger_of, report, request
 
 GPUS = {
     "n1": [gpu("a", 0), gpu("b", 1), gpu("shared", 2)],
@@ -136,7 +136,7 @@ class Feed(RuleBasedStateMachine):
 
     @invariant()
     def the_ledger_is_what_a_new_one_would_be(self) -> None:
-        fresh = Ledger.of(self.reports.values(), [*self.seen.values(), *self.reserved.values()])
+        fresh = ledger_of(self.reports.values(), [*self.seen.values(), *self.reserved.values()])
         for node, resources in self.resources.items():
             fresh.put_resources(node, resources)
         kept = self.feed.ledger

@@ -9,12 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation, settle
 from gpushare_spawner.placement.request import PlacementRequest
-from tests.placement.reports import gpu, report
+from tests.placement.reports import gpu, ledger_of, report
 
 GPUS = {
     "n1": [gpu("a", 0), gpu("b", 1), gpu("sick", 2, healthy=False)],
@@ -37,7 +37,7 @@ class Hub(RuleBasedStateMachine):
         self.running: dict[str, Allocation] = {}
         self.reserved: dict[str, Allocation] = {}
         self.numbers = count()
-        self.ledger = Ledger.of(self.reports())
+        self.ledger = ledger_of(self.reports())
 
     def reports(self) -> list[Report]:
         """What really runs, through JSON as the hub gets it."""
@@ -108,15 +108,15 @@ class Hub(RuleBasedStateMachine):
     @rule()
     def hub_restarts(self) -> None:
         self.reserved.clear()
-        self.ledger = Ledger.of(self.reports())
+        self.ledger = ledger_of(self.reports())
 
     @rule()
     def hub_reads_reports(self) -> None:
-        self.ledger = Ledger.of(self.reports(), self.reserved.values())
+        self.ledger = ledger_of(self.reports(), self.reserved.values())
 
     @invariant()
     def nothing_is_promised_twice(self) -> None:
-        self.ledger.check()
+        check_ledger(self.ledger)
         held = [*self.running.values(), *self.reserved.values()]
         for uuid, capacity in CAPACITY.items():
             here = [allocation for allocation in held if uuid in allocation.gpus]
@@ -128,7 +128,7 @@ class Hub(RuleBasedStateMachine):
 
     @invariant()
     def the_ledger_is_what_a_new_one_would_be(self) -> None:
-        fresh = Ledger.of(self.reports(), self.reserved.values())
+        fresh = ledger_of(self.reports(), self.reserved.values())
         assert dict(fresh.allocations) == dict(self.ledger.allocations)
         for uuid in CAPACITY:
             assert fresh.free_units(uuid) == self.ledger.free_units(uuid)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
@@ -19,7 +20,7 @@ from gpushare_spawner.placement.ledger import Ledger, NodeHold, cheapest_hold
 from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
 from gpushare_spawner.placement.request import PlacementRequest, workload_of
 from gpushare_spawner.placement.strategy import BestFit, Spread, StrandingAwareFgd
-from tests.placement.reports import gpu, report, request
+from tests.placement.reports import gpu, ledger_of, report, request
 
 NODES: dict[str, list[GpuReport]] = {
     "n1": [gpu("a", 0), gpu("b", 1)],
@@ -227,7 +228,7 @@ class Cluster:
 
     def check(self, everything: bool) -> None:
         """Compare with a ledger made anew: all that can be asked, or some of it."""
-        kept, fresh = self.feed.ledger, Ledger.of(self.told.values(), [*self.pods.values(), *self.reserved.values()])
+        kept, fresh = self.feed.ledger, ledger_of(self.told.values(), [*self.pods.values(), *self.reserved.values()])
         for node, resources in self.resources.items():
             fresh.put_resources(node, resources)
         for name, hold in self.holds.items():
@@ -250,7 +251,7 @@ class Cluster:
                 owned[uuid] += one.owned_units
         over = {uuid: units for uuid, units in owned.items() if units > CAPACITY[uuid]}
         assert not over
-        self.feed.ledger.check()
+        check_ledger(self.feed.ledger)
 
     def _one_of(self, names: Iterable[str]) -> str:
         found = sorted(names)

@@ -25,7 +25,7 @@ from gpushare_spawner.placement.strategy import (
     Strategy,
     check_strategy,
 )
-from tests.placement.reports import active, gpu, report, request
+from tests.placement.reports import active, gpu, ledger_of, report, request
 from tests.present import present
 
 SHARES = [Share(10), Share(25), Share(50), Share(100), Share(count=2), Share(count=3)]
@@ -46,7 +46,7 @@ def crowded(seed: int) -> Ledger:
     for number in range(6):
         model = chance.choice(["A100", "T4"])
         nodes.append(report(f"n{number}", [gpu(f"g{number}{index}", index, model) for index in range(3)]))
-    ledger = Ledger.of(nodes)
+    ledger = ledger_of(nodes)
     strategies: list[Strategy] = [BestFit(), Spread()]
     for number in range(chance.randrange(30)):
         wanted = PlacementRequest(chance.choice(SHARES))
@@ -156,13 +156,13 @@ def test_the_default_takes_the_place_after_which_least_is_wasted(
 
 
 def test_a_fraction_goes_where_no_whole_gpu_is_broken_for_it() -> None:
-    ledger = Ledger.of([report("n", [gpu("a", 0), gpu("b", 1)], [active("s", "b", 50)])])
+    ledger = ledger_of([report("n", [gpu("a", 0), gpu("b", 1)], [active("s", "b", 50)])])
     assert present(ledger.place(request(25), StrandingAwareFgd(WORKLOAD))).gpus == ("b",)
 
 
 def test_a_gap_that_fits_what_comes_often_is_left_open() -> None:
     """a has 75 left and b 65: 25 units leave 50 on a, which a half can use, and 40 on b, which none can use."""
-    ledger = Ledger.of([report("n", [gpu("a", 0), gpu("b", 1)], [active("s", "a", 25), active("t", "b", 35)])])
+    ledger = ledger_of([report("n", [gpu("a", 0), gpu("b", 1)], [active("s", "a", 25), active("t", "b", 35)])])
     often = workload_of([(Demand(50, 1), 1.0)])
     assert present(ledger.place(request(25), StrandingAwareFgd(often))).gpus == ("a",)
     assert present(ledger.place(request(25), BestFit())).gpus == ("b",)
@@ -170,7 +170,7 @@ def test_a_gap_that_fits_what_comes_often_is_left_open() -> None:
 
 def test_a_node_whose_cpu_its_gpus_need_is_spared() -> None:
     """n1 has CPU for its GPUs and nothing to spare; n2 has more than its GPU can use."""
-    ledger = Ledger.of([report("n1", [gpu("a", 0), gpu("b", 1)]), report("n2", [gpu("c", 0), gpu("d", 1)])])
+    ledger = ledger_of([report("n1", [gpu("a", 0), gpu("b", 1)]), report("n2", [gpu("c", 0), gpu("d", 1)])])
     ledger.put_resources("n1", NodeResources(cpu=16000))
     ledger.put_resources("n2", NodeResources(cpu=64000))
     hungry = request(25, cpu=8000)
@@ -220,7 +220,7 @@ def test_what_was_computed_of_states_is_forgotten_when_there_are_too_many(monkey
     monkeypatch.setattr(stranding_aware_fgd, "MOST_PLACES", 2)
     strategy, kept = StrandingAwareFgd(workload_of([(Demand(25, 1), 1)])), []
     for number in range(1, 4):
-        ledger = Ledger.of([report("node", [gpu(str(index), index) for index in range(number)])])
+        ledger = ledger_of([report("node", [gpu(str(index), index) for index in range(number)])])
         assert ledger.place(request(25), strategy) is not None
         kept.append(sum(map(len, strategy._best_places.values())))
     assert kept == [1, 2, 1]
@@ -230,7 +230,7 @@ def test_what_was_computed_of_states_is_forgotten_when_there_are_too_many(monkey
 def test_what_is_kept_of_many_nodes_is_no_work_for_the_garbage_collector(demanded: PlacementRequest) -> None:
     """A collection of a cluster's nodes would block the event loop of the hub."""
     strategy = StrandingAwareFgd(workload_of([(Demand(25, 1), 1)]))
-    ledger = Ledger.of([report("node", [gpu("a", 0), gpu("b", 1)])])
+    ledger = ledger_of([report("node", [gpu("a", 0), gpu("b", 1)])])
     ledger.place(demanded, strategy)
     gc.collect()
     [node] = ledger.capacity.nodes.values()

@@ -8,7 +8,7 @@ from gpushare_spawner.placement.feed import SupposedLedger, helpful_actions
 from gpushare_spawner.placement.feed import first_to_fit as looking_for_first
 from gpushare_spawner.placement.ledger import Ledger, NodeHold
 from gpushare_spawner.placement.request import PlacementRequest
-from tests.placement.reports import active, gpu, report, request
+from tests.placement.reports import active, gpu, ledger_of, report, request
 
 
 def stop(at: float) -> Notice:
@@ -30,7 +30,7 @@ def first_to_fit(ledger: Ledger, asked: PlacementRequest, notices: list[tuple[st
 def two_nodes() -> Ledger:
     """Each with one GPU that one session holds whole."""
     held = {"n1": active("ada", "a", 100), "n2": active("bob", "b", 100)}
-    return Ledger.of([report("n1", [gpu("a")], [held["n1"]]), report("n2", [gpu("b")], [held["n2"]])])
+    return ledger_of([report("n1", [gpu("a")], [held["n1"]]), report("n2", [gpu("b")], [held["n2"]])])
 
 
 def test_the_action_that_comes_first_decides() -> None:
@@ -49,7 +49,7 @@ def test_an_action_that_frees_too_little_helps_nobody() -> None:
 
 def test_two_actions_on_one_node_add_up() -> None:
     held = [active("ada", "a", 50), active("bob", "a", 50)]
-    ledger = Ledger.of([report("n", [gpu("a")], held)])
+    ledger = ledger_of([report("n", [gpu("a")], held)])
     assert first_to_fit(ledger, request(80), [("ada", stop(1))]) is None
     hold = first_to_fit(ledger, request(80), [("ada", stop(1)), ("bob", stop(2))])
     assert hold is not None

@@ -9,10 +9,9 @@ import pytest
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement.capacity import Lacking, Obstacle, Reason, Shortage, Unplaceable
-from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import NodeResources, Requested
 from gpushare_spawner.placement.request import Demand, PlacementRequest
-from tests.placement.reports import active, gpu, report, request
+from tests.placement.reports import active, gpu, ledger_of, report, request
 
 SICK = [gpu("a", 0, healthy=False), gpu("b", 1, healthy=False)]
 HALF_SICK = [gpu("a", 0), gpu("b", 1, healthy=False)]
@@ -42,7 +41,7 @@ def test_a_refusal_says_what_stands_in_the_way_and_how_much_there_is(
     gpus: Sequence[GpuReport], share: Share, expected: Unplaceable
 ) -> None:
     models = frozenset({"H100"}) if gpus is MODELS else None
-    why = Ledger.of([report("n", gpus)] if gpus else []).why_unplaceable(PlacementRequest(share, models=models))
+    why = ledger_of([report("n", gpus)] if gpus else []).why_unplaceable(PlacementRequest(share, models=models))
     assert why == expected
     assert why.may_pass == (why.reason in (Reason.UNHEALTHY, Reason.CORDONED))
 
@@ -62,7 +61,7 @@ def test_where_all_is_full_the_best_that_is_free_is_named(
 ) -> None:
     gpus = [gpu(f"g{number}", number) for number in range(len(owned))]
     held = [active(f"s{number}", f"g{number}", units) for number, units in enumerate(owned) if units]
-    ledger = Ledger.of([report("n", gpus, held)])
+    ledger = ledger_of([report("n", gpus, held)])
     assert ledger.place(PlacementRequest(share)) is None
     why = ledger.why_unplaceable(PlacementRequest(share))
     assert (why.reason, why.best_units, why.best_count) == (Reason.FULL, units, count)
@@ -70,7 +69,7 @@ def test_where_all_is_full_the_best_that_is_free_is_named(
 
 
 def test_a_share_that_is_as_big_as_a_gpu_may_give_can_wait_for_it() -> None:
-    ledger = Ledger.of([report("n", SMALL, [active("s", "a", 10)])])
+    ledger = ledger_of([report("n", SMALL, [active("s", "a", 10)])])
     why = ledger.why_unplaceable(request(50))
     assert (why.reason, why.best_units) == (Reason.FULL, 40)
 
@@ -78,7 +77,7 @@ def test_a_share_that_is_as_big_as_a_gpu_may_give_can_wait_for_it() -> None:
 def test_only_gpus_of_the_wanted_models_count() -> None:
     """The free A100 helps nobody who wants an H100; nor does its capacity."""
     gpus = [gpu("a", 0, "A100"), gpu("h", 1, "H100", capacity=80)]
-    ledger = Ledger.of([report("n", gpus, [active("s", "h", 50)])])
+    ledger = ledger_of([report("n", gpus, [active("s", "h", 50)])])
     why = ledger.why_unplaceable(request(60, "H100"))
     assert (why.reason, why.best_units, why.best_count) == (Reason.FULL, 30, 0)
     assert ledger.why_unplaceable(request(90, "H100")).most_units == 80
@@ -86,21 +85,21 @@ def test_only_gpus_of_the_wanted_models_count() -> None:
 
 def test_gpus_of_two_nodes_or_two_models_do_not_add_up() -> None:
     apart = [report("n1", [gpu("a", 0), gpu("b", 1, healthy=False)]), report("n2", [gpu("c", 0, "T4")])]
-    assert Ledger.of(apart).why_unplaceable(request(count=2)).reason is Reason.UNHEALTHY
+    assert ledger_of(apart).why_unplaceable(request(count=2)).reason is Reason.UNHEALTHY
     mixed = [report("n", [gpu("a", 0, "T4"), gpu("b", 1, healthy=False)])]
-    assert Ledger.of(mixed).why_unplaceable(request(count=2)).reason is Reason.TOO_BIG
+    assert ledger_of(mixed).why_unplaceable(request(count=2)).reason is Reason.TOO_BIG
 
 
 def test_the_node_with_the_most_counts_whichever_it_is() -> None:
     small = report("small", [gpu("s0", 0)])
     large = report("large", [gpu(f"l{number}", number) for number in range(3)], [active("s", "l0", 10)])
     for nodes in ([small, large], [large, small]):
-        why = Ledger.of(nodes).why_unplaceable(request(count=3))
+        why = ledger_of(nodes).why_unplaceable(request(count=3))
         assert (why.reason, why.best_count) == (Reason.FULL, 2)
 
 
 def test_a_node_without_enough_cpu_or_memory_is_told_from_one_without_units() -> None:
-    ledger = Ledger.of([report(name, [gpu(name)]) for name in ("n1", "n2", "n3", "n4")])
+    ledger = ledger_of([report(name, [gpu(name)]) for name in ("n1", "n2", "n3", "n4")])
     ledger.add(active("s", "n4", 90))
     ledger.put_resources("n1", NodeResources(cpu=500))
     ledger.put_resources("n2", NodeResources(cpu=1500))
@@ -118,7 +117,7 @@ def test_a_node_without_enough_cpu_or_memory_is_told_from_one_without_units() ->
 
 
 def test_nodes_that_are_too_small_even_if_nothing_ran_there_are_no_reason_to_wait() -> None:
-    ledger = Ledger.of([report(name, [gpu(name)]) for name in ("n1", "n2", "n3")])
+    ledger = ledger_of([report(name, [gpu(name)]) for name in ("n1", "n2", "n3")])
     ledger.add(active("s", "n2", 90))
     for node, cpu, memory in (("n1", 2000, 8), ("n2", 4000, 8), ("n3", 8000, 7)):
         ledger.put_resources(node, NodeResources.of_empty_node(cpu, memory).less(Requested(cpu=1000)))
@@ -133,7 +132,7 @@ def test_nodes_that_are_too_small_even_if_nothing_ran_there_are_no_reason_to_wai
 
 
 def test_nodes_that_keep_the_pod_out_are_an_admins_matter() -> None:
-    ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
+    ledger = ledger_of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
     why = ledger.why_unplaceable(request(50, ineligible=frozenset({"n1", "n2"})))
     assert (why.reason, why.may_pass) == (Reason.INELIGIBLE, False)
     why = ledger.why_unplaceable(request(50, ineligible=frozenset({"n1"})))
@@ -141,7 +140,7 @@ def test_nodes_that_keep_the_pod_out_are_an_admins_matter() -> None:
 
 
 def test_nodes_that_did_not_admit_the_pod_are_named() -> None:
-    ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
+    ledger = ledger_of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
     wanted = request(50, left_out=frozenset({"n1"}))
     assert ledger.place(wanted) is None
     why = ledger.why_unplaceable(wanted)
@@ -149,7 +148,7 @@ def test_nodes_that_did_not_admit_the_pod_are_named() -> None:
 
 
 def test_of_a_request_for_one_node_only_that_node_is_looked_at() -> None:
-    ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
+    ledger = ledger_of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
     why = ledger.why_unplaceable(request(50, node="n2"))
     assert (why.reason, why.best_units) == (Reason.FULL, 40)
     assert ledger.why_unplaceable(request(50, node="lost")).reason is Reason.NO_GPUS
@@ -157,7 +156,7 @@ def test_of_a_request_for_one_node_only_that_node_is_looked_at() -> None:
 
 
 def test_a_request_that_fits_and_may_not_go_yet_reads_that_there_is_enough() -> None:
-    why = Ledger.of([report("n", [gpu("a")], [active("s", "a", 60)])]).why_unplaceable(request(30))
+    why = ledger_of([report("n", [gpu("a")], [active("s", "a", 60)])]).why_unplaceable(request(30))
     assert (why.reason, why.best_units, why.best_count) == (Reason.FULL, 30, 1)
 
 
@@ -171,7 +170,7 @@ def test_what_is_not_said_counts_as_nothing() -> None:
 
 
 def test_the_most_that_is_free_anywhere_is_told() -> None:
-    ledger = Ledger.of([report(name, [gpu(name)]) for name in ("n1", "n2", "n3")])
+    ledger = ledger_of([report(name, [gpu(name)]) for name in ("n1", "n2", "n3")])
     for name, units in (("n1", 80), ("n2", 60), ("n3", 90)):
         ledger.add(active(name, name, units))
     why = ledger.why_unplaceable(request(50))
@@ -179,7 +178,7 @@ def test_the_most_that_is_free_anywhere_is_told() -> None:
 
 
 def test_a_request_that_names_no_cpu_and_memory_needs_none() -> None:
-    ledger = Ledger.of([report("n1", [gpu("a")])])
+    ledger = ledger_of([report("n1", [gpu("a")])])
     ledger.put_resources("n1", NodeResources(cpu=0, memory=0, pods=1))
     assert ledger.place(request(50)) is not None
     assert Demand(50, 1) == Demand(50, 1, cpu=0, memory=0)

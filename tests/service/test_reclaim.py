@@ -16,7 +16,7 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import IdleCause, Tier, UseRule
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.feed import LedgerFeed
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.culler.reclaim import Pressure, pressure
@@ -347,7 +347,7 @@ async def test_an_error_in_placement_keeps_no_idle_action_from_being_taken(
     def fails(*_: object) -> None:
         raise RuntimeError("the index contradicts itself")
 
-    monkeypatch.setattr(Ledger, "of", fails)
+    monkeypatch.setattr(LedgerFeed, "follow", fails)
     stage.pending = [waits("eve")]
     await stage.culler.round()
     assert "What waiting spawns need is unknown" in caplog.text

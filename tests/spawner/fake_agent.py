@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.control import (
     MAX_LINE_BYTES,
     REQUEST,
@@ -24,7 +25,7 @@ from gpushare_spawner.model.control import (
 )
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.placement.ledger import Ledger
+from tests.placement.reports import ledger_of
 
 GIB = 2**30
 
@@ -158,13 +159,13 @@ class FakeAgent:
         if there is not None and (there.gpus, there.share_units) != (request.gpus, request.share_units):
             return Answer(error=Failure(code="exists", message=f"{request.id} is open"))
         self.sessions[request.id] = session
-        ledger = Ledger.of([self.report()])
+        ledger = ledger_of([self.report()])
         over = [uuid for uuid, units in self.owned().items() if units > 100]
         if over:
             del self.sessions[request.id]
             self.violations.append(f"{request.id} wanted {request.share_units} on {over}")
             return Answer(error=Failure(code="no-capacity", message=f"no room on {over[0]}"))
-        ledger.check()
+        check_ledger(ledger)
         return Answer(
             result={
                 "environment": {

@@ -17,7 +17,7 @@ from gpushare_spawner.model.quota import Quota, Quotas
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Idle, Template
-from gpushare_spawner.placement.feed import SupposedLedger
+from gpushare_spawner.placement.feed import LedgerFeed, SupposedLedger
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.request import PlacementRequest, suitable_models
 from gpushare_spawner.quota.accounts import Account, QuotaAccounts, QuotaUsage
@@ -78,7 +78,7 @@ def pressure(
     if not waiting:
         kept: dict[str, int] = {}
     else:
-        ledger = Ledger.of(reports)
+        ledger = LedgerFeed().follow(reports)
         over_quota = _over_quota(quotas, usage, reports, templates, now, use)
         placed = (candidate for candidate in over_quota if ledger.node_of(candidate.session) == candidate.node)
         kept = reclaimed(waiting, placed, SupposedGpus(ledger))
@@ -255,7 +255,7 @@ def needed(
     waiting = list(_asking(reports, pending, templates))
     if not waiting or not idle_sessions:
         return {}
-    ledger = Ledger.of(reports)
+    ledger = LedgerFeed().follow(reports)
     placed = (session for session in idle_sessions if ledger.node_of(session.session) == session.node)
     return reclaimed(waiting, placed, SupposedGpus(ledger, lent=True))
 

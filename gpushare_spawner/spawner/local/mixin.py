@@ -252,7 +252,7 @@ class GPUShareMixin(GPUShareBase):
         with refusals_reported(self), attempt.cancelled_on_failure(), attempt.starting():
             address = await maybe_future(super().start())
             if attempt.session is not None:
-                await self.reservations.confirm_started(attempt.session, await self.share_pid())
+                await self.reservations.confirm(attempt.session, await self.share_pid())
         return address
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:

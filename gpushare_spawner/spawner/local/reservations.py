@@ -103,9 +103,7 @@ class AgentReservations(Reservations[OpenedShare]):
 
     async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
         """Return a snapshot from the agent's report. Raises AgentUnreachable."""
-        return self._snapshot(await self.report(max_age))
-
-    def _snapshot(self, report: Report) -> GpuSnapshot:
+        report = await self.report(max_age)
         self.feed.follow((report,), reserved=self.in_flight.values())
         if self._machine is not None:
             self.feed.resources(report.node, self._machine.left(report, self._expected.offered()))
@@ -148,7 +146,8 @@ class AgentReservations(Reservations[OpenedShare]):
                 ticket.says(ticket.ahead or 0, error.message)
             else:
                 self.log.error("The agent refused to open %s (%s): %s", request.id, error.code, error.message)
-                ticket.refuse(_refused(error))
+                message = spawn_failures.agent_refused_session(error.message)
+                ticket.refuse(SpawnRefused(message, reason="agent-refused", status=502))
             return None
         if ticket not in self.queue or ticket.result.done():
             self.release(request.id)
@@ -205,26 +204,18 @@ class AgentReservations(Reservations[OpenedShare]):
     # -- the process runs --
 
     async def confirm(self, request: OpenRequest, pid: int) -> None:
-        """Send the pid of the session's process to the agent, later if the agent is unavailable.
+        """Send the pid of a session's process to the agent, later if the agent is unavailable.
 
-        Raises ControlRefused if the agent refuses it.
+        Raises SpawnRefused if the agent refuses it, also for a ``pid`` below 1: then the server has ended already.
         """
+        if pid < 1:
+            raise SpawnRefused(spawn_failures.SERVER_ENDED, reason="exited", status=500)
         self._running[request.id] = request
         try:
             await self._confirm(request, pid)
         except AgentUnreachable as error:
             self.log.warning("GPU session %s is not confirmed yet: %s", request.id, error)
             self.in_background(self._confirm_later(request, pid))
-
-    async def confirm_started(self, request: OpenRequest, pid: int) -> None:
-        """Confirm a server that was started, as `confirm` does.
-
-        Raises SpawnRefused, also for a ``pid`` below 1: then the server has ended already.
-        """
-        if pid < 1:
-            raise SpawnRefused(spawn_failures.SERVER_ENDED, reason="exited", status=500)
-        try:
-            await self.confirm(request, pid)
         except ControlRefused as error:
             raise SpawnRefused(
                 spawn_failures.agent_refused_process(error.message), reason="agent-refused", status=502
@@ -364,7 +355,3 @@ class AgentReservations(Reservations[OpenedShare]):
                 self.release(session.id)
                 swept.append(session.id)
         return swept
-
-
-def _refused(error: ControlRefused) -> SpawnRefused:
-    return SpawnRefused(spawn_failures.agent_refused_session(error.message), reason="agent-refused", status=502)

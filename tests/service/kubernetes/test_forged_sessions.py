@@ -30,7 +30,6 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostUseReport, Notice, Report, SessionReport
 from gpushare_spawner.model.share import Tier, split_session_id
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.actions.keeps import controls_of_others
 from gpushare_spawner.service.api.entries import node_entry, problems
@@ -50,6 +49,7 @@ from gpushare_spawner.service.sources import DashboardSources, ServiceSnapshot
 from gpushare_spawner.service.units import gpu_bar, units_of
 from gpushare_spawner.service.web.app import Caller
 from gpushare_spawner.service.web.metrics import ServiceState, exposition
+from tests.placement.reports import ledger_of
 from tests.service.dashboards import NO_AGENT, PREFIX, sessions_shown
 
 NOW = 1_790_000_000.0
@@ -392,7 +392,7 @@ def test_the_units_of_another_hubs_pods_are_taken_and_nothing_else_of_them_count
     seen, _ = world.cluster.report(HONEST)
     assert [one.id for one in seen.sessions] == ["victim"]
     assert units_of(gpu_bar(seen.gpus[0], seen.allocated_to), "free") == 50
-    assert Ledger.of([seen]).allocations.keys() == {"victim", "jhub/jupyter-bob-node-b"}
+    assert ledger_of([seen]).allocations.keys() == {"victim", "jhub/jupyter-bob-node-b"}
     assert {one.user for one in seen.others} == {""}
 
 
@@ -441,7 +441,7 @@ def test_a_node_that_reports_the_gpu_of_another_changes_nothing_of_it() -> None:
     world.cluster._changed()
     reports = [world.cluster.report(node)[0] for node in (HOSTILE, HONEST)]
     assert reports[1] == before
-    assert Ledger.of(reports).capacity.gpus[f"GPU-{HONEST}"].node == HONEST
+    assert ledger_of(reports).capacity.gpus[f"GPU-{HONEST}"].node == HONEST
 
 
 @pytest.mark.parametrize("reported", [True, False])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.placement.ledger import NodeHold
@@ -233,7 +234,7 @@ class Day:
         queued = [name for name, ticket in self.tickets.items() if ticket in machine.queue]
         placed = await one_pass(machine)
         self.ends |= {name: self.now + self.spawns[name].lasts for name in placed}
-        machine.feed.ledger.check()
+        check_ledger(machine.feed.ledger)
         self.nobody_was_delayed(queued, placed)
         self.what_fits_is_used(queued, placed)
         return placed
