@@ -6,6 +6,7 @@ The idle times are so short that the demo shows all idle actions in five minutes
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -17,7 +18,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +143,9 @@ def demo(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise DemoFailed(missing_package("The demo", error)) from None
     folder = DemoFolder(options.dir)
-    try:
+    with _writing_state():
         folder.make()
         running = folder.lock()
-    except OSError as error:
-        raise _state_not_written(error) from None
     if running is not None:
         where = f" at {running['url']}" if "url" in running else ""
         process = f" (process {running['pid']})" if "pid" in running else ""
@@ -182,7 +181,7 @@ def demo(options: argparse.Namespace) -> int:
         # every account of this machine reaches the port, and a login runs programs as the demo's owner
         password=secrets.token_urlsafe(9),
     )
-    try:
+    with _writing_state():
         write_demo_templates(shipped, folder.templates)
         if not models:
             folder.write_nvidia_smi()
@@ -190,8 +189,6 @@ def demo(options: argparse.Namespace) -> int:
         for log in (folder.agent_log, folder.hub_log):
             log.unlink(missing_ok=True)
         simulated_state(folder.root).unlink(missing_ok=True)
-    except OSError as error:
-        raise _state_not_written(error) from None
     try:
         with Processes() as processes:
             return watch(stack, processes)
@@ -207,8 +204,12 @@ def shared_gpus(models: list[str], simulate: bool) -> str:
     return f"sharing two simulated GPUs of 16 GiB ({reason}); results are computed, times are simulated"
 
 
-def _state_not_written(error: OSError) -> DemoFailed:
-    return DemoFailed(f"the demo cannot write its state: {error.strerror} ({error.filename})")
+@contextlib.contextmanager
+def _writing_state() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DemoFailed(f"the demo cannot write its state: {error.strerror} ({error.filename})") from None
 
 
 def watch(stack: Stack, processes: Processes) -> int:

@@ -44,9 +44,10 @@ class AgentFacts:
     """The machine's GPUs that can be shared."""
 
 
-def check(socket: Path, gpus: tuple[Gpu, ...]) -> list[Finding]:
-    """Return the findings."""
-    return findings(probe(socket, gpus))
+def check(socket: Path, gpus: tuple[Gpu, ...]) -> tuple[list[Finding], Report | None]:
+    """Return the findings, and the agent's report for other checks; None if it does not answer."""
+    facts = probe(socket, gpus)
+    return findings(facts), facts.report
 
 
 def probe(socket: Path, gpus: tuple[Gpu, ...]) -> AgentFacts:

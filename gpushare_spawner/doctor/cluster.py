@@ -16,10 +16,8 @@ from pydantic import ValidationError
 
 from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi
 from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, ask, socket_paths
-from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.clients.service_account import NoCluster
 from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem, skipped
-from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.kubernetes.objects import REPORT_SELECTOR, misplaced_report, read_report
 from gpushare_spawner.model.report import Report, doubled_gpus
 from gpushare_spawner.wording.amounts import doubled_gpu, plural
@@ -35,8 +33,6 @@ _CONTAINERD = re.compile(r"containerd://(\d+)\.(\d+)\.(\d+)")
 class ClaimFacts:
     """Facts that the probe has read."""
 
-    on_node: bool = True
-    """Whether this machine is a node of a cluster, or this program is in a pod."""
     no_answer: str = ""
     """Why the API server does not answer; empty: it does."""
     in_use: bool | None = None
@@ -53,22 +49,19 @@ class ClaimFacts:
     """The missing sockets of the driver."""
 
 
-def check_claims(socket: Path, machine: Machine) -> list[Finding]:
-    """Return the findings. ``socket``: the agent's control socket."""
-    return claim_findings(asyncio.run(probe(socket, machine)) if machine.on_node else ClaimFacts(on_node=False))
+def check_claims(report: Report | None, machine: Machine) -> list[Finding]:
+    """Return the findings about claims. ``report``: the agent's; None: it does not answer."""
+    if not machine.on_node:
+        return [skipped(CLAIMS, "this machine is no node of a cluster")]
+    return claim_findings(asyncio.run(probe(report, machine)))
 
 
-async def probe(socket: Path, machine: Machine) -> ClaimFacts:
-    """Ask the agent and the API server. Nothing is made: requests to create are dry runs."""
-    in_use, node = None, os.uname().nodename
-    try:
-        report = await AgentClient(socket).report()
-        in_use, node = report.claims is not None, report.node
-    except (AgentUnreachable, ControlRefused, OSError):
-        pass
-    facts = ClaimFacts(
-        in_use=in_use, missing=tuple(path for path in socket_paths(machine.kubelet) if not path.exists())
-    )
+async def probe(report: Report | None, machine: Machine) -> ClaimFacts:
+    """Ask the API server. Nothing is made: requests to create are dry runs."""
+    in_use = None if report is None else report.claims is not None
+    node = os.uname().nodename if report is None else report.node
+    missing = tuple(path for path in socket_paths(machine.kubelet) if not path.exists())
+    facts = ClaimFacts(in_use=in_use, missing=missing)
     try:
         api = await ClusterApi.connect()
     except NoCluster as error:
@@ -98,8 +91,6 @@ async def ask_cluster(api: ClusterApi, node: str, namespace: str, facts: ClaimFa
 
 def claim_findings(facts: ClaimFacts) -> list[Finding]:
     """Return the findings that follow from the facts."""
-    if not facts.on_node:
-        return [skipped(CLAIMS, "this machine is no node of a cluster")]
     results = [ok("API server", f"Kubernetes {facts.server}")] if facts.server else []
     if facts.no_answer:
         return [*results, skipped(CLAIMS, f"the API server cannot be asked: {facts.no_answer}")]

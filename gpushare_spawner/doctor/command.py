@@ -25,7 +25,7 @@ from gpushare_spawner.doctor import (
     system,
     template_files,
 )
-from gpushare_spawner.doctor.finding import Finding, Level, Machine, exit_status
+from gpushare_spawner.doctor.finding import Finding, Level, Machine
 from gpushare_spawner.doctor.gpu_programs import PROGRAMS
 from gpushare_spawner.model.quantity import parse_bytes
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, default_folder
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(as_json(groups), indent=2))
     else:
         show(groups, Console(highlight=False, width=None if sys.stdout.isatty() else 160))
-    return exit_status(finding for findings in groups.values() for finding in findings)
+    return int(_count(groups, Level.PROBLEM) > 0)
 
 
 def examine(options: argparse.Namespace) -> Groups:
@@ -107,13 +107,14 @@ def examine(options: argparse.Namespace) -> Groups:
     templates_dir = options.templates_dir or machine.path(default_folder())
     on_driver, gpus = driver.check(machine)
     whole = tuple(device for device in gpus if device.mig is None)
+    on_agent, report = agent.check(control_socket, gpus)
     groups = {
         "driver": on_driver,
         "kernel": system.check(machine),
         "containers": containers.check(whole, machine),
         "library": library.check(),
-        "agent": agent.check(control_socket, gpus),
-        "claims": cluster.check_claims(control_socket, machine),
+        "agent": on_agent,
+        "claims": cluster.check_claims(report, machine),
         "cluster": cluster.check_gpus(machine),
         "config files": hub_files.check(config_dirs, machine),
         "templates": template_files.check(templates_dir, gpus, machine),
@@ -128,7 +129,7 @@ def as_json(groups: Mapping[str, list[Finding]]) -> dict[str, object]:
     findings = [{"group": group, **asdict(finding)} for group, results in groups.items() for finding in results]
     return {
         "version": __version__,
-        "ok": not any(finding["level"] is Level.PROBLEM for finding in findings),
+        "ok": not _count(groups, Level.PROBLEM),
         "findings": findings,
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -55,11 +55,6 @@ def note(where: str, what: str, remedy: str) -> Finding:
 def problem(where: str, what: str, remedy: str) -> Finding:
     """Return a finding about something that does not work."""
     return Finding(Level.PROBLEM, where, what, remedy)
-
-
-def exit_status(findings: Iterable[Finding]) -> int:
-    """Return 1 if any finding is a problem, else 0."""
-    return int(any(finding.level is Level.PROBLEM for finding in findings))
 
 
 def closed_part(path: Path) -> str:

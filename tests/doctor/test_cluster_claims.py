@@ -20,7 +20,7 @@ def said(facts: ClaimFacts) -> list[tuple[Level, str, str]]:
 
 
 def test_a_machine_that_is_no_node_is_not_asked() -> None:
-    (finding,) = check_claims(Path("/nowhere"), Machine(Path("/nowhere"), {}))
+    (finding,) = check_claims(None, Machine(Path("/nowhere"), {}))
     assert (finding.level, finding.what) == (Level.SKIPPED, "this machine is no node of a cluster")
 
 
