@@ -137,7 +137,7 @@ class SimulatedHub:
         for report in reports:
             for session in report.sessions:
                 self.add_pod(session)
-        capacity = ClusterCapacity(None, logging.getLogger("benchmark"))
+        capacity = ClusterCapacity(None, logging.getLogger("benchmark"))  # type: ignore[arg-type]
         # what the reader of nodes and pods has, without the API server that it reads
         free = {
             report.node: {

@@ -2,29 +2,22 @@
 
 An unreadable object is logged once and does not affect the others. A list is parsed object by object, and only a part
 of each object is kept: all pods of a large cluster at once, as Python objects, would take ten times the memory of these
-parts, and a process rarely gives memory back. The connections: cluster.py and service_account.py.
+parts, and a process rarely gives memory back. The requests: api.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import random
-import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
-
-import aiohttp
-from kubernetes_asyncio.client import ApiException
-from kubernetes_asyncio.config import ConfigException
+from typing import Any, Generic, TypeVar
 
 from gpushare_spawner.background import Background
-from gpushare_spawner.clients.service_account import watch_lines
-from gpushare_spawner.wording.amounts import http_status, reason
+from gpushare_spawner.clients.api import SILENCE, WATCH_SECONDS, ApiFailure, ClusterApi
 
 MOST_LOGGED = 1000
 """Maximum of logged unreadable objects. Our choice: a hub runs for months and sees many pod names."""
@@ -48,72 +41,21 @@ class BadObjects:
                 self._log.exception("%s cannot be read, so it counts as it was before", name)
 
 
-_SPACE = re.compile(r"[ \t\n\r]*")
-_DECODER = json.JSONDecoder()
-
-
-class ListAnswer:
-    """JSON object with ``metadata`` and ``items``, in any order."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self.version = ""
-        """resourceVersion of the list, set after the last item."""
-
-    def items(self) -> Iterator[dict[str, Any]]:
-        """Yield each item. Raises ValueError for an invalid list, and KeyError without a version."""
-        others: dict[str, Any] = {}
-        at = self._after(0, "{")
-        while self._next(at) != "}":
-            name, at = self._value(at)
-            at = self._after(at, ":")
-            if name != "items" or self._next(at) != "[":
-                others[name], at = self._value(at)
-            else:
-                at = self._after(at, "[")
-                while self._next(at) != "]":
-                    item, at = self._value(at)
-                    yield item
-                    at = self._after(at, ",") if self._next(at) == "," else at
-                at = self._after(at, "]")
-            at = self._after(at, ",") if self._next(at) == "," else at
-        self.version = str(others["metadata"]["resourceVersion"])
-
-    def _value(self, at: int) -> tuple[Any, int]:
-        return _DECODER.raw_decode(self._text, self._skip(at))
-
-    def _next(self, at: int) -> str:
-        at = self._skip(at)
-        return self._text[at : at + 1]
-
-    def _after(self, at: int, mark: str) -> int:
-        at = self._skip(at)
-        if not self._text.startswith(mark, at):
-            raise ValueError(f"no list of Kubernetes: {mark} expected at character {at}")
-        return at + len(mark)
-
-    def _skip(self, at: int) -> int:
-        match = _SPACE.match(self._text, at)
-        return match.end() if match is not None else at
-
-
 Object = dict[str, Any]
 """Object as the API server sends it, or a part of it. Never changed here."""
+Part = TypeVar("Part")
 
-WATCH_SECONDS = 60
-"""Seconds after which the API server ends a watch. The next watch continues from there."""
-_BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
-"""Errors of the connection, after which the next watch can continue."""
-_SILENCE = 15.0
-"""Seconds of silence after the end of a watch is due that prove a dead connection."""
-_LONGEST_PAUSE = 20.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 20.0
+"""Seconds between tries while the API server does not answer."""
+TRIES_OF_A_WATCH = 5
+"""Consecutive failures after which the objects are listed again."""
 _AT_LEAST = 0.5
 """Seconds. After a shorter watch (the API server stops, or a proxy cuts it) the next starts with a delay."""
 _CATCHING_UP = 2.0
 """Seconds in which a new watch brings earlier events."""
 ITEMS_AT_ONCE = 50
 """Objects of a list that are parsed without a break for the event loop: about 2 ms."""
-LOST_AFTER = WATCH_SECONDS + _SILENCE + 2 * _LONGEST_PAUSE
+LOST_AFTER = WATCH_SECONDS + SILENCE + 2 * LONGEST_PAUSE
 """Seconds without an answer of the API server after which its last answer is out of date."""
 
 
@@ -123,43 +65,65 @@ def key(item: Object) -> str:
     return f"{namespace}/{item['metadata']['name']}" if namespace else str(item["metadata"]["name"])
 
 
-class Watched(Background):
+def whole(item: Object) -> Object:
+    """Return the object: everything of it is kept."""
+    return item
+
+
+class Watched(Background, Generic[Part]):
     """Objects read by one list and a series of watches until `close`, with unlimited retries.
 
-    ``list_method`` is one of the client's ``list_…`` methods, bound to its namespace if it has one. ``where`` names for
-    people the place of the objects. ``on_change`` is called after each change from a watch. ``keep`` returns the part
-    of an object to keep, with its name, namespace and resourceVersion. If it raises, the object keeps its earlier state
-    or is left out: an invalid object must not hide the others.
+    ``what`` and ``where`` name for people the kind ("pods") and the place of the objects at ``path``; ``query`` selects
+    them. ``keep`` returns the part of an object to keep; None: the object is left out. If it raises, the object keeps
+    its earlier state or is left out: an invalid object must not hide the others. ``on_change`` is called after each
+    list and each change.
     """
 
     def __init__(
         self,
+        api: ClusterApi,
+        path: str,
         what: str,
-        list_method: Callable[..., Awaitable[Any]],
         where: str,
-        selector: str,
+        keep: Callable[[Object], Part | None],
+        query: Mapping[str, str] | None = None,
         on_change: Callable[[], None] = lambda: None,
-        keep: Callable[[Object], Object] = lambda item: item,
         log: logging.Logger | None = None,
         missing_right: str = "",
+        cached: bool = True,
     ) -> None:
-        """Create the watch. ``missing_right``: source of the right to read, as the end of a refusal's sentence."""
+        """Create the watch. ``missing_right``: source of the right to read, as the end of a refusal's sentence.
+
+        ``cached``: the first list can come from the API server's cache, which is cheap to read; the watch brings newer
+        versions.
+        """
+        self._api = api
+        self._path = path
+        self._query = dict(query or {})
+        self._objects = f"the {what} of {where}"
+        self._keep = keep
+        self._on_change = on_change
+        self._log = log or logging.getLogger("gpushare.cluster")
         self._missing_right = missing_right
+        self._least = "0" if cached else ""
         self.what = what
-        """Name of the kind for people: "pods"."""
-        self.objects: dict[str, Object] = {}
+        """Name of the kind for people."""
+        self.objects: dict[str, Part] = {}
         """Objects by `key`."""
+        self.versions: dict[str, str] = {}
+        """Their resourceVersions."""
         self.arrived: dict[str, float] = {}
         """Earliest possible time (`time.monotonic`) of the write of the version in `objects`: mostly its arrival by a
         watch. Missing: it came with a list, so its age is unknown."""
-        self.problem = f"the {what} of {where} have not been read yet"
+        self.problem = f"{self._objects} have not been read yet"
         """Present problem, for people; empty: none."""
-        self._list_method = list_method
-        self._where = where
-        self._selector = selector
-        self._on_change = on_change
-        self._keep = keep
-        self._log = log or logging.getLogger("gpushare.cluster")
+        self.version = ""
+        """The newest version that a list or the watch has brought, deletions included."""
+        self.listing = False
+        """Whether a list is under way."""
+        self.listed_at: float | None = None
+        """Start of the last list that was answered (`time.monotonic`)."""
+        self._failing = False
         self._bad_objects = BadObjects(self._log)
         self._heard: float | None = None
         self._missed_since: float | None = None
@@ -184,144 +148,121 @@ class Watched(Background):
 
         The API server's change of that version is the next, so the watch brings it or a newer version.
         """
-        current = self.objects.get(key(item))
-        if current is None or _version(current) != version:
+        if self.versions.get(key(item)) != version:
             return False
-        self.objects[key(item)] = self._keep(item)
+        self.enter(item)
         return True
 
-    async def _run(self) -> None:
-        version, pause = "", 0.0
-        # version 0: the API server's cache, which is cheap to read; the watch brings newer versions
-        least = "0"
-        while True:
-            try:
-                version = version or await self._list(least)
-                pause, began = 0.0, time.monotonic()
-                async with contextlib.aclosing(self._watch(version)) as events:
-                    async for event in events:
-                        version = self._take(event)
-                        least = "0"
-                if time.monotonic() - began < _AT_LEAST:
-                    await asyncio.sleep(_AT_LEAST)
-            except _Expired:
-                # the API server has dropped later events: list again, and not from its cache
-                version, least = "", ""
-                await asyncio.sleep(_AT_LEAST)
-            except Exception as error:
-                # for any error: the objects here must not become stale
-                version = version if isinstance(error, _BROKEN) else ""
-                self._fail(error)
-                pause = min(_LONGEST_PAUSE, 2 * pause or 0.25)
-                await asyncio.sleep(pause * random.uniform(0.5, 1))
+    def enter(self, item: Object) -> None:
+        """Take the present version of an object."""
+        name, part = key(item), self._part(item)
+        if part is None:
+            self._drop(name)
+        else:
+            self.objects[name], self.versions[name] = part, _version(item)
 
-    async def _list(self, least: str) -> str:
-        """List all objects at that version or later; empty: at the newest. Return the version of the list."""
-        at_least = {"resource_version": least} if least else {}
-        answer = await self._ask(**at_least, _request_timeout=30)
-        parsed = ListAnswer((await answer.read()).decode())
-        # the answer keeps the bytes
-        del answer
-        listed: dict[str, Object | None] = {}
-        for number, item in enumerate(parsed.items()):
-            listed[key(item)] = self._part(item)
-            if number % ITEMS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        self._heard, self.problem = time.monotonic(), ""
-        before = self.objects
-        self.objects = {name: part for name, part in listed.items() if part is not None}
-        self.arrived = {
-            name: at
-            for name, at in self.arrived.items()
-            if name in self.objects and _version(self.objects[name]) == _version(before[name])
-        }
-        self._answered.set()
-        self._on_change()
-        return parsed.version
-
-    async def _watch(self, version: str) -> AsyncGenerator[Mapping[str, Any], None]:
-        answer = await self._ask(
-            watch=True,
-            resource_version=version,
-            allow_watch_bookmarks=True,
-            timeout_seconds=WATCH_SECONDS,
-            _request_timeout=(10, WATCH_SECONDS + _SILENCE),
-        )
-        try:
-            # the first events can be from before this watch began
-            self._missed_since, self._caught_up = self._heard, time.monotonic() + _CATCHING_UP
-            self._heard, self.problem = time.monotonic(), ""
-            async for line in watch_lines(answer.content):
-                self._heard = time.monotonic()
-                yield json.loads(line)
-            self._heard = time.monotonic()
-        finally:
-            answer.close()
-
-    async def _ask(self, **arguments: Any) -> aiohttp.ClientResponse:
-        answer: aiohttp.ClientResponse = await self._list_method(
-            label_selector=self._selector, _preload_content=False, **arguments
-        )
-        if answer.status == 410:
-            answer.close()
-            raise _Expired
-        if answer.status != 200:
-            text = await answer.text()
-            answer.close()
-            raise ApiException(status=answer.status, reason=_message(text) or answer.reason)
-        return answer
-
-    def _take(self, event: Mapping[str, Any]) -> str:
-        """Apply an event. Return its version."""
-        kind, item = event["type"], event["object"]
-        if kind == "ERROR":
-            if item.get("code") == 410:
-                raise _Expired
-            raise ApiException(status=item.get("code"), reason=item.get("message"))
-        version = _version(item)
-        if kind != "BOOKMARK":
-            name = key(item)
-            if kind == "DELETED":
-                self.objects.pop(name, None)
-                self.arrived.pop(name, None)
-            else:
-                part = self._part(item)
-                if part is None:
-                    return version
-                self.objects[name] = part
-                now = time.monotonic()
-                catching_up = self._missed_since is not None and now < self._caught_up
-                self.arrived[name] = min(now, self._missed_since or now) if catching_up else now
-            self._on_change()
-        return version
-
-    def _part(self, item: Object) -> Object | None:
-        """Return the part of an object to keep; None if it is unreadable and new."""
+    def _part(self, item: Object) -> Part | None:
+        """Return the part of an object to keep: if the object is unreadable, the part that was kept before."""
         name = key(item)
-        with self._bad_objects.apart(f"{name} of the {self.what} of {self._where}"):
+        with self._bad_objects.apart(f"{name} of {self._objects}"):
             return self._keep(item)
         return self.objects.get(name)
 
-    def _fail(self, error: Exception) -> None:
-        if isinstance(error, ApiException) and error.status in (401, 403):
-            why = f"the API server refuses ({http_status(error.status, error.reason)}){self._missing_right}"
-        elif isinstance(error, ApiException):
-            why = f"the API server answers {http_status(error.status, error.reason)}"
-        elif isinstance(error, _BROKEN):
-            why = f"the API server cannot be reached ({reason(error)})"
-        elif isinstance(error, ConfigException):
-            why = f"no token ({error})"
+    def _drop(self, name: str) -> None:
+        for by_name in (self.objects, self.versions, self.arrived):
+            by_name.pop(name, None)
+
+    async def _run(self) -> None:
+        version, least, pause, failures, expired = "", self._least, FIRST_PAUSE, 0, False
+        while True:
+            try:
+                version = version or await self._list(least)
+                least, began = self._least, time.monotonic()
+                watch = self._api.watch(self._path, version, self._opened, **self._query)
+                async with contextlib.aclosing(watch) as events:
+                    async for event in events:
+                        version = self._take(event)
+                        pause, failures, expired = FIRST_PAUSE, 0, False
+                self._settled()
+                pause, failures, expired = FIRST_PAUSE, 0, False
+                await asyncio.sleep(max(0.0, began + _AT_LEAST - time.monotonic()))
+                continue
+            except ApiFailure as failure:
+                failures += 1
+                if failure.status == 410:
+                    # the API server has dropped later events: list again, and not from its cache
+                    version, least = "", ""
+                    if not expired:
+                        # only once at a time, so as not to flood a server that rejects every version as too old
+                        expired = True
+                        continue
+                elif not _may_pass(failure) or failures >= TRIES_OF_A_WATCH:
+                    # a list is expensive for a server in trouble, so until then the watch continues from its version
+                    version = ""
+                self._fail(f"{failure}{self._missing_right if failure.status in (401, 403) else ''}")
+            except Exception as error:
+                # for any error: the objects here must not become stale
+                version = ""
+                self._fail(f"unexpected answer of the API server ({type(error).__name__}: {error})")
+            await asyncio.sleep(pause * random.uniform(0.5, 1))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _list(self, least: str) -> str:
+        """List all objects at that version or later; empty: at the newest. Return the version of the list."""
+        began, self.listing = time.monotonic(), True
+        try:
+            answer = await self._api.list(self._path, **self._query, **({"resourceVersion": least} if least else {}))
+        finally:
+            self.listing = False
+        parts: dict[str, Part] = {}
+        versions: dict[str, str] = {}
+        for number, item in enumerate(answer.items()):
+            part = self._part(item)
+            if part is not None:
+                parts[key(item)], versions[key(item)] = part, _version(item)
+            if number % ITEMS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        # an unchanged object has not been written since it arrived
+        self.arrived = {name: at for name, at in self.arrived.items() if versions.get(name) == self.versions[name]}
+        self.objects, self.versions, self.version, self.listed_at = parts, versions, answer.version, began
+        self._settled()
+        self._on_change()
+        return self.version
+
+    def _opened(self) -> None:
+        # the first events can be from before this watch began
+        self._missed_since, self._caught_up = self._heard, time.monotonic() + _CATCHING_UP
+        self._settled()
+
+    def _take(self, event: Object) -> str:
+        """Apply an event. Return its version."""
+        item, now = event["object"], time.monotonic()
+        self.version, self._heard = _version(item), now
+        if event["type"] == "BOOKMARK":
+            return self.version
+        if event["type"] == "DELETED":
+            self._drop(key(item))
         else:
-            why = f"unexpected answer of the API server ({type(error).__name__}: {error})"
-        problem = f"the {self.what} of {self._where} cannot be read: {why}"
+            self.enter(item)
+            if key(item) in self.objects:
+                catching_up = self._missed_since is not None and now < self._caught_up
+                self.arrived[key(item)] = min(now, self._missed_since or now) if catching_up else now
+        self._on_change()
+        return self.version
+
+    def _settled(self) -> None:
+        self._heard, self.problem = time.monotonic(), ""
+        self._answered.set()
+        if self._failing:
+            self._log.info("%s are read again", self._objects)
+        self._failing = False
+
+    def _fail(self, why: str) -> None:
+        problem = f"{self._objects} cannot be read: {why}"
         if problem != self.problem:
             self._log.warning("%s", problem)
-        self.problem = problem
+        self.problem, self._failing = problem, True
         self._answered.set()
-
-
-class _Expired(Exception):
-    """Expired resourceVersion: the API server no longer has the events since then."""
 
 
 def _version(item: Object) -> str:
@@ -329,9 +270,6 @@ def _version(item: Object) -> str:
     return version
 
 
-def _message(text: str) -> str:
-    """Return the message of a Status object."""
-    try:
-        return str(json.loads(text).get("message", ""))
-    except (ValueError, AttributeError):
-        return ""
+def _may_pass(failure: ApiFailure) -> bool:
+    """Return whether the same watch can succeed later: no answer, too many requests, or a server error."""
+    return failure.status in (0, 429) or failure.status >= 500

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi
 from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, ask, socket_paths
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi
 from gpushare_spawner.clients.service_account import NoCluster
 from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem, skipped
 from gpushare_spawner.model.kubernetes.objects import REPORT_SELECTOR, misplaced_report, read_report
@@ -172,7 +172,7 @@ async def _reports(namespace: str) -> list[Report]:
     finally:
         await api.close()
     reports = []
-    for config_map in found.get("items") or ():
+    for config_map in found.items():
         with contextlib.suppress(ValidationError):
             report = read_report(config_map)
             if misplaced_report(config_map["metadata"]["name"], report) is None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.clients.object_watch import ListAnswer
+from gpushare_spawner.clients.api import ListAnswer
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=9),

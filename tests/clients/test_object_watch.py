@@ -5,35 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
 
 import pytest
 
+from gpushare_spawner.clients.api import ClusterApi, ListAnswer
 from gpushare_spawner.clients.object_watch import Object, Watched
 from tests.spawner.running_hub import until
-
-
-class Answer:
-    """What the client's list methods return with `_preload_content=False`."""
-
-    status = 200
-
-    def __init__(self, whole: Any = None, lines: asyncio.Queue[bytes] | None = None) -> None:
-        self._whole = whole
-        self._lines = lines
-        self.content = self
-
-    async def read(self) -> bytes:
-        return json.dumps(self._whole).encode()
-
-    async def iter_any(self) -> AsyncIterator[bytes]:
-        assert self._lines is not None
-        while True:
-            yield await self._lines.get()
-
-    def close(self) -> None:
-        pass
 
 
 class Api:
@@ -41,17 +20,20 @@ class Api:
 
     def __init__(self, *items: Object) -> None:
         self.items = list(items)
-        self.events: asyncio.Queue[bytes] = asyncio.Queue()
+        self.events: asyncio.Queue[Object] = asyncio.Queue()
         self.lists = 0
 
-    async def list_queues(self, watch: bool = False, **arguments: Any) -> Answer:
-        if watch:
-            return Answer(lines=self.events)
+    async def list(self, path: str, **query: str) -> ListAnswer:
         self.lists += 1
-        return Answer({"items": self.items, "metadata": {"resourceVersion": "9"}})
+        return ListAnswer(json.dumps({"items": self.items, "metadata": {"resourceVersion": "9"}}))
+
+    async def watch(self, path: str, version: str, opened: Callable[[], None], **query: str) -> AsyncIterator[Object]:
+        opened()
+        while True:
+            yield await self.events.get()
 
     def changes(self, kind: str, item: Object) -> None:
-        self.events.put_nowait(json.dumps({"type": kind, "object": item}).encode() + b"\n")
+        self.events.put_nowait({"type": kind, "object": item})
 
 
 def queue(name: str, quota: Any, version: str = "1") -> Object:
@@ -64,7 +46,7 @@ def kept(item: Object) -> Object:
 
 async def test_an_object_that_cannot_be_read_does_not_hide_the_others(caplog: pytest.LogCaptureFixture) -> None:
     api = Api(queue("good", 1), queue("bad", "many"))
-    watched = Watched("queues", api.list_queues, "the cluster", "", keep=kept, log=logging.getLogger("test"))
+    watched = Watched(cast(ClusterApi, api), "/queues", "queues", "the cluster", kept, log=logging.getLogger("test"))
     watched.start()
     try:
         assert await watched.loaded(5.0)

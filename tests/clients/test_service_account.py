@@ -9,8 +9,8 @@ from pathlib import Path
 import certifi
 import pytest
 
-from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi
 from gpushare_spawner.clients import service_account
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi
 from gpushare_spawner.clients.service_account import ServiceAccountConnection
 
 MOST_MIB = 80

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi, ListAnswer
 from gpushare_spawner.clients.service_account import NoCluster
 from gpushare_spawner.doctor import cluster
 from gpushare_spawner.doctor.cluster import check_gpus
@@ -31,7 +32,7 @@ def said(
             assert (path, query) == ("/api/v1/namespaces/jhub/configmaps", {"labelSelector": REPORT_SELECTOR})
             if isinstance(answer, Exception):
                 raise answer
-            return {"items": answer}
+            return ListAnswer(json.dumps({"items": answer, "metadata": {"resourceVersion": "1"}}))
 
         async def close(self) -> None:
             pass

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.kubernetes.api import ClusterApi
 from gpushare_spawner.agent.kubernetes.cluster_agent import ClaimSettings, ClusterSettings, OnKubernetes
 from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
@@ -23,6 +22,7 @@ from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state.folder import StateFolder
+from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model.kubernetes.annotations import PodSession, labels, pod_session
 from gpushare_spawner.model.kubernetes.objects import (

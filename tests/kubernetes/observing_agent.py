@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
-from gpushare_spawner.agent.kubernetes.api import ClusterApi
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
 from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
 from gpushare_spawner.agent.kubernetes.observing.node import ObservingNode
@@ -15,6 +14,7 @@ from gpushare_spawner.agent.kubernetes.pods.sessions import PodEndpoints
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state.folder import StateFolder
+from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model.frames import Feature, Role
 from gpushare_spawner.model.kubernetes.annotations import LayerSession, PodSession, gpu_names

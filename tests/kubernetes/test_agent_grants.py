@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.api import Json
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
 from gpushare_spawner.agent.kubernetes.pods.sessions import foreign_record
+from gpushare_spawner.clients.api import Json
 from gpushare_spawner.model.frames import Role
 from gpushare_spawner.model.kubernetes.annotations import labels
 from tests.agent.conftest import short_folder  # noqa: F401

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.kubernetes.report_publisher import OwnerPod, PublishedReport, PublishSettings
 from gpushare_spawner.agent.state.cordons import Cordons
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model.controls import Ask, Cordon
 from gpushare_spawner.model.frames import AskKind

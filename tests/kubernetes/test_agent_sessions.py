@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.api import ApiFailure
+from gpushare_spawner.clients.api import ApiFailure
 from gpushare_spawner.model.control import CloseRequest, ControlRefused
 from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep, Message
 from gpushare_spawner.model.frames import LACKS_REQUESTS, NO_END, AskKind, Feature, Kind, Role, TextPart
@@ -400,8 +400,8 @@ async def test_sessions_stay_while_the_api_server_is_unavailable(agent: NodeAgen
     peer.send(Kind.REQUEST, GIB, 0, gpu=FIRST.uuid)
     await peer.until(Kind.GRANT)
     agent.cluster.faults.clear()
-    assert not agent.on_kubernetes.pods.listed
-    await agent.until(lambda: agent.on_kubernetes.pods.listed)
+    assert agent.on_kubernetes.pods.listed_at is None
+    await agent.until(lambda: agent.on_kubernetes.pods.listed_at is not None)
     assert "ada" in agent.node.sessions
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import certifi
@@ -11,9 +12,10 @@ import pytest
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.config import ConfigException
 
-from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
-from gpushare_spawner.agent.kubernetes.pods.pod_watch import TRIES_OF_A_WATCH, Pods
+from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json, ListAnswer
 from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.clients.object_watch import TRIES_OF_A_WATCH
 from gpushare_spawner.clients.service_account import ServiceAccountConnection
 from gpushare_spawner.model.kubernetes.annotations import labels
 from gpushare_spawner.model.kubernetes.objects import MIRROR
@@ -30,11 +32,11 @@ class Script:
         self.asked_from: list[str] = []
         self.lists = 0
 
-    async def list(self, path: str, **query: str) -> Json:
+    async def list(self, path: str, **query: str) -> ListAnswer:
         self.lists += 1
-        return {"items": [], "metadata": {"resourceVersion": f"list{self.lists}"}}
+        return ListAnswer(json.dumps({"items": [], "metadata": {"resourceVersion": f"list{self.lists}"}}))
 
-    async def watch(self, path: str, version: str, **query: str) -> AsyncIterator[Json]:
+    async def watch(self, path: str, version: str, opened: Callable[[], None], **query: str) -> AsyncIterator[Json]:
         self.asked_from.append(version)
         if not self.watches:
             await asyncio.Event().wait()
@@ -53,9 +55,12 @@ async def test_pods_that_the_node_has_made_are_no_sessions(mark: Json) -> None:
     pods = Pods(Script(), "hub", "node", lambda: None)  # type: ignore[arg-type]
     known = {"namespace": "hub", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": labels()}
     for name, more in (("victim", mark), ("ada", {})):
-        item = {"metadata": {**known, "name": name, "uid": name, **more}, "spec": {"containers": []}}
-        pods._heard("ADDED", item)
-    assert [pod.name for pod in pods.all()] == ["ada"]
+        item = {
+            "metadata": {**known, "name": name, "uid": name, "resourceVersion": "1", **more},
+            "spec": {"containers": []},
+        }
+        pods.enter(item)
+    assert [pod.name for pod in pods.objects.values()] == ["ada"]
     assert pods.named("hub", "victim") is None
 
 
@@ -72,10 +77,16 @@ async def followed(script: Script, seconds: float = 10.0) -> None:
         await pods.close()
 
 
+async def newest(api: ClusterApi, path: str) -> str:
+    answer = await api.list(path)
+    assert list(answer.items()) is not None
+    return answer.version
+
+
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_watch.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_watch.LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("gpushare_spawner.clients.object_watch.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("gpushare_spawner.clients.object_watch.LONGEST_PAUSE", 0.05)
 
 
 @pytest.mark.parametrize("status", [0, 429, 500, 503])
@@ -92,7 +103,7 @@ async def test_a_list_that_takes_long_is_not_begun_anew(monkeypatch: pytest.Monk
     go_on = asyncio.Event()
     at_once = script.list
 
-    async def list_slowly(path: str, **query: str) -> Json:
+    async def list_slowly(path: str, **query: str) -> ListAnswer:
         answer = await at_once(path, **query)
         await go_on.wait()
         return answer
@@ -107,7 +118,7 @@ async def test_a_list_that_takes_long_is_not_begun_anew(monkeypatch: pytest.Monk
         assert script.lists == 1
         go_on.set()
         async with asyncio.timeout(10):
-            while not pods.listed:
+            while pods.listed_at is None:
                 await asyncio.sleep(0.01)
         pods.list_again()
         await asyncio.sleep(0.05)
@@ -124,8 +135,8 @@ async def test_after_many_failures_it_lists_anew() -> None:
 
 
 async def test_what_is_too_old_is_listed_anew_at_once_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_watch.FIRST_PAUSE", 0.5)
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_watch.LONGEST_PAUSE", 60.0)
+    monkeypatch.setattr("gpushare_spawner.clients.object_watch.FIRST_PAUSE", 0.5)
+    monkeypatch.setattr("gpushare_spawner.clients.object_watch.LONGEST_PAUSE", 60.0)
     script = Script("7", 410, *[410] * 1000)
     with pytest.raises(TimeoutError):
         await followed(script, seconds=1.0)
@@ -160,10 +171,10 @@ async def test_a_pod_of_any_size_is_told_of(cluster: Cluster) -> None:
     api = ClusterApi(KubeconfigConnection(cluster.api_client()))
     try:
         where = f"/api/v1/namespaces/{cluster.namespace}/pods"
-        version = (await api.list(where))["metadata"]["resourceVersion"]
+        version = await newest(api, where)
         await cluster.create_pod("large", annotations={"notes": "n" * 200 * 1024})
         async with asyncio.timeout(30):
-            async for event in api.watch(where, version):
+            async for event in api.watch(where, version, lambda: None):
                 if event["type"] == "ADDED":
                     break
         assert len(event["object"]["metadata"]["annotations"]["notes"]) == 200 * 1024
@@ -180,9 +191,9 @@ async def test_by_the_service_account_it_lists_watches_and_patches(cluster: Clus
     api = ClusterApi(ServiceAccountConnection(present(configuration.host), tmp_path))
     where = f"/api/v1/namespaces/{cluster.namespace}/pods"
     try:
-        version = (await api.list(where))["metadata"]["resourceVersion"]
+        version = await newest(api, where)
         await cluster.create_pod("one")
-        async for event in api.watch(where, version):
+        async for event in api.watch(where, version, lambda: None):
             if event["type"] == "ADDED":
                 break
         patched = await api.patch(f"{where}/one", {"metadata": {"annotations": {"a": "b"}}})

@@ -12,8 +12,8 @@ from typing import Any
 import helm_python
 import pytest
 
-from gpushare_spawner.agent.kubernetes.api import ClusterApi
 from gpushare_spawner.agent.kubernetes.report_publisher import OwnerPod, PublishedReport
+from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model.kubernetes.annotations import (
     BORROWED,

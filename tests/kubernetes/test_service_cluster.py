@@ -553,10 +553,10 @@ async def test_without_rights_it_says_so_and_goes_on_trying(
     await namespace.open("ann")
     await namespace.publish()
     await namespace.rights([])
-    monkeypatch.setattr(object_watch, "_LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(object_watch, "LONGEST_PAUSE", 0.2)
     async with as_the_hub(namespace, patience=0.3) as nodes:
         (agent,) = nodes
-        with pytest.raises(AgentUnreachable, match=r"pods of the namespace .* cannot be read.*refuses"):
+        with pytest.raises(AgentUnreachable, match=r"pods of the namespace .* cannot be read: the API server says 403"):
             await agent.report()
         assert sum("pods of the namespace" in record.message for record in caplog.records) == 1
         await namespace.rights(HUB_RULES)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpushare_spawner.agent.kubernetes.api import ClusterApi
 from gpushare_spawner.agent.kubernetes.claims.allocation import PreparedClaims
 from gpushare_spawner.agent.kubernetes.claims.claim_driver import ClaimDriver
 from gpushare_spawner.agent.kubernetes.devices import container
@@ -34,6 +33,7 @@ from gpushare_spawner.agent.kubernetes.pods.sessions import PodSessions
 from gpushare_spawner.agent.kubernetes.report_publisher import OwnerPod, PublishedReport, PublishSettings
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.background import Repeated
+from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.model.control import (
     CloseRequest,
     ConfirmRequest,

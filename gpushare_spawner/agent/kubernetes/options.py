@@ -162,12 +162,12 @@ class ClusterOptions:
 
         Raises Unusable or OSError.
         """
-        from gpushare_spawner.agent.kubernetes.api import ClusterApi
         from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, check_kubelet_folder, probe
         from gpushare_spawner.agent.kubernetes.cluster_agent import ClaimSettings, ClusterSettings, OnKubernetes
         from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
         from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
         from gpushare_spawner.agent.kubernetes.observing.node import ObservingNode
+        from gpushare_spawner.clients.api import ClusterApi
         from gpushare_spawner.clients.service_account import NoCluster
 
         try:

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.background import Background
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.kubernetes.objects import (
     PUBLISHED_AT,

@@ -9,16 +9,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import aiohttp
 from kubernetes_asyncio.client import ApiClient, ApiException, CoreV1Api
 from kubernetes_asyncio.config import ConfigException
 
-from gpushare_spawner.clients.object_watch import Watched
+from gpushare_spawner.clients.api import ClusterApi
+from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.clients.object_watch import Object, Watched, whole
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.control import (
     AgentUnreachable,
@@ -114,15 +115,20 @@ class Cluster:
         self._hub = hub
         self._on_change = on_change
         here = f"the namespace {namespace}"
-        pods: Callable[..., Awaitable[Any]] = partial(self._api.list_namespaced_pod, namespace)
-        where = here
+        pods, where = f"/api/v1/namespaces/{namespace}/pods", here
         if all_namespaces:
-            pods, where = self._api.list_pod_for_all_namespaces, "all namespaces"
-        maps = partial(self._api.list_namespaced_config_map, namespace)
+            pods, where = "/api/v1/pods", "all namespaces"
+        maps = f"/api/v1/namespaces/{namespace}/configmaps"
+        api = ClusterApi(KubeconfigConnection(client))
         self._identities = FirstIdentities(log)
-        self._pods = Watched("pods", pods, where, SESSION_SELECTOR, self._changed, self._kept)
-        self._layer_pods = Watched("pods of other layers", pods, where, LAYER_SELECTOR, self._changed, self._kept)
-        self._maps = Watched("reports", maps, here, REPORT_SELECTOR, self._changed, missing_right=_UNTIL_CHART)
+        self._pods = Watched(api, pods, "pods", where, self._kept, {"labelSelector": SESSION_SELECTOR}, self._changed)
+        self._layer_pods = Watched(
+            api, pods, "pods of other layers", where, self._kept, {"labelSelector": LAYER_SELECTOR}, self._changed
+        )
+        self._maps = Watched(
+            api, maps, "reports", here, whole, {"labelSelector": REPORT_SELECTOR}, self._changed,
+            missing_right=_UNTIL_CHART,
+        )  # fmt: skip
         self._read: dict[str, NodeReport] = {}
         self._by_node: dict[str, _NodePods] | None = None
         self._instants = PodInstants()
@@ -136,7 +142,7 @@ class Cluster:
         self._news = asyncio.Event()
 
     @property
-    def _watched(self) -> tuple[Watched, ...]:
+    def _watched(self) -> tuple[Watched[Object], ...]:
         return self._pods, self._layer_pods, self._maps
 
     async def start(self, patience: float) -> None:
@@ -147,9 +153,8 @@ class Cluster:
 
     async def close(self) -> None:
         """Stop watching."""
-        await self._pods.close()
-        await self._layer_pods.close()
-        await self._maps.close()
+        for watched in self._watched:
+            await watched.close()
 
     def __iter__(self) -> Iterator[NodeAgent]:
         lost = [watched for watched in self._watched if not watched.known]

@@ -17,6 +17,8 @@ from typing import Any
 
 from jupyterhub.utils import maybe_future
 
+from gpushare_spawner.clients.api import ClusterApi
+from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.wording.amounts import missing_package
 
 try:
@@ -155,10 +157,11 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return self._kube.default_namespace() if self.enable_user_namespaces else str(self.namespace)
 
     def _new_reservations(self) -> PodReservations:
-        policy, capacity = self._policy_in_force(), ClusterCapacity(self.api, self.log)
+        api = ClusterApi(KubeconfigConnection(self.api.api_client))
+        policy, capacity = self._policy_in_force(), ClusterCapacity(api, self.log)
         layers = LayerReader(
             capacity,
-            CustomObjectsApi(self.api.api_client),
+            api,
             lambda: policy().layers,
             lambda: policy().templates,
             self.log,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.kubernetes.claims import slices
 from gpushare_spawner.agent.kubernetes.claims.slices import OfferedGpu, PublishedSlice, resource_slice
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json, ListAnswer
 from tests.agent.peers import FIRST
 
 OWN, OTHERS = 100, 50
@@ -35,13 +36,11 @@ class Contested:
         item["metadata"]["resourceVersion"] = str(version)
         return item
 
-    async def list(self, path: str, **query: str) -> Json:
-        return {
-            "items": [self.stored] if self.stored is not None else [],
-            "metadata": {"resourceVersion": str(self._version)},
-        }
+    async def list(self, path: str, **query: str) -> ListAnswer:
+        items = [self.stored] if self.stored is not None else []
+        return ListAnswer(json.dumps({"items": items, "metadata": {"resourceVersion": str(self._version)}}))
 
-    async def watch(self, path: str, version: str, **query: str) -> AsyncIterator[Json]:
+    async def watch(self, path: str, version: str, opened: Callable[[], None], **query: str) -> AsyncIterator[Json]:
         while True:
             yield await self._events.get()
 

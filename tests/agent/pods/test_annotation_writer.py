@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.api import ApiFailure, Json
 from gpushare_spawner.agent.kubernetes.pods import annotations as pod_annotations
 from gpushare_spawner.agent.kubernetes.pods.annotations import AnnotationWriter
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import SessionRecord
+from gpushare_spawner.clients.api import ApiFailure, Json
 from tests.agent.conftest import Eventually, eventually, request_for  # noqa: F401
 from tests.agent.peers import FIRST
 
-POD = Pod(namespace="jupyter", name="ada", uid="uid-1", annotations={}, created=0.0, ended=False)
+POD = Pod(namespace="jupyter", name="ada", uid="uid-1", annotations={}, created=0.0)
 PATCH: dict[str, str | None] = {"gpushare-spawner.io/tier": "active"}
 
 

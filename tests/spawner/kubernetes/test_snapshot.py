@@ -60,7 +60,7 @@ class Cluster:
         self.version = 0
         self.reports = self.reflector("configmaps")
         self.pods = self.reflector("pods")
-        self.capacity = ClusterCapacity(None, LOG)
+        self.capacity = ClusterCapacity(None, LOG)  # type: ignore[arg-type]
         self.free: dict[str, Any] = {}
         self.bound: dict[str, Any] = {}
         self.capacity._nodes = SimpleNamespace(known=True, objects=self.free)  # type: ignore[assignment]

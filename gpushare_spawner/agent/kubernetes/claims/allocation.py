@@ -17,10 +17,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from gpushare_spawner.agent.kubernetes.api import Json
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, grant_name
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
 from gpushare_spawner.agent.state.records import regular_content, replace_file, short_name, sync_folder
+from gpushare_spawner.clients.api import Json
 from gpushare_spawner.model.kubernetes.container_requests import quantity
 from gpushare_spawner.model.kubernetes.objects import (
     CLAIMS_API,

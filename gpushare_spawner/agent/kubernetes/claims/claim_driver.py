@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi
 from gpushare_spawner.agent.kubernetes.claims.allocation import (
     AllocatedDevice,
     ClaimKey,
@@ -30,6 +29,7 @@ from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.background import Repeated
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi
 from gpushare_spawner.model.kubernetes.objects import device_name
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi
 from gpushare_spawner.agent.kubernetes.claims.slices import (
     SLICES,
     FieldsLost,
@@ -18,6 +17,7 @@ from gpushare_spawner.agent.kubernetes.claims.slices import (
     lost,
     resource_slice,
 )
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi
 from gpushare_spawner.model.kubernetes.objects import CLAIMS_API, DEVICE_CLASS, DRIVER
 from gpushare_spawner.model.share import UNITS_PER_GPU
 

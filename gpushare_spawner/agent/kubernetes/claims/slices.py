@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.background import Background
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.clients.object_watch import Watched, whole
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.kubernetes.annotations import PREFIX
 from gpushare_spawner.model.kubernetes.container_requests import quantity
@@ -149,8 +151,11 @@ class FieldsLost(Exception):
     """The API server drops fields that a share needs; the message has the fields and a remedy."""
 
 
-class PublishedSlice:
-    """Watches and writes one slice. A failed write is tried again; nothing waits for it."""
+class PublishedSlice(Background):
+    """Watches and writes one slice. A failed write is tried again; nothing waits for it.
+
+    After `close` the slice stays: pods run on, and the kubelet removes it if the agent does not come back.
+    """
 
     def __init__(
         self, api: ClusterApi, node: str, offered: Callable[[], list[OfferedGpu]], unit_size: int, taints: bool
@@ -163,61 +168,33 @@ class PublishedSlice:
         self._taints = taints
         self._path = f"{SLICES}/{slice_name(node)}"
         self._stored: Json | None = None
-        self._heard = 0
-        """The newest version that the watch has brought, deletions included."""
         self._poke = asyncio.Event()
         self._listed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        query = {"fieldSelector": f"metadata.name={slice_name(node)}"}
+        self._watched = Watched(api, SLICES, "ResourceSlice", "this node", whole, query, self._seen, log, cached=False)
         self._trouble = LogOnce(
             log,
             "cannot write the ResourceSlice of this node; no new pod gets a share here",
             "the ResourceSlice of this node is written again",
         )
-        self._unseen = LogOnce(
-            log, "cannot read the ResourceSlice of this node; retrying", "the ResourceSlice of this node is read again"
-        )
 
     def start(self) -> None:
         """Start, with a first write at once."""
-        self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._keep())]
+        self._watched.start()
+        super().start()
 
     def changed(self) -> None:
         """Write the slice soon if it has changed."""
         self._poke.set()
 
     async def close(self) -> None:
-        """Stop. The slice stays: pods run on, and the kubelet removes it if the agent does not come back."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Stop."""
+        await self._watched.close()
+        await super().close()
 
-    async def _follow(self) -> None:
-        pause = FIRST_PAUSE
-        query = {"fieldSelector": f"metadata.name={slice_name(self._node)}"}
-        while True:
-            try:
-                answer = await self._api.list(SLICES, **query)
-                self._heard = max(self._heard, _version(answer))
-                self._seen(answer["items"][0] if answer["items"] else None)
-                self._listed.set()
-                self._unseen.settled()
-                async for event in self._api.watch(SLICES, str(answer["metadata"]["resourceVersion"]), **query):
-                    if event["type"] != "BOOKMARK":
-                        self._heard = max(self._heard, _version(event["object"]))
-                        self._seen(event["object"] if event["type"] != "DELETED" else None)
-                    pause = FIRST_PAUSE
-                # do not flood a server that ends each watch at once
-                await asyncio.sleep(0.05)
-                continue
-            except ApiFailure as failure:
-                if failure.status != 410:
-                    self._unseen.about(failure)
-            except Exception:
-                log.exception("watching the ResourceSlice of this node failed; retrying")
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-
-    def _seen(self, item: Json | None) -> None:
+    def _seen(self) -> None:
+        item = next(iter(self._watched.objects.values()), None)
+        self._listed.set()
         if item is not None and self._stored is not None and _version(item) < _version(self._stored):
             return  # the watch is behind the answer to a write
         if item is None and self._stored is not None:
@@ -225,7 +202,7 @@ class PublishedSlice:
         self._stored = item
         self._poke.set()
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         await self._listed.wait()
         pause = FIRST_PAUSE
         in_a_row, wrote_at = 0, -math.inf
@@ -289,7 +266,7 @@ class PublishedSlice:
 
     def _answered(self, written: Json) -> None:
         """Take the answer to a write, unless the watch has already brought a later change or deletion."""
-        if _version(written) >= self._heard:
+        if _version(written) >= _number(self._watched.version):
             self._stored = written
         else:
             self._poke.set()
@@ -330,5 +307,8 @@ def fields_lost(desired: Json, kept: Json) -> str:
 
 
 def _version(item: Json) -> int:
-    version = str(item["metadata"].get("resourceVersion", ""))
+    return _number(str(item["metadata"].get("resourceVersion", "")))
+
+
+def _number(version: str) -> int:
     return int(version) if version.isdecimal() else 0

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from gpushare_spawner.agent.gpus.nvml import GpuSource
-from gpushare_spawner.agent.kubernetes.api import ClusterApi
 from gpushare_spawner.agent.kubernetes.cluster_agent import ClusterSettings, answer_in_cluster, owner_of
 from gpushare_spawner.agent.kubernetes.devices import owners
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
@@ -33,6 +32,7 @@ from gpushare_spawner.agent.kubernetes.observing.pods import DriverUse, Observed
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
 from gpushare_spawner.agent.node import Node
+from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.model.control import Request
 from gpushare_spawner.model.kubernetes.annotations import LAYER_SELECTOR
 from gpushare_spawner.model.kubernetes.objects import OBSERVER

@@ -76,7 +76,7 @@ class ObservedPods:
 
     def _reconcile(self) -> None:
         self._scheduled = None
-        if not self._pods.listed:
+        if self._pods.listed_at is None:
             return  # before the first list of pods no pod counts as gone
         with log_failure(log, "what is gone"):
             self._end_gone_sessions()
@@ -88,7 +88,7 @@ class ObservedPods:
         """Return the pods that state a session; of several pods of one session, the youngest."""
         by_session: dict[str, tuple[Pod, LayerSession]] = {}
         # creation times are whole seconds
-        for pod in sorted(self._pods.all(), key=lambda pod: (pod.created, pod.uid)):
+        for pod in sorted(self._pods.objects.values(), key=lambda pod: (pod.created, pod.uid)):
             layer_session = pod.layer_session
             if isinstance(layer_session, AnnotationProblem):
                 self._warnings.about(f"pod {pod.namespace}/{pod.name}: {layer_session}")
@@ -105,7 +105,7 @@ class ObservedPods:
     def _end_gone_sessions(self) -> None:
         for session in list(self._node.sessions.values()):
             hold = session.record.pod
-            if hold is None or self._pods.get(hold.uid) is None:
+            if hold is None or self._pods.of(hold) is None:
                 name = "its server" if hold is None else f"pod {hold.namespace}/{hold.name}"
                 self._node.registry.end(session.id, f"{name} is gone")
 

@@ -21,12 +21,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from gpushare_spawner.agent.kubernetes.api import ApiFailure, Json
 from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.background import cancel
+from gpushare_spawner.clients.api import ApiFailure, Json
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.control import ControlRefused, Failure, NoticeRequest, ResizeRequest
 from gpushare_spawner.model.kubernetes.annotations import (

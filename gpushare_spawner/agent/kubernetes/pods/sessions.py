@@ -25,7 +25,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gpushare_spawner.agent.kubernetes.api import ClusterApi, Json
 from gpushare_spawner.agent.kubernetes.devices import owners
 from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices, devices_for
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
@@ -44,6 +43,7 @@ from gpushare_spawner.agent.sockets.connection import Listener
 from gpushare_spawner.agent.sockets.session_socket import ProcessEndpoints, SessionEndpoint, SessionSocket, Traffic
 from gpushare_spawner.agent.state.folder import SessionFolder, StateFolder
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
+from gpushare_spawner.clients.api import ClusterApi, Json
 from gpushare_spawner.log_once import EachOnce, log_failure
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.kubernetes.annotations import SESSION_SELECTOR, AnnotationProblem, PodSession
@@ -318,7 +318,7 @@ class PodSessions:
                 continue
             if hold.uid:
                 # Before the first list of pods, no pod counts as gone.
-                if self._pods.listed and self._pods.get(hold.uid) is None:
+                if self._pods.listed_at is not None and self._pods.of(hold) is None:
                     self.end(session, f"pod {hold.namespace}/{hold.name} is gone")
             elif self._listed.has_ended(hold.key):
                 self.end(session, f"the kubelet no longer lists pod {hold.namespace}/{hold.name}")
@@ -348,11 +348,12 @@ class PodSessions:
         grants = [self._held.listed_grant(gpu, ids) for gpu, given in devices.items() for ids in given]
         age = self._loop.time() - max(grant.made_at for grant in grants)
         if pod is None:
-            if not self._pods.listed or age < STRANGER_AFTER:
+            listed_at = self._pods.listed_at
+            if listed_at is None or age < STRANGER_AFTER:
                 self._check_again(STRANGER_AFTER - age)
                 return
             # A pod has its labels before the kubelet requests its devices, so a later list shows it.
-            seen = self._pods.listed_at > self._loop.time() - age
+            seen = listed_at > self._loop.time() - age
             if not seen:
                 self._pods.list_again()
                 if age < UNSEEN_AFTER:
@@ -443,7 +444,7 @@ class PodSessions:
     def _is_older(self, session: Session, pod: Pod | None) -> bool:
         """Return whether a session's pod must make way for this pod."""
         hold = session.record.pod
-        theirs = self._pods.get(hold.uid) if hold is not None and hold.uid else None
+        theirs = self._pods.of(hold) if hold is not None else None
         return theirs is None or (pod is not None and theirs.created < pod.created)
 
     def _session_of(self, key: PodKey) -> Session | None:
@@ -467,7 +468,7 @@ class PodSessions:
 
     def _pod_of(self, session: Session) -> Pod | None:
         hold = session.record.pod
-        return self._pods.get(hold.uid) if hold is not None and hold.uid else None
+        return self._pods.of(hold) if hold is not None else None
 
     def _needed_patch(self, session: Session) -> dict[str, str | None]:
         pod = self._pod_of(session)

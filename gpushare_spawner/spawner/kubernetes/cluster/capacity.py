@@ -19,9 +19,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from aiohttp import ClientError
-from kubernetes_asyncio.client.rest import ApiException
-
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi
 from gpushare_spawner.clients.object_watch import BadObjects, Object, Watched
 from gpushare_spawner.model.kubernetes.annotations import HUB, PREFIX, SESSION, is_layer_session, is_session
 from gpushare_spawner.model.kubernetes.container_requests import NOTEBOOK, memory_bytes, millicores, quantity
@@ -30,7 +28,6 @@ from gpushare_spawner.model.share import split_session_id
 from gpushare_spawner.placement.node import NOTHING, UNKNOWN, NodeResources, Requested
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod
 from gpushare_spawner.wording import spawn_failures as words
-from gpushare_spawner.wording.amounts import reason
 
 Amounts = dict[str, Decimal]
 """By resource: cores of ``cpu``, bytes of ``memory``; others as they are counted."""
@@ -266,14 +263,14 @@ COUNTED_AT_ONCE = 500
 
 
 class ClusterCapacity:
-    """Reader of nodes and pods in the background, from `begin` on. ``api`` is Kubernetes' core API."""
+    """Reader of nodes and pods in the background, from `begin` on."""
 
-    def __init__(self, api: Any, log: logging.Logger) -> None:
+    def __init__(self, api: ClusterApi, log: logging.Logger) -> None:
         self._api = api
         self._log = log
         self._reading: asyncio.Task[None] | None = None
-        self._nodes: Watched | None = None
-        self._pods: Watched | None = None
+        self._nodes: Watched[Object] | None = None
+        self._pods: Watched[Object] | None = None
         self._closing: list[asyncio.Future[None]] = []
         """The event loop keeps only weak references to tasks."""
         self._free: dict[str, NodeResources] = {}
@@ -395,27 +392,24 @@ class ClusterCapacity:
 
     def _watch(self) -> None:
         running = ",".join(f"status.phase!={ended}" for ended in FINISHED)
-        pods = functools.partial(self._api.list_pod_for_all_namespaces, field_selector=running)
         keep = functools.partial(kept_pod, with_facts=self._keeps_facts)
         keep_node = functools.partial(kept_node, with_facts=self._keeps_facts)
-        self._nodes = Watched("nodes", self._api.list_node, "the cluster", "", self._on_change, keep_node, self._log)
-        self._pods = Watched("pods", pods, "the cluster", "", self._on_change, keep, self._log)
+        where, changed, log = "the cluster", self._on_change, self._log
+        self._nodes = Watched(self._api, "/api/v1/nodes", "nodes", where, keep_node, None, changed, log)
+        self._pods = Watched(self._api, "/api/v1/pods", "pods", where, keep, {"fieldSelector": running}, changed, log)
         self._nodes.start()
         self._pods.start()
 
     async def _may_read(self) -> bool:
         try:
-            for ask in (self._api.list_node, self._api.list_pod_for_all_namespaces):
-                answer = await ask(limit=1, _preload_content=False)
-                answer.close()
-                if answer.status != 200:
-                    raise ApiException(status=answer.status, reason=answer.reason)
-        except (ApiException, ClientError, OSError, TimeoutError) as error:
+            for path in ("/api/v1/nodes", "/api/v1/pods"):
+                await self._api.list(path, limit="1")
+        except ApiFailure as failure:
             self._log.info(
                 "Free CPU and memory of nodes are not known (%s): the hub chooses a node by its GPUs, and tries "
                 "another one where the scheduler refuses the pod. Give the hub's service account the right to "
                 "list and watch nodes and pods, in a ClusterRole, and the hub reads them.",
-                reason(error).splitlines()[0],
+                failure,
             )
             return False
         return True

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.clients.object_watch import Object, Watched
 from gpushare_spawner.model.kubernetes.annotations import AnnotationProblem, is_layer_session, layer_session
 from gpushare_spawner.model.layer_rules import LayerRule, LayersFile, matches
@@ -384,7 +385,7 @@ class LayerReader:
     def __init__(
         self,
         capacity: ClusterCapacity,
-        objects: Any,
+        api: ClusterApi,
         file: Callable[[], LayersFile | None],
         templates: Callable[[], Iterable[Template]],
         log: logging.Logger,
@@ -393,12 +394,12 @@ class LayerReader:
         self.pending: Callable[[], Mapping[str, Pending]] = dict
         self.ours: Callable[[str], bool] = bool
         self._capacity = capacity
-        self._objects = objects
+        self._api = api
         self._file = file
         self._templates = templates
         self._log = log
         self._clock = clock
-        self._watched: dict[str, Watched] = {}
+        self._watched: dict[str, Watched[Object]] = {}
         self._since: dict[str, float] = {}
 
     def snapshot(self) -> ClusterLayers | None:
@@ -419,9 +420,8 @@ class LayerReader:
             for plural, (group, version, read) in _KINDS.get(layer, {}).items():
                 if plural in self._watched:
                     continue
-                listed = functools.partial(self._objects.list_cluster_custom_object, group, version, plural)
-                keep = functools.partial(_kept, read)
-                watched = Watched(plural, listed, "the cluster", "", keep=keep, log=self._log)
+                path, keep = f"/apis/{group}/{version}/{plural}", functools.partial(_kept, read)
+                watched = Watched(self._api, path, plural, "the cluster", keep, log=self._log)
                 self._watched[plural], self._since[plural] = watched, self._clock()
                 watched.start()
 

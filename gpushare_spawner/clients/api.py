@@ -1,12 +1,13 @@
-"""The part of the Kubernetes API that the agent needs: JSON in and out, without the client's model classes.
+"""The Kubernetes API as JSON, without the model classes of kubernetes_asyncio.
 
-The model classes would cost as much memory as the rest of the agent.
+The model classes would cost as much memory as the rest of the agent. Lists that are kept current: object_watch.py.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+import re
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import aiohttp
@@ -17,9 +18,13 @@ from gpushare_spawner.wording.amounts import missing_package, reason
 Json = dict[str, Any]
 
 _ANSWER_WITHIN = 15.0
-"""Seconds for a call other than a watch."""
-_WATCH_FOR = 60
-"""Seconds of a watch. Then it is renewed, which also detects dead connections."""
+"""Seconds for a call other than a list or a watch."""
+_LIST_WITHIN = 30.0
+"""Seconds for a list: all pods of a large cluster take longer than one object."""
+WATCH_SECONDS = 60
+"""Seconds after which the API server ends a watch. The next watch continues from there."""
+SILENCE = 15.0
+"""Seconds of silence after the end of a watch is due that prove a dead connection."""
 _BROKEN = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 """Errors that end a call without an answer. ValueError: the file of the service account's token can be empty for a
 moment."""
@@ -51,6 +56,55 @@ class ApiFailure(Exception):
         self.status = status
 
 
+_SPACE = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder()
+
+
+class ListAnswer:
+    """JSON object with ``metadata`` and ``items``, in any order."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.version = ""
+        """resourceVersion of the list, set after the last item."""
+
+    def items(self) -> Iterator[dict[str, Any]]:
+        """Yield each item. Raises ValueError for an invalid list, and KeyError without a version."""
+        others: dict[str, Any] = {}
+        at = self._after(0, "{")
+        while self._next(at) != "}":
+            name, at = self._value(at)
+            at = self._after(at, ":")
+            if name != "items" or self._next(at) != "[":
+                others[name], at = self._value(at)
+            else:
+                at = self._after(at, "[")
+                while self._next(at) != "]":
+                    item, at = self._value(at)
+                    yield item
+                    at = self._after(at, ",") if self._next(at) == "," else at
+                at = self._after(at, "]")
+            at = self._after(at, ",") if self._next(at) == "," else at
+        self.version = str(others["metadata"]["resourceVersion"])
+
+    def _value(self, at: int) -> tuple[Any, int]:
+        return _DECODER.raw_decode(self._text, self._skip(at))
+
+    def _next(self, at: int) -> str:
+        at = self._skip(at)
+        return self._text[at : at + 1]
+
+    def _after(self, at: int, mark: str) -> int:
+        at = self._skip(at)
+        if not self._text.startswith(mark, at):
+            raise ValueError(f"no list of Kubernetes: {mark} expected at character {at}")
+        return at + len(mark)
+
+    def _skip(self, at: int) -> int:
+        match = _SPACE.match(self._text, at)
+        return match.end() if match is not None else at
+
+
 class ClusterApi:
     """A connection to the API server. Every call raises ApiFailure."""
 
@@ -75,9 +129,9 @@ class ClusterApi:
         """End the connection."""
         await self._connection.close()
 
-    async def list(self, path: str, **query: str) -> Json:
-        """Return a collection: `items`, and `metadata.resourceVersion` to watch from."""
-        return await self._call("GET", path, query)
+    async def list(self, path: str, **query: str) -> ListAnswer:
+        """Return a collection, with the version to watch from."""
+        return ListAnswer(await self._text("GET", path, query, within=_LIST_WITHIN))
 
     async def get(self, path: str) -> Json:
         """Return one object."""
@@ -99,21 +153,24 @@ class ClusterApi:
         """Merge into an object (RFC 7386). Return the merged object."""
         return await self._call("PATCH", path, body=patch, content="application/merge-patch+json")
 
-    async def watch(self, path: str, version: str, **query: str) -> AsyncIterator[Json]:
-        """Yield events after a version until the server ends the watch.
+    async def watch(
+        self, path: str, version: str, opened: Callable[[], None], **query: str
+    ) -> AsyncGenerator[Json, None]:
+        """Yield events after a version until the server ends the watch. `opened` is called when it has begun.
 
         Raises ApiFailure; 410: the version is too old.
         """
         query |= {
             "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version,
-            "timeoutSeconds": str(_WATCH_FOR),
+            "timeoutSeconds": str(WATCH_SECONDS),
         }  # fmt: skip
         response = await self._request("GET", path, query, timeout=aiohttp.ClientTimeout(
-            sock_connect=_ANSWER_WITHIN, sock_read=_WATCH_FOR + 15
+            sock_connect=_ANSWER_WITHIN, sock_read=WATCH_SECONDS + SILENCE
         ))  # fmt: skip
         try:
             if response.status >= 400:
                 raise _failure(response.status, await response.text())
+            opened()
             async for line in watch_lines(response.content):
                 event = json.loads(line)
                 if event["type"] == "ERROR":
@@ -134,22 +191,33 @@ class ClusterApi:
         body: Json | None = None,
         content: str = "application/json",
     ) -> Json:
-        timeout = aiohttp.ClientTimeout(total=_ANSWER_WITHIN)
-        response = await self._request(method, path, query or {}, body, content, timeout)
         try:
-            text = await response.text()
-            if response.status >= 400:
-                raise _failure(response.status, text)
-            answer = json.loads(text)
+            answer = json.loads(await self._text(method, path, query or {}, body, content))
         except ValueError:
             raise ApiFailure(0, "the API server's answer is no JSON") from None
+        if not isinstance(answer, dict):
+            raise ApiFailure(0, "the API server's answer is no object")
+        return answer
+
+    async def _text(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str],
+        body: Json | None = None,
+        content: str = "application/json",
+        within: float = _ANSWER_WITHIN,
+    ) -> str:
+        response = await self._request(method, path, query, body, content, aiohttp.ClientTimeout(total=within))
+        try:
+            text = await response.text()
         except _BROKEN as error:
             raise ApiFailure(0, f"the API server's answer broke off: {reason(error)}") from None
         finally:
             response.release()
-        if not isinstance(answer, dict):
-            raise ApiFailure(0, "the API server's answer is no object")
-        return answer
+        if response.status >= 400:
+            raise _failure(response.status, text)
+        return text
 
     async def _request(
         self,
