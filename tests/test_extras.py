@@ -45,7 +45,7 @@ ELSEWHERE = (
     "gpushare_spawner.demo.jupyterhub_config",  # the hub runs it
 )
 INVOCATIONS: dict[str, list[list[str]]] = {
-    "agent": [["--kubernetes", "--namespace", "hub"], ["--kubernetes", "--namespace", "hub", "--observe"]],
+    "agent": [["--kubernetes", "--namespace", "hub"], ["--kubernetes", "observe", "--namespace", "hub"]],
     "service": [
         ["--namespace", "hub", "--history", "off"],
         ["--history", "postgresql+psycopg://nobody@127.0.0.1:1/none"],
@@ -64,7 +64,7 @@ SENTENCE = re.compile(
 )
 LACKING = {
     "agent --kubernetes --namespace hub": "kubernetes",
-    "agent --kubernetes --namespace hub --observe": "kubernetes",
+    "agent --kubernetes observe --namespace hub": "kubernetes",
     "service --namespace hub --history off": "kubernetes",
     "service --history postgresql+psycopg://nobody@127.0.0.1:1/none": "postgresql",
     "doctor": "kubernetes",

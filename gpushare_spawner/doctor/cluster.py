@@ -1,6 +1,6 @@
 """Checks of the cluster: GPU shares by claims, and GPUs that two nodes report.
 
-Claims (`--kubelet dra` of the agent): whether pods of this node can get shares by them, and whether they do.
+Claims (`--kubernetes dra` of the agent): whether pods of this node can get shares by them, and whether they do.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def claim_findings(facts: ClaimFacts) -> list[Finding]:
             skipped(CLAIMS, f"{agent_state}; claims are not available: {facts.refused}"),
             *_runtime(facts),
         ]
-    return [*results, ok(CLAIMS, f"{agent_state}; claims are available with --kubelet dra"), *_runtime(facts)]
+    return [*results, ok(CLAIMS, f"{agent_state}; claims are available with --kubernetes dra"), *_runtime(facts)]
 
 
 def _in_use(facts: ClaimFacts) -> list[Finding]:

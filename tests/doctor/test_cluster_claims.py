@@ -11,7 +11,7 @@ from gpushare_spawner.agent.kubernetes.claims.probe import socket_paths
 from gpushare_spawner.doctor.cluster import ClaimFacts, check_claims, claim_findings
 from gpushare_spawner.doctor.finding import Level, Machine
 
-GATE = "--kubelet dra: the API server drops requestPolicy from ResourceSlices"
+GATE = "--kubernetes dra: the API server drops requestPolicy from ResourceSlices"
 GOOD = ClaimFacts(in_use=True, server="v1.36.2", runtime="containerd://1.7.27")
 
 
@@ -47,7 +47,7 @@ def test_a_gate_that_is_off_is_a_problem_where_claims_are_used_and_none_elsewher
 def test_a_node_with_the_device_plugin_learns_that_claims_can_be_had() -> None:
     for in_use, who in ((False, "the agent uses the device plugin's API"), (None, "no agent answers")):
         found = said(replace(GOOD, in_use=in_use, missing=socket_paths(Path("/var/lib/kubelet"))))
-        assert (Level.OK, "GPU shares by claims", f"{who}; claims are available with --kubelet dra") in found
+        assert (Level.OK, "GPU shares by claims", f"{who}; claims are available with --kubernetes dra") in found
         assert all(level is Level.OK for level, _, _ in found)
 
 

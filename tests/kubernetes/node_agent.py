@@ -12,12 +12,12 @@ from types import MappingProxyType
 from typing import Any
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.kubernetes.cluster_agent import ClaimSettings, ClusterSettings, OnKubernetes
+from gpushare_spawner.agent.kubernetes.cluster_agent import OnKubernetes
 from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
 from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
 from gpushare_spawner.agent.kubernetes.pods.sessions import PodEndpoints
-from gpushare_spawner.agent.kubernetes.report_publisher import PublishSettings
+from gpushare_spawner.agent.kubernetes.settings import ClusterSettings, PublishSettings
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
@@ -93,7 +93,7 @@ class NodeAgent:
 
     def by_claims(self, taints: bool = True) -> None:
         """Be a DRA driver from the next start on."""
-        self.cluster_settings = replace(self.cluster_settings, claims=ClaimSettings(taints=taints))
+        self.cluster_settings = replace(self.cluster_settings, claims=True, taints=taints)
 
     def with_units_of(self, size: int) -> None:
         self.cluster_settings = replace(self.cluster_settings, unit_size=size)

@@ -14,6 +14,7 @@ from gpushare_spawner.agent.kubernetes.devices.container import named_by, tells_
 from gpushare_spawner.agent.kubernetes.devices.owners import MAX_DEVICES, DeviceIds, devices_for, offered, preferred
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
 from gpushare_spawner.agent.kubernetes.options import ClusterOptions
+from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.sessions.processes import _pod_uid
 
 GPUS = tuple(Gpu(index, f"GPU-{index}{index}{index}", "A100", 1, minor=index + 4) for index in range(3))
@@ -62,7 +63,7 @@ def test_devices_for_shares() -> None:
 def test_a_part_of_a_device_is_no_capacity() -> None:
     """What the report says is there has to be there at the kubelet as well."""
     here = Path("/")
-    options = ClusterOptions("hub", False, here, here, here, unit_size=50, cdi="auto", preload_file=False)
+    options = ClusterOptions(ClusterSettings("hub", unit_size=50), here, cdi="auto", preload_file=False)
     assert [options.whole_devices(units) for units in (100, 125, 149, 150)] == [100, 100, 100, 150]
 
 

@@ -106,7 +106,7 @@ async def test_a_pod_that_the_watch_has_not_shown_is_no_stranger(
     hold = agent.node.registry.hold
     monkeypatch.setattr(agent.node.registry, "hold", lambda record: (names.add(record.request.id), hold(record))[1])  # type: ignore[func-returns-value]
     # the watch brings nothing any more
-    monkeypatch.setattr(agent.on_kubernetes.pods, "_heard", lambda kind, item: None)
+    monkeypatch.setattr(agent.on_kubernetes.pods, "_take", lambda event: event["object"]["metadata"]["resourceVersion"])
     await agent.running("ada")
     assert names == {"ada"}
     assert "lacks the label" not in caplog.text
@@ -117,7 +117,7 @@ async def test_a_pod_that_no_list_has_shown_is_not_called_unlabelled(
 ) -> None:
     for name in ("STRANGER_AFTER", "UNSEEN_AFTER"):
         monkeypatch.setattr(f"gpushare_spawner.agent.kubernetes.pods.sessions.{name}", 0.3)
-    monkeypatch.setattr(agent.on_kubernetes.pods, "_heard", lambda kind, item: None)
+    monkeypatch.setattr(agent.on_kubernetes.pods, "_take", lambda event: event["object"]["metadata"]["resourceVersion"])
     with monkeypatch.context() as silent:
         silent.setattr(agent.on_kubernetes.pods, "list_again", lambda: None)
         await agent.pod("ada")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.report_publisher import OwnerPod, PublishedReport, PublishSettings
+from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
+from gpushare_spawner.agent.kubernetes.settings import ClusterSettings, OwnerPod, PublishSettings
 from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.clients.cluster import KubeconfigConnection
@@ -54,7 +55,10 @@ class Publisher:
         def now() -> Report:
             return self.report.model_copy(update={"published_at": time.time()})
 
-        self.published = PublishedReport(self.api, self.cluster.namespace, now, settings, owner, self.cordons)
+        namespace = self.cluster.namespace
+        own_pod, uid = ((namespace, owner.name), owner.uid) if owner is not None else (None, None)
+        place = ClusterSettings(namespace, own_pod=own_pod, own_pod_uid=uid, publish=settings)
+        self.published = PublishedReport(self.api, place, now, self.cordons)
         self.published.start()
 
     def session(self, **changes: object) -> None:

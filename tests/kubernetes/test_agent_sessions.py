@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpushare_spawner.agent.kubernetes.cluster_agent import answer_in_cluster
 from gpushare_spawner.clients.api import ApiFailure
 from gpushare_spawner.model.control import CloseRequest, ControlRefused
 from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep, Message
@@ -448,7 +449,7 @@ async def test_annotations_that_make_no_sense_are_said_and_the_devices_count(
 async def test_sessions_are_opened_by_pods_alone(agent: NodeAgent) -> None:
     for request in (request_for("ada"), CloseRequest(id="ada")):
         with pytest.raises(ControlRefused, match="come and go with pods"):
-            await agent.on_kubernetes.answer(request)
+            await answer_in_cluster(agent.node, request)
 
 
 async def test_it_may_do_no_more_than_it_needs(agent: NodeAgent) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.report_publisher import PublishSettings
+from gpushare_spawner.agent.kubernetes.settings import PublishSettings
 from gpushare_spawner.model.frames import AskKind, Feature, Kind, Role, TextPart
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.context import ActionContext

@@ -12,7 +12,8 @@ from typing import Any
 import helm_python
 import pytest
 
-from gpushare_spawner.agent.kubernetes.report_publisher import OwnerPod, PublishedReport
+from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
+from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model.kubernetes.annotations import (
@@ -341,7 +342,9 @@ async def test_an_agent_publishes_its_report_with_its_pod_as_the_owner(agents: A
     api = ClusterApi(KubeconfigConnection(agents.cluster.api_client(agents.own.credentials.token)))
     uid = (await agents.cluster.pod("mine") or {})["metadata"]["uid"]
     report = Report(node=agents.own_node, published_at=1.0, gpus=(), sessions=())
-    published = PublishedReport(api, agents.cluster.namespace, lambda: report, owner=OwnerPod("mine", uid))
+    namespace = agents.cluster.namespace
+    place = ClusterSettings(namespace, own_pod=(namespace, "mine"), own_pod_uid=uid)
+    published = PublishedReport(api, place, lambda: report)
     try:
         await published._write(report)  # created
         await published._write(report)  # patched

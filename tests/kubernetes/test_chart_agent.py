@@ -131,8 +131,8 @@ def test_rights_are_exactly_these(values: dict[str, Any]) -> None:
 def test_an_agent_that_observes_gives_out_no_gpu_and_writes_to_no_pod() -> None:
     items = render({"observe": True})
     agent, pod = container(items), one(items, "DaemonSet")["spec"]["template"]["spec"]
-    assert subcommand_parser("agent").parse_args(agent["args"][1:]).observe is True
-    assert not subcommand_parser("agent").parse_args(container(render(CLAIM))["args"][1:]).observe
+    assert subcommand_parser("agent").parse_args(agent["args"][1:]).kubernetes == "observe"
+    assert subcommand_parser("agent").parse_args(container(render(CLAIM))["args"][1:]).kubernetes == "device-plugin"
     assert one(items, "Role", "gpushare")["rules"][0] == {
         "apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]
     }  # fmt: skip
@@ -647,7 +647,7 @@ def test_simulated_gpus_upgrade_to_claims_with_reused_values(tmp_path: Path) -> 
     upgraded = _rendered(reused, merged(simulated, {"kubelet": "dra"}))
     assert upgraded is not None
     agent = one(upgraded, "DaemonSet")["spec"]["template"]["spec"]
-    assert "--kubelet=dra" in agent["containers"][0]["args"]
+    assert "--kubernetes=dra" in agent["containers"][0]["args"]
     assert "nodeSelector" not in agent
 
 

@@ -1,4 +1,4 @@
-"""A real `gpushare agent --kubernetes --kubelet dra`: killed and back, and where it ends with a reason."""
+"""A real `gpushare agent --kubernetes dra`: killed and back, and where it ends with a reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def agent(cluster: Cluster, short_folder: Path) -> AsyncIterator[ClusterAg
 
 @pytest.mark.slow
 async def test_killed_and_started_again_it_keeps_sessions_and_their_folders(agent: ClusterAgent) -> None:
-    await agent.start("--kubelet", "dra")
+    await agent.start("--kubernetes", "dra")
     (gpu,) = (await agent.client.report()).gpus
     cluster, node = agent.cluster, agent.kubelet.name
     await published_slice(cluster, node, lambda item: units_of(item, gpu.uuid) == 100)
@@ -47,7 +47,7 @@ async def test_killed_and_started_again_it_keeps_sessions_and_their_folders(agen
     # pods run on; the kubelet removes the slice, and nothing new comes
     await published_slice(cluster, node, lambda item: item is None)
     await session_by_claim(cluster, node, "ben", [gpu], share=75)
-    await agent.start("--kubelet", "dra")
+    await agent.start("--kubernetes", "dra")
     await published_slice(cluster, node, lambda item: units_of(item, gpu.uuid) == 100)
     await cluster.wait_for_phase("ben", "Running")
     again = await agent.session("ada", lambda session: True)
@@ -62,10 +62,10 @@ async def test_killed_and_started_again_it_keeps_sessions_and_their_folders(agen
 async def test_where_the_gate_is_off_it_ends_with_the_reason(agent: ClusterAgent) -> None:
     agent.cluster.standin("the feature gates of a real cluster stay as they are").gates = {"DRADeviceTaints"}
     ended = await asyncio.to_thread(
-        subprocess.run, agent.command("--kubelet", "dra"), env=agent.environment, capture_output=True, timeout=60
+        subprocess.run, agent.command("--kubernetes", "dra"), env=agent.environment, capture_output=True, timeout=60
     )
     assert ended.returncode == 1
     said = ended.stderr.decode().splitlines()[-1]
-    assert said.startswith("gpushare agent: --kubelet dra: the API server drops allowMultipleAllocations, request")
-    assert said.endswith("use --kubelet device-plugin, the default, where this cannot be changed")
+    assert said.startswith("gpushare agent: --kubernetes dra: the API server drops allowMultipleAllocations, request")
+    assert said.endswith("use --kubernetes device-plugin, the default, where this cannot be changed")
     assert not agent.kubelet.claims.calls

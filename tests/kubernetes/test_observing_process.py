@@ -1,9 +1,8 @@
-"""`gpushare agent --kubernetes --observe` as a process of its own: real library, simulated GPUs, killed and back."""
+"""`gpushare agent --kubernetes observe` as a process of its own: real library, simulated GPUs, killed and back."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import time
@@ -35,7 +34,7 @@ class ObservingProcess(ClusterAgent):
     """Has the rights of an agent that observes, and no more."""
 
     async def observe(self) -> None:
-        await self.start("--observe")
+        await self.start("--kubernetes", "observe")
         await self.cluster.wait_for_allocatable(self.kubelet.name, OBSERVER, 512)
 
     async def program(self, name: str) -> None:
@@ -90,21 +89,6 @@ async def test_gpu_work_of_a_program_is_reported_before_and_after_the_agent_was_
     await agent.published(lambda report: report.session("ada") is None)
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (
-            ["--kubernetes", "--namespace=hub", "--kubelet=dra"],
-            "needs the device plugin's API: leave out --kubelet dra",
-        ),
-        ([], "needs --kubernetes"),
-    ],
-)
-def test_an_agent_that_observes_is_a_device_plugin(options: list[str], why: str) -> None:
-    with pytest.raises(Unusable, match=f"^--observe {re.escape(why)}"):
-        read(subcommand_parser("agent").parse_args(["--observe", *options]))
-
-
 def test_a_mounted_service_account_gives_the_namespace_only_in_a_pod(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -116,7 +100,7 @@ def test_a_mounted_service_account_gives_the_namespace_only_in_a_pod(
     with pytest.raises(Unusable, match="outside a pod needs --namespace"):
         read(options)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
-    assert present(read(options)).namespace == "users"
+    assert present(read(options)).settings.namespace == "users"
 
 
 def test_simulated_gpus_get_the_nodes_name_unless_the_environment_says_another(

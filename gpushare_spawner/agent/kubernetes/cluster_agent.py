@@ -9,8 +9,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from gpushare_spawner.agent.kubernetes.claims.allocation import PreparedClaims
@@ -24,13 +22,13 @@ from gpushare_spawner.agent.kubernetes.devices.pod_resources import (
     Handed,
     KubeletQuestions,
     KubeletUnavailable,
-    PodKey,
     PodResources,
     kubelet_trouble,
 )
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
 from gpushare_spawner.agent.kubernetes.pods.sessions import PodSessions
-from gpushare_spawner.agent.kubernetes.report_publisher import OwnerPod, PublishedReport, PublishSettings
+from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
+from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.background import Repeated
 from gpushare_spawner.clients.api import ClusterApi
@@ -50,41 +48,6 @@ log = logging.getLogger(__name__)
 
 POLL_EVERY = 1.0
 """Seconds between checks of health and of the devices to offer, besides those after changes."""
-
-
-@dataclass(frozen=True)
-class ClaimSettings:
-    """The cluster's features of dynamic resource allocation."""
-
-    taints: bool = True
-    """The API server keeps taints of devices."""
-
-
-@dataclass(frozen=True)
-class ClusterSettings:
-    """The agent's place in its cluster."""
-
-    namespace: str
-    """Namespace of the report and of the notebooks' pods."""
-    all_namespaces: bool = False
-    """The notebooks' pods can be in any namespace."""
-    kubelet_dir: Path = Path("/var/lib/kubelet")
-    """The kubelet's root folder."""
-    device_plugins_dir: Path = Path("/var/lib/kubelet/device-plugins")
-    """The folder for sockets of device plugins: a constant of the kubelet, wherever its root folder is."""
-    unit_size: int = 1
-    """Share units of 1 % that one device stands for."""
-    claims: ClaimSettings | None = None
-    """None: pods get GPUs by device plugins, not by claims."""
-    own_pod: PodKey | None = None
-    """(namespace, name) of the agent's own pod."""
-    own_pod_uid: str | None = None
-    publish: PublishSettings = field(default_factory=PublishSettings)
-
-    @property
-    def pod_resources(self) -> Path:
-        """The kubelet's socket that lists devices by pod."""
-        return self.kubelet_dir / "pod-resources" / "kubelet.sock"
 
 
 class KubeletSide(Protocol):
@@ -112,7 +75,7 @@ class OnKubernetes:
         self._node = node
         self._settings = settings
         self._resources = PodResources(settings.pod_resources)
-        prepared = PreparedClaims(node.state_folder.claims) if settings.claims is not None else None
+        prepared = PreparedClaims(node.state_folder.claims) if settings.claims else None
         self.held = HeldDevices(
             node.gpus.values(),
             node.settings.capacity_units,
@@ -121,16 +84,13 @@ class OnKubernetes:
             node.state_folder.pods,
             grant_name if prepared is None else prepared.folder_name,
         )
-        where = "" if settings.all_namespaces else settings.namespace
-        self.pods = Pods(api, where, node.settings.name, self._changed)
+        self.pods = Pods(api, settings.pods_namespace, node.settings.name, self._changed)
         self._questions = KubeletQuestions(
             self._read_kubelet, lambda: not self.held.pending and self._kubelet_is_trusted
         )
         self.sessions = PodSessions(node, self.pods, api, self.held, self._questions.soon)
         self._allocation = allocation
-        self.published = PublishedReport(
-            api, settings.namespace, self.report, settings.publish, owner_of(settings), node.cordons
-        )
+        self.published = PublishedReport(api, settings, self.report, node.cordons)
         self._kubelet_side = self._side(api, allocation, cdi, prepared)
         self._handed = Handed({}, {})
         self._polling = Repeated(POLL_EVERY, self._poll, log, "cannot compute the devices to offer")
@@ -158,14 +118,10 @@ class OnKubernetes:
             self._polling.start()
             yield
 
-    async def answer(self, request: Request) -> dict[str, Any]:
-        """Answer the control socket. Raises ControlRefused."""
-        return await answer_in_cluster(self._node, request)
-
     def report(self) -> Report:
         """Return the node's report now."""
         report = self._node.report()
-        if self._settings.claims is None:
+        if not self._settings.claims:
             return report
         return report.model_copy(
             update={"claims": self._allocation.of_claims(self._node.gpus.values(), self.held.folder)}
@@ -175,9 +131,9 @@ class OnKubernetes:
         self, api: ClusterApi, allocation: ContainerResponses, cdi: CdiNames, prepared: PreparedClaims | None
     ) -> KubeletSide:
         node, settings = self._node, self._settings
-        if prepared is not None and settings.claims is not None:
+        if prepared is not None:
             return ClaimDriver(
-                node, api, self.held, prepared, settings.kubelet_dir, taints=settings.claims.taints,
+                node, api, self.held, prepared, settings.kubelet_dir, taints=settings.taints,
                 ask_kubelet=self._questions.once, changed=self._questions.soon, end=self.sessions.end,
                 registered=self._registered,
             )  # fmt: skip
@@ -208,7 +164,7 @@ class OnKubernetes:
             handed = await self._resources.handed()
         except KubeletUnavailable as error:
             self._kubelet_trouble.about(error)
-            if self._settings.claims is not None:
+            if self._settings.claims:
                 # The agent keeps its own record of prepared claims, so sessions can still be updated.
                 self.sessions.handed(self._kubelet_side.joined(self._handed))
             return
@@ -233,13 +189,6 @@ class OnKubernetes:
         if self._poll_due is not None:
             self._poll_due.cancel()
         await self.sessions.close()
-
-
-def owner_of(settings: ClusterSettings) -> OwnerPod | None:
-    """Return the agent's pod as the owner of the report; None if it is in another namespace, or unknown."""
-    if settings.own_pod is None or not settings.own_pod_uid or settings.own_pod[0] != settings.namespace:
-        return None
-    return OwnerPod(settings.own_pod[1], settings.own_pod_uid)
 
 
 async def answer_in_cluster(node: Node, request: Request) -> dict[str, Any]:

@@ -17,12 +17,14 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.command import Answer, Unusable
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState, NoGpu, Utilisation
 from gpushare_spawner.agent.kubernetes.host_library import CannotBeLoaded, install
+from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.environment import Libraries, simulated_state
 from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints
@@ -33,7 +35,7 @@ from gpushare_spawner.wording.amounts import missing_package
 log = logging.getLogger(__name__)
 
 
-DEVICE_PLUGIN, DRA = "device-plugin", "dra"
+DEVICE_PLUGIN, DRA, OBSERVE = "device-plugin", "dra", "observe"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -42,22 +44,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("on Kubernetes")
     group.add_argument(
         "--kubernetes",
-        action="store_true",
-        help="act as the device plugin of this node: sessions are pods, not processes",
-    )
-    group.add_argument(
-        "--kubelet",
-        choices=(DEVICE_PLUGIN, DRA),
-        default=DEVICE_PLUGIN,
-        help="how pods get GPUs. device-plugin: as extended resources; dra: by claims of dynamic resource allocation, "
-        "with shares as consumable capacity, which needs Kubernetes 1.36, or 1.34 with feature gates (default: "
-        "%(default)s)",
-    )
-    group.add_argument(
-        "--observe",
-        action="store_true",
-        help="offer no GPU, because another sharing layer gives out the GPUs of this node. The agent reports when the "
-        "pods of that layer last used a GPU, so that the culler finds idle servers",
+        nargs="?",
+        choices=(DEVICE_PLUGIN, DRA, OBSERVE),
+        const=DEVICE_PLUGIN,
+        help="sessions are pods of this node, not processes. How pods get GPUs: device-plugin (the default): as "
+        "extended resources; dra: by claims of dynamic resource allocation, with shares as consumable capacity, which "
+        "needs Kubernetes 1.36, or 1.34 with feature gates; observe: from another sharing layer. Then the agent offers "
+        "no GPU, and reports when the pods of that layer last used one, so that the culler finds idle servers",
     )
     group.add_argument(
         "--namespace",
@@ -119,16 +112,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 class ClusterOptions:
     """The values of `--kubernetes` and its options."""
 
-    namespace: str
-    all_namespaces: bool
+    settings: ClusterSettings
     host_dir: Path
-    kubelet_dir: Path
-    device_plugins_dir: Path
-    unit_size: int
     cdi: str
     preload_file: bool
-    claims: bool = False
-    """Pods get GPUs by claims."""
     observes: bool = False
     """Another layer gives out the GPUs."""
 
@@ -154,7 +141,7 @@ class ClusterOptions:
 
     def whole_devices(self, units: int) -> int:
         """Return the share units of a GPU in whole devices: the remainder is not used."""
-        return units // self.unit_size * self.unit_size
+        return units // self.settings.unit_size * self.settings.unit_size
 
     @asynccontextmanager
     async def joined(self, node: Node, libraries: Libraries, source: GpuSource) -> AsyncIterator[Answer]:
@@ -163,7 +150,7 @@ class ClusterOptions:
         Raises Unusable or OSError.
         """
         from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, check_kubelet_folder, probe
-        from gpushare_spawner.agent.kubernetes.cluster_agent import ClaimSettings, ClusterSettings, OnKubernetes
+        from gpushare_spawner.agent.kubernetes.cluster_agent import OnKubernetes, answer_in_cluster
         from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
         from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
         from gpushare_spawner.agent.kubernetes.observing.node import ObservingNode
@@ -179,16 +166,7 @@ class ClusterOptions:
             os.chmod(simulated_state(), 0o666)
         gpus = node.gpus.values()
         allocation = ContainerResponses(installed, self.preload_file)
-        own = (os.environ.get("POD_NAMESPACE"), os.environ.get("POD_NAME"))
-        settings = ClusterSettings(
-            namespace=self.namespace,
-            all_namespaces=self.all_namespaces,
-            kubelet_dir=self.kubelet_dir,
-            device_plugins_dir=self.device_plugins_dir,
-            unit_size=self.unit_size,
-            own_pod=(own[0], own[1]) if own[0] and own[1] else None,
-            own_pod_uid=os.environ.get("POD_UID"),
-        )
+        settings = self.settings
         try:
             api = await ClusterApi.connect()
         except NoCluster as error:
@@ -198,25 +176,22 @@ class ClusterOptions:
             if self.observes:
                 observing = ObservingNode(node, api, allocation, source, settings)
                 await stack.enter_async_context(observing.running())
-                yield observing.answer
-                return
-            if self.claims:
-                try:
-                    check_kubelet_folder(self.kubelet_dir)
-                    taints = await probe(api, node.settings.name, "" if self.all_namespaces else self.namespace)
-                except ClaimsUnavailable as error:
-                    raise Unusable(str(error)) from None
-                settings = replace(settings, claims=ClaimSettings(taints=taints))
-            cluster = OnKubernetes(node, api, allocation, CdiNames(gpus, self.cdi), settings)
-            await stack.enter_async_context(cluster.running())
-            yield cluster.answer
+            else:
+                if settings.claims:
+                    try:
+                        check_kubelet_folder(settings.kubelet_dir)
+                        taints = await probe(api, node.settings.name, settings.pods_namespace)
+                    except ClaimsUnavailable as error:
+                        raise Unusable(str(error)) from None
+                    settings = replace(settings, taints=taints)
+                cluster = OnKubernetes(node, api, allocation, CdiNames(gpus, self.cdi), settings)
+                await stack.enter_async_context(cluster.running())
+            yield partial(answer_in_cluster, node)
 
 
 def read(options: argparse.Namespace) -> ClusterOptions | None:
     """Return the options; None without `--kubernetes`. Raises Unusable."""
-    if not options.kubernetes:
-        if options.observe:
-            raise Unusable("--observe needs --kubernetes: on one machine the agent observes MPS and MIG by itself")
+    if options.kubernetes is None:
         return None
     try:
         # the kubelet's protocol; checked before the agent makes or locks anything
@@ -229,8 +204,6 @@ def read(options: argparse.Namespace) -> ClusterOptions | None:
         raise Unusable("--kubernetes outside a pod needs --namespace, the namespace of the notebooks' pods")
     if UNITS_PER_GPU % options.unit_size:
         raise Unusable(f"--unit-size {options.unit_size} does not divide {UNITS_PER_GPU}: use one like 1, 5 or 25")
-    if options.observe and options.kubelet == DRA:
-        raise Unusable(f"--observe needs the device plugin's API: leave out --kubelet {DRA}")
     host_dir = Path(os.path.abspath(options.host_dir))
     # simulated GPUs have the same state file on all nodes, and must not have the same UUIDs
     os.environ.setdefault("SIMGPU_NODE", options.node)
@@ -239,18 +212,18 @@ def read(options: argparse.Namespace) -> ClusterOptions | None:
         state = host_dir / "simgpu-state"
         state.mkdir(parents=True, exist_ok=True)
         os.environ["SIMGPU_STATE"] = str(state / "gpus")
-    return ClusterOptions(
+    own = (os.environ.get("POD_NAMESPACE"), os.environ.get("POD_NAME"))
+    settings = ClusterSettings(
         namespace=namespace,
         all_namespaces=options.all_namespaces,
-        host_dir=host_dir,
         kubelet_dir=Path(os.path.abspath(options.kubelet_dir)),
         device_plugins_dir=Path(os.path.abspath(options.device_plugins_dir)),
         unit_size=options.unit_size,
-        cdi=options.cdi,
-        preload_file=options.preload == "file",
-        claims=options.kubelet == DRA,
-        observes=options.observe,
+        claims=options.kubernetes == DRA,
+        own_pod=(own[0], own[1]) if own[0] and own[1] else None,
+        own_pod_uid=os.environ.get("POD_UID"),
     )
+    return ClusterOptions(settings, host_dir, options.cdi, options.preload == "file", options.kubernetes == OBSERVE)
 
 
 def _unit_size(text: str) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from gpushare_spawner.agent.kubernetes.settings import ClusterSettings, OwnerPod
 from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.background import Background
 from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
@@ -16,7 +16,6 @@ from gpushare_spawner.model.kubernetes.objects import (
     REPORT_COMPONENT,
     REPORT_COMPONENT_LABEL,
     REPORT_KEY,
-    REPORT_REFRESH_SECONDS,
     cordon_annotations,
     cordons_of,
     report_name,
@@ -28,34 +27,6 @@ from gpushare_spawner.model.share import Tier
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PublishSettings:
-    """Rates, in seconds."""
-
-    at_most_every: float = 15.0
-    """Between two writes for changes of activity only."""
-    refresh_every: float = REPORT_REFRESH_SECONDS - 5
-    """A report is written again after this long without a change: the hub does not trust an old one."""
-    settle: float = 0.2
-    """A change of capacity is written after this long, so that several changes need one write."""
-    capacity_every: float = 1.0
-    """Between any two writes."""
-    poll_every: float = 3.0
-    """Between two checks for changes of activity only."""
-
-
-@dataclass(frozen=True)
-class OwnerPod:
-    """The agent's pod as the owner of the ConfigMap: the cluster removes the ConfigMap after the pod."""
-
-    name: str
-    uid: str
-
-    def reference(self) -> Json:
-        """Return the entry for metadata.ownerReferences."""
-        return {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid, "controller": False}
-
-
 class PublishedReport(Background):
     """Keeps the ConfigMap up to date. A failed write is tried again; nothing waits for it.
 
@@ -65,10 +36,8 @@ class PublishedReport(Background):
     def __init__(
         self,
         api: ClusterApi,
-        namespace: str,
+        settings: ClusterSettings,
         report: Callable[[], Report],
-        settings: PublishSettings = PublishSettings(),
-        owner: OwnerPod | None = None,
         cordons: Cordons | None = None,
     ) -> None:
         """`report` makes the newest report.
@@ -77,10 +46,10 @@ class PublishedReport(Background):
         """
         self._cordons = cordons
         self._api = api
-        self._namespace = namespace
+        self._namespace = settings.namespace
         self._report = report
-        self._settings = settings
-        self._owner = owner
+        self._settings = settings.publish
+        self._owner = settings.owner
         self._poke = asyncio.Event()
         self._written: Report | None = None
         self._written_at = float("-inf")

@@ -1,1 +1,1 @@
-"""GPUs as devices of dynamic resource allocation (DRA): the agent as a DRA driver (``--kubelet dra``)."""
+"""GPUs as devices of dynamic resource allocation (DRA): the agent as a DRA driver (``--kubernetes dra``)."""

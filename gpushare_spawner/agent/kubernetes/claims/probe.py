@@ -31,7 +31,7 @@ PATIENCE = 20.0
 """Seconds of tries. Our value: an agent that restarts must not keep its sessions waiting for long."""
 
 
-ELSE = "use --kubelet device-plugin, the default, where this cannot be changed"
+ELSE = "use --kubernetes device-plugin, the default, where this cannot be changed"
 
 
 _PROBED = Gpu(0, "GPU-probe", "probe", 2**30)
@@ -48,13 +48,16 @@ def socket_paths(kubelet_dir: Path) -> tuple[Path, Path]:
 class ClaimsUnavailable(Exception):
     """GPU shares cannot be given out by claims here; the message has the reason and a remedy."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(f"--kubernetes dra: {message}")
+
 
 def check_kubelet_folder(kubelet_dir: Path) -> None:
     """Raise ClaimsUnavailable if the kubelet's folder for plugins does not exist."""
     for folder in (kubelet_dir / "plugins_registry", kubelet_dir / "plugins"):
         if not folder.is_dir():
             raise ClaimsUnavailable(
-                f"--kubelet dra: {folder} is not there. It is the kubelet's folder for plugins: mount it into the "
+                f"{folder} is not there. It is the kubelet's folder for plugins: mount it into the "
                 f"agent's container, or {ELSE}"
             )
 
@@ -72,7 +75,7 @@ async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
             return await ask(api, node, namespace)
         except ApiFailure as failure:
             if 400 <= failure.status < 500 and failure.status not in (408, 429):
-                raise ClaimsUnavailable(f"--kubelet dra: {failure}; {ELSE}") from None
+                raise ClaimsUnavailable(f"{failure}; {ELSE}") from None
             if not logged:
                 log.warning("cannot find out whether this cluster has claims of GPU shares; retrying: %s", failure)
             logged = True
@@ -89,7 +92,7 @@ async def ask(api: ClusterApi, node: str, namespace: str) -> bool:
     except ApiFailure as failure:
         if failure.status == 404:
             raise ClaimsUnavailable(
-                f"--kubelet dra: the API server has no resource.k8s.io/v1 (Kubernetes 1.34 and later have it); {ELSE}"
+                f"the API server has no resource.k8s.io/v1 (Kubernetes 1.34 and later have it); {ELSE}"
             ) from None
         raise _without_right(failure, "list resourceslices") from None
     taints = await _keeps_slices(api, node)
@@ -97,7 +100,7 @@ async def ask(api: ClusterApi, node: str, namespace: str) -> bool:
     await _may_read(api, where, "get resourceclaims", missing="")
     await _may_read(
         api, f"{CLAIMS_API}/deviceclasses/{DEVICE_CLASS}", "get deviceclasses",
-        missing=f"--kubelet dra: there is no DeviceClass {DEVICE_CLASS}; the chart makes it with kubelet: dra",
+        missing=f"there is no DeviceClass {DEVICE_CLASS}; the chart makes it with kubelet: dra",
     )  # fmt: skip
     return taints
 
@@ -112,7 +115,7 @@ async def _keeps_slices(api: ClusterApi, node: str) -> bool:
         tainted["metadata"]["name"] = _NAME
         answer = await api.create(SLICES, tainted, dryRun="All")
     except FieldsLost as error:
-        raise ClaimsUnavailable(f"--kubelet dra: {error}; {ELSE}") from None
+        raise ClaimsUnavailable(f"{error}; {ELSE}") from None
     except ApiFailure as failure:
         raise _without_right(failure, "create resourceslices") from None
     if list(lost(tainted["spec"], answer.get("spec"))):
@@ -138,6 +141,5 @@ def _without_right(failure: ApiFailure, what: str) -> ApiFailure | ClaimsUnavail
     if failure.status not in (401, 403):
         return failure
     return ClaimsUnavailable(
-        f"--kubelet dra: the agent's service account may not {what}; the chart gives it the rights with kubelet: dra: "
-        f"{failure}"
+        f"the agent's service account may not {what}; the chart gives it the rights with kubelet: dra: {failure}"
     )

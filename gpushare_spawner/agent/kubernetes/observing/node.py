@@ -12,10 +12,8 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from gpushare_spawner.agent.gpus.nvml import GpuSource
-from gpushare_spawner.agent.kubernetes.cluster_agent import ClusterSettings, answer_in_cluster, owner_of
 from gpushare_spawner.agent.kubernetes.devices import owners
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, grant_name
@@ -31,9 +29,9 @@ from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messag
 from gpushare_spawner.agent.kubernetes.observing.pods import DriverUse, ObservedPods
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
+from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.clients.api import ClusterApi
-from gpushare_spawner.model.control import Request
 from gpushare_spawner.model.kubernetes.annotations import LAYER_SELECTOR
 from gpushare_spawner.model.kubernetes.objects import OBSERVER
 from gpushare_spawner.model.report import Report
@@ -119,8 +117,7 @@ class ObservingNode:
         """`source`: the driver, which counts the GPU time of each process."""
         self._node = node
         self._resources = PodResources(settings.pod_resources)
-        where = "" if settings.all_namespaces else settings.namespace
-        self.pods = Pods(api, where, node.settings.name, self._changed, LAYER_SELECTOR)
+        self.pods = Pods(api, settings.pods_namespace, node.settings.name, self._changed, LAYER_SELECTOR)
         self.sessions = ObservedPods(node, self.pods)
         self._questions = KubeletQuestions(self._read_kubelet, lambda: self.devices.settled)
         self.devices = ObserverDevices(
@@ -130,7 +127,7 @@ class ObservingNode:
             self.devices.plugin, Path(settings.device_plugins_dir), SOCKET, self._questions.soon
         )
         self.use = DriverUse(node, source)
-        self.published = PublishedReport(api, settings.namespace, self.report, settings.publish, owner_of(settings))
+        self.published = PublishedReport(api, settings, self.report)
         self._kubelet_trouble = kubelet_trouble(log)
 
     @asynccontextmanager
@@ -152,10 +149,6 @@ class ObservingNode:
             self.published.start()
             stack.push_async_callback(self.published.close)
             yield
-
-    async def answer(self, request: Request) -> dict[str, Any]:
-        """Answer the control socket. Raises ControlRefused."""
-        return await answer_in_cluster(self._node, request)
 
     def report(self) -> Report:
         """Return the node's report now: sessions, and no GPU, since the agent gives none."""
