@@ -355,7 +355,7 @@ def test_the_agent_takes_these_options(values: dict[str, Any]) -> None:
     assert command == "agent"
     parser = subcommand_parser("agent")
     options = parser.parse_args(arguments)
-    assert options.kubernetes is True
+    assert options.kubernetes == ("observe" if values.get("observe") else values.get("kubelet", "device-plugin"))
     assert options.overcommit == values.get("gpus", {}).get("overcommit", 1.0)
 
 
