@@ -15,8 +15,10 @@ import os
 import signal
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlparse
 
 from jupyterhub.utils import make_ssl_context
@@ -188,16 +190,9 @@ def lacking_setting(options: argparse.Namespace, token: str) -> str:
 
 
 def culler_settings(options: argparse.Namespace) -> CullerSettings:
-    """Return the culler's settings."""
-    return CullerSettings(
-        timeout=options.timeout,
-        max_age=options.max_age,
-        cull_every=options.cull_every or DEFAULT_CULL_EVERY,
-        cull_users=options.cull_users,
-        cull_admin_users=options.cull_admin_users,
-        remove_named_servers=options.remove_named_servers,
-        dry_run=options.dry_run,
-    )
+    """Return the culler's settings, each the option of the same name."""
+    given = {setting.name: getattr(options, setting.name) for setting in fields(CullerSettings)}
+    return CullerSettings(**given | {"cull_every": options.cull_every or DEFAULT_CULL_EVERY})
 
 
 def _time(group: argparse._ArgumentGroup, name: str, default: float, help: str) -> None:
@@ -352,28 +347,14 @@ def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
 
 async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster_agents: ClusterAgents) -> None:
     settings, clock = culler_settings(options), WallClock()
-    hub = Hub(
-        options.url,
-        token,
-        request_timeout=float(os.environ.get("JUPYTERHUB_REQUEST_TIMEOUT") or 60),
-        ssl_options=hub_tls(options),
-        since_set=clock.since_set,
-    )
+    patience = float(os.environ.get("JUPYTERHUB_REQUEST_TIMEOUT") or 60)
+    hub = Hub(options.url, token, request_timeout=patience, ssl_options=hub_tls(options), since_set=clock.since_set)
     groups = UserGroups(lambda: snapshot.users if (snapshot := culler.hub_snapshot) is not None else None)
     templates = TemplateSource(Path(options.templates_dir), groups)
     listeners: list[Callable[[], None]] = []
     async with _agents(options, listeners, hub_name, cluster_agents, templates) as agents:
-        pending, reports = PendingSpawns(hub), RecentReports(agents)
-        history = _history(
-            options,
-            HistorySources(
-                snapshots=reports.snapshots,
-                users=lambda: snapshot.users if (snapshot := culler.hub_snapshot) is not None else (),
-                pending=pending.now,
-                templates=templates,
-                waited=lambda wait: culler.counters.waited(wait),
-            ),
-        )
+        pending, queue, reports = PendingSpawns(hub), QueueOfHub(hub), RecentReports(agents)
+        history = _history(options, reports, templates, pending, lambda: culler)
         record: Callable[[Action], None] = history.record if history is not None else lambda action: None
 
         def acted(action: Action) -> None:
@@ -405,21 +386,24 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
         )
         clock.was_set = culler.clock_was_set
         listeners.append(culler.reports_changed)
-        beside = [
-            asyncio.create_task(AskResponder(agents, actions).run()),
-            asyncio.create_task(finish_restarts(actions)),
-        ]
-        if outbox is not None:
-            beside.append(asyncio.create_task(outbox.run()))
-        notes = (lambda: templates.problems) if outbox is None else lambda: [*templates.problems, *outbox.problems]
-        try:
-            await _run_until_stopped(
-                options, hub, culler, reports, templates, settings, pending, history, actions, notes
-            )
-        finally:
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+        lacking: list[str] = []
+
+        def notes() -> list[str]:
+            problems = [*lacking, *templates.problems, *(outbox.problems if outbox is not None else ())]
+            return [*problems, history.problem] if history is not None and history.problem else problems
+
+        sources = DashboardSources(
+            reports, templates, culler.decide, culler.counters, notes, pending.now, queue.progress, templates.quotas
+        )
+        server = _listen(sources, options.ip, history, actions)
+        scopes = _check_scopes(hub, settings.cull_users, templates.needs_groups, lacking)
+        work = [culler.run(), scopes, AskResponder(agents, actions).run(), finish_restarts(actions)]
+        work += [part.run() for part in (history, outbox) if part is not None]
+        await _run_until_stopped(options, work)
+        if server is not None:
+            server.stop()
+        for part in (pending, queue, hub):
+            part.close()
 
 
 def _agents(
@@ -439,37 +423,9 @@ def _agents(
     return cluster_agents(options.namespace, options.all_namespaces, notify, hub_name, templates)
 
 
-async def _run_until_stopped(
-    options: argparse.Namespace,
-    hub: Hub,
-    culler: Culler,
-    reports: RecentReports,
-    templates: TemplateSource,
-    settings: CullerSettings,
-    pending: PendingSpawns,
-    history: History | None,
-    actions: ActionContext,
-    problems: Callable[[], list[str]],
-) -> None:
-    lacking: list[str] = []
-    queue = QueueOfHub(hub)
-    sources = DashboardSources(
-        reports=reports,
-        templates=templates,
-        hub_snapshot=lambda: culler.hub_snapshot,
-        counters=culler.counters,
-        notes=lambda: [*lacking, *problems(), *([history.problem] if history and history.problem else [])],
-        pending=pending.now,
-        progress=queue.progress,
-        quotas=templates.quotas,
-        settings=settings,
-        culler=culler.state,
-    )
-    server = _listen(sources, options.ip, history, actions)
-    scopes = _check_scopes(hub, settings.cull_users, templates.needs_groups, lacking)
-    tasks = [asyncio.create_task(culler.run()), asyncio.create_task(scopes)]
-    if history is not None:
-        tasks.append(asyncio.create_task(history.run()))
+async def _run_until_stopped(options: argparse.Namespace, work: list[Coroutine[Any, Any, None]]) -> None:
+    """Run the parts of the service until SIGTERM or SIGINT, or with ``--end-with-hub`` the end of the hub."""
+    tasks = [asyncio.create_task(part) for part in work]
     stop = asyncio.Event()
     if options.end_with_hub is not None:
         tasks.append(asyncio.create_task(_stop_without_hub(stop, options.end_with_hub)))
@@ -483,16 +439,24 @@ async def _run_until_stopped(
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    if server is not None:
-        server.stop()
-    pending.close()
-    queue.close()
-    hub.close()
 
 
-def _history(options: argparse.Namespace, sources: HistorySources) -> History | None:
+def _history(
+    options: argparse.Namespace,
+    reports: RecentReports,
+    templates: TemplateSource,
+    pending: PendingSpawns,
+    culler: Callable[[], Culler],
+) -> History | None:
     if options.history.strip().lower() in ("", "false"):
         return None
+    sources = HistorySources(
+        snapshots=reports.snapshots,
+        users=lambda: snapshot.users if (snapshot := culler().hub_snapshot) is not None else (),
+        pending=pending.now,
+        templates=templates,
+        waited=lambda wait: culler().counters.waited(wait),
+    )
     kept = Retention(names=options.history_names, keep=options.history_keep)
     return History(HistoryStore(options.history), sources, kept)
 

@@ -14,13 +14,7 @@ from gpushare_spawner.model.report import GpuReport, SessionReport, doubled_gpus
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota.accounts import QuotaUsage
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import (
-    CullerSettings,
-    CullerState,
-    HubSnapshot,
-    SessionDecision,
-    decide_sessions,
-)
+from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, RecentReports, answered
 from gpushare_spawner.service.units import KINDS, Kind, Segment, UnitsToOwn, gpu_bar, units_of
@@ -163,7 +157,8 @@ class DashboardSources:
 
     reports: RecentReports
     templates: Callable[[], Mapping[str, Template]]
-    hub_snapshot: Callable[[], HubSnapshot | None]
+    decide: Callable[[Sequence[NodeSnapshot], Mapping[str, Template], float], list[SessionDecision]]
+    """The culler's decisions on the sessions of these reports at an instant."""
     counters: Counters
     notes: Callable[[], Sequence[str]] = lambda: ()
     """Sentences for admins: missing scopes, templates with errors."""
@@ -172,8 +167,6 @@ class DashboardSources:
     """Returns the queue progress that the hub shows to the users of these spawns, by user and server name."""
     quotas: Callable[[], Quotas | None] = lambda: None
     """Returns the quotas in force; None if there are none."""
-    settings: CullerSettings = field(default_factory=CullerSettings)
-    culler: CullerState = field(default_factory=CullerState)
     clock: Callable[[], float] = time.time
 
     async def take(self, with_progress: bool = True) -> ServiceSnapshot:
@@ -184,7 +177,7 @@ class DashboardSources:
         """
         snapshots = await self.reports.snapshots()
         reports, templates, instant = answered(snapshots), self.templates(), self.clock()
-        decisions = decide_sessions(snapshots, self.hub_snapshot(), templates, instant, self.settings, self.culler)
+        decisions = self.decide(snapshots, templates, instant)
         pending = await self.pending()
         waiting: Sequence[WaitingSpawn] | None = None
         if pending is not None and reports:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,6 +8,13 @@ import pytest
 
 from gpushare_spawner.idle.keep import KeepRule
 from gpushare_spawner.model.template import KeepLimits, Template
+from gpushare_spawner.service.culler.decisions import (
+    CullerSettings,
+    CullerState,
+    HubSnapshot,
+    SessionDecision,
+    decide_sessions,
+)
 from gpushare_spawner.service.hub.client import Hub
 from tests.service.fake_agent import FakeAgent, fake_agent
 from tests.service.fake_hub import TOKEN, FakeHub
@@ -61,6 +68,11 @@ def with_keeps(templates: Mapping[str, Template], rule: KeepRule) -> dict[str, T
         name: template.model_copy(update={"idle": template.idle.model_copy(update=keep)})
         for name, template in templates.items()
     }
+
+
+def deciding(hub: HubSnapshot | None = None, state: CullerState | None = None) -> Callable[..., list[SessionDecision]]:
+    """Decisions without a culler."""
+    return lambda snapshots, templates, now: decide_sessions(snapshots, hub, templates, now, CullerSettings(), state)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.app import Page
 from tests.present import present
 from tests.service.api.conftest import StandInAgent
-from tests.service.conftest import with_keeps
+from tests.service.conftest import deciding, with_keeps
 from tests.service.dashboards import NOW, TEMPLATES
 
 PREFIX = "/services/gpushare/"
@@ -126,7 +126,7 @@ class DashboardStandIn:
         sources = DashboardSources(
             RecentReports(agents, max_age=0),
             lambda: TEMPLATES,
-            lambda: None,
+            deciding(),
             Counters(),
             pending=self._waiting,
             progress=self._progress,

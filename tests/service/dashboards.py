@@ -24,6 +24,7 @@ from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, RecentRe
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.app import Caller, HubTheme
 from gpushare_spawner.service.web.dashboard import page_environment
+from tests.service.conftest import deciding
 
 NOW = 1_000_000.0
 GIB = 2**30
@@ -164,13 +165,12 @@ def services(
     sources = DashboardSources(
         Reports(snapshots),
         lambda: TEMPLATES,
-        HubSnapshot,
+        deciding(HubSnapshot(), CullerState(use=use or RecentUse())),
         Counters(),
         lambda: notes,
         waiting,
         told_of,
         lambda: quotas,
-        culler=CullerState(use=use or RecentUse()),
         clock=lambda: NOW,
     )
     shots = ServiceSnapshots(sources)

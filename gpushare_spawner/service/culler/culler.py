@@ -130,6 +130,12 @@ class Culler:
         if self._drains is not None:
             self._drains.clock_was_set(by)
 
+    def decide(
+        self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
+    ) -> list[SessionDecision]:
+        """Decide on the sessions of all agents that answered, by the hub's last list and the last round's pressure."""
+        return decide_sessions(snapshots, self.hub_snapshot, templates, now, self._settings, self.state)
+
     def reports_changed(self) -> None:
         """Start the next round at once if a stop waits for new reports."""
         if self._hub_actions.awaiting_reports:
@@ -166,7 +172,7 @@ class Culler:
         templates, now = self._templates(), self._clock()
         take_note(self.state.use, snapshots, templates, now)
         self.state.pressure = await self._pressure_now(snapshots, templates, now)
-        decisions = decide_sessions(snapshots, self.hub_snapshot, templates, now, self._settings, self.state)
+        decisions = self.decide(snapshots, templates, now)
         self._notify(decisions)
         if all(snapshot.report is not None for snapshot in snapshots):
             # sessions of an unavailable agent have not ended

@@ -30,7 +30,7 @@ from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.app import Page
 from tests.present import present
 from tests.service.api.clients import PREFIX, Client, SignedIn
-from tests.service.conftest import hub, hub_server, with_keeps  # noqa: F401
+from tests.service.conftest import deciding, hub, hub_server, with_keeps  # noqa: F401
 from tests.service.dashboards import NOW, TEMPLATES, afternoon
 from tests.service.fake_hub import FakeHub
 
@@ -108,7 +108,7 @@ class Machine:
         return DashboardSources(
             RecentReports([cast("reports.Agent", self.agent)], max_age=0),
             lambda: TEMPLATES,
-            lambda: None,
+            deciding(),
             Counters(),
             notes=lambda: ("The service lacks the scope x: y.",),
             pending=pending,

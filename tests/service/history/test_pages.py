@@ -39,6 +39,7 @@ from gpushare_spawner.service.web import history as answers
 from gpushare_spawner.service.web.app import Page
 from gpushare_spawner.service.web.history import HEIGHT
 from gpushare_spawner.wording.service import UNAVAILABLE
+from tests.service.conftest import deciding
 from tests.service.dashboards import NO_AGENT
 
 PREFIX = "/services/gpushare/"
@@ -115,7 +116,7 @@ async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 async def serving(kept: History | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     login = SignedIn()
     monkeypatch.setattr(Page, "_hub_auth", login)
-    sources = DashboardSources(RecentReports([]), dict, lambda: None, Counters())
+    sources = DashboardSources(RecentReports([]), dict, deciding(), Counters())
     socket, port = bind_unused_port()
     actions = ActionContext((), NO_AGENT, dict)
     server = HTTPServer(service_application(sources, actions, PREFIX, history=kept))

@@ -50,6 +50,7 @@ from gpushare_spawner.service.units import gpu_bar, units_of
 from gpushare_spawner.service.web.app import Caller
 from gpushare_spawner.service.web.metrics import ServiceState, exposition
 from tests.placement.reports import ledger_of
+from tests.service.conftest import deciding
 from tests.service.dashboards import NO_AGENT, PREFIX, sessions_shown
 
 NOW = 1_790_000_000.0
@@ -147,8 +148,8 @@ class World:
         actions = ActionContext(self.cluster, hub, lambda: TEMPLATES, clock=lambda: NOW)
         recent = RecentReports(self.cluster, max_age=0)
         sources = DashboardSources(
-            recent, lambda: TEMPLATES, lambda: HubSnapshot(self.known_users), Counters(), quotas=lambda: QUOTAS,
-            clock=lambda: NOW,
+            recent, lambda: TEMPLATES, deciding(HubSnapshot(self.known_users)), Counters(),
+            quotas=lambda: QUOTAS, clock=lambda: NOW,
         )  # fmt: skip
         shots = ServiceSnapshots(sources)
         api = await shots.current()
