@@ -44,17 +44,17 @@ class BoundedHTTPServer(HTTPServer):
         crowded: LogOnce,
         trouble: LogOnce,
         connects: Budget | None = None,
-        most_body_bytes: int | None = None,
+        most_body_bytes: int = sys.maxsize,
         too_large: bytes = b"",
         **options: Any,
     ) -> None:
         """Set up the server. `crowded`: connections are closed because there are too many.
 
         `trouble`: no descriptor is left. `connects`: rate of accepted connections; None if there is no bound. A request
-        with a body of more than `most_body_bytes` gets the answer 413 with the JSON `too_large`; None: tornado's limit,
-        and its 400 without a body.
+        with a body of more than `most_body_bytes` gets the answer 413 with the JSON `too_large`; not given: tornado's
+        limit, and its 400 without a body.
         """
-        if most_body_bytes is not None:
+        if too_large:
             options["max_body_size"] = sys.maxsize  # tornado would answer 400 without a reason
         super().initialize(application, **options)
         self._most_connections, self._connects = most_connections, connects
@@ -88,9 +88,7 @@ class BoundedHTTPServer(HTTPServer):
         self._forget(stream)
         self._waiting[stream] = None
         request = super().start_request(server_conn, request_conn)
-        if self._most_body_bytes is not None:
-            request = _BoundedBody(request, connection, self._most_body_bytes, self._too_large)
-        return _Request(request, lambda: self._arrived(stream))
+        return _Request(request, connection, self._arrived, self._most_body_bytes, self._too_large)
 
     def on_close(self, server_conn: object) -> None:
         """Forget a connection. Tornado calls this when the connection has ended."""
@@ -148,49 +146,25 @@ class BoundedHTTPServer(HTTPServer):
         return SSLIOStream(secured, ssl_options=self.ssl_options, **sizes)
 
 
-class _Delegate(HTTPMessageDelegate):
-    """Passes a request on."""
-
-    def __init__(self, request: HTTPMessageDelegate) -> None:
-        self._request = request
-
-    def headers_received(
-        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
-    ) -> Awaitable[None] | None:
-        return self._request.headers_received(start_line, headers)
-
-    def data_received(self, chunk: bytes) -> Awaitable[None] | None:
-        return self._request.data_received(chunk)
-
-    def finish(self) -> None:
-        self._request.finish()
-
-    def on_connection_close(self) -> None:
-        self._request.on_connection_close()
-
-
-class _Request(_Delegate):
-    """Reports when a request has arrived completely."""
-
-    def __init__(self, request: HTTPMessageDelegate, arrived: Callable[[], None]) -> None:
-        super().__init__(request)
-        self._arrived = arrived
-
-    def finish(self) -> None:
-        self._arrived()
-        super().finish()
-
-
-class _BoundedBody(_Delegate):
-    """Answers 413 as soon as a body is too large, and discards the rest of the body.
+class _Request(HTTPMessageDelegate):
+    """Reports when a request has arrived completely, and answers 413 as soon as its body is too large.
 
     The kernel resets a connection that is closed with unread data, and the peer, or the hub's proxy, loses the answer.
-    So the body is read until its end, or until tornado's time limit for bodies ends the connection.
+    So the rest of the body is read and discarded until its end, or until tornado's time limit for bodies ends the
+    connection.
     """
 
-    def __init__(self, request: HTTPMessageDelegate, connection: HTTP1Connection, most: int, answer: bytes) -> None:
-        super().__init__(request)
-        self._connection, self._most, self._answer = connection, most, answer
+    def __init__(
+        self,
+        request: HTTPMessageDelegate,
+        connection: HTTP1Connection,
+        arrived: Callable[[IOStream], None],
+        most: int,
+        answer: bytes,
+    ) -> None:
+        self._request, self._arrived = request, arrived
+        self._connection, self._stream = connection, connection.stream  # tornado detaches the stream at the end
+        self._most, self._answer = most, answer
         self._bytes = 0
         self._method = ""
         self._refused = False
@@ -199,7 +173,7 @@ class _BoundedBody(_Delegate):
     def headers_received(
         self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
     ) -> Awaitable[None] | None:
-        received = super().headers_received(start_line, headers)
+        received = self._request.headers_received(start_line, headers)
         self._method = cast(RequestStartLine, start_line).method
         length = headers.get("Content-Length", "").split(",")[0].strip()
         if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > self._most):
@@ -215,23 +189,24 @@ class _BoundedBody(_Delegate):
             return None
         self._bytes += len(chunk)
         if self._bytes <= self._most:
-            return super().data_received(chunk)
+            return self._request.data_received(chunk)
         self._refuse()
         return None
 
     def finish(self) -> None:
+        self._arrived(self._stream)
         if self._refused:
             self._finish_answer()
         else:
-            super().finish()
+            self._request.finish()
 
     def on_connection_close(self) -> None:
         if not self._refused:
-            super().on_connection_close()
+            self._request.on_connection_close()
 
     def _refuse(self, closes: bool = False) -> None:
         self._refused = True
-        super().on_connection_close()  # the application forgets the request
+        self._request.on_connection_close()  # the application forgets the request
         headers = HTTPHeaders(
             {
                 "Content-Type": "application/json",

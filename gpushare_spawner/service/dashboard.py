@@ -10,7 +10,7 @@ forms that the caller may use now. The API checks each request again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -24,7 +24,6 @@ from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.api import answers, reading
-from gpushare_spawner.service.api.api import OPERATIONS
 from gpushare_spawner.service.api.reading import SessionsQuery
 from gpushare_spawner.service.api.router import Call, Nothing, Services
 from gpushare_spawner.service.sources import ServiceSnapshot
@@ -121,45 +120,17 @@ class DashboardAddress:
 
 
 Target = Mapping[str, Any]
-"""For JSON. `address`: below the API's prefix. `may`: names of forms. `show`: texts. `choices`: of lists, as pairs of
-a value and its text. `chosen`: the preselected values of lists."""
-
-SESSION, NODE, GPU, SPAWN = "sessions/{id}", "nodes/{node}", "nodes/{node}/gpus/{uuid}", "queue/{user}/{server}"
-"""Addresses in the REST API."""
-FORMS = {
-    "keep": ("POST", "/keep"),
-    "end-keep": ("DELETE", "/keep"),
-    "release": ("POST", "/release"),
-    "share": ("PUT", "/share"),
-    "restart": ("POST", "/restart"),
-    "stop": ("POST", "/stop"),
-    "message": ("POST", "/message"),
-    "withdraw-message": ("DELETE", "/message"),
-    "exempt": ("PUT", "/exemption"),
-    "end-exempt": ("DELETE", "/exemption"),
-    "tier": ("PUT", "/tier"),
-    "cordon": ("PUT", "/cordon"),
-    "end-cordon": ("DELETE", "/cordon"),
-    "drain": ("PUT", "/drain"),
-    "end-drain": ("DELETE", "/drain"),
-    "requeue": ("POST", "/requeue"),
-    "cancel": ("DELETE", ""),
-}
-"""The forms of `web/pages/parts/dialogs.html`: the request of each, below the target's address."""
+"""For JSON. `address`: below the API's prefix. `may`: names of forms of `web/pages/parts/dialogs.html`. `show`: texts.
+`choices`: of lists, as pairs of a value and its text. `chosen`: the preselected values of lists."""
 
 
 @dataclass(frozen=True)
 class DialogTargets:
-    """The targets for one caller. ``offered``: methods and addresses of the API's operations."""
+    """The targets for one caller."""
 
     caller: Caller
     now: float
     """Seconds since the epoch."""
-    offered: Collection[tuple[str, str]]
-
-    def _target(self, kind: str, address: str, may: Sequence[str], show: Mapping[str, str]) -> dict[str, Any]:
-        forms = [form for form in may if (FORMS[form][0], kind + FORMS[form][1]) in self.offered]
-        return {"address": address, "may": forms, "show": show}
 
     def session(self, session: answers.SessionEntry) -> Target:
         """Return a session that the caller may act on."""
@@ -197,10 +168,10 @@ class DialogTargets:
             "message": " ".join(withdrawable),
             "exempt": self._exempt(session.exemption) if session.exemption else "",
         }
-        target = self._target(
-            SESSION, f"sessions/{quote(session.id, safe='')}", [form for form in forms if forms[form]], show
-        )
-        return target | {
+        return {
+            "address": f"sessions/{quote(session.id, safe='')}",
+            "may": [form for form in forms if forms[form]],
+            "show": show,
             "choices": {"tiers": self._tiers(session), "shares": _shares(session)},
             "chosen": {"templates": session.template, "shares": _larger_share(session)},
         }
@@ -218,19 +189,22 @@ class DialogTargets:
 
     def node(self, node: answers.NodeEntry) -> Target:
         """Return a node."""
-        show = {"name": words.node_name(node.name)}
-        return self._target(NODE, f"nodes/{quote(node.name, safe='')}", _of_place(node.cordon), show)
+        return _target(f"nodes/{quote(node.name, safe='')}", _of_place(node.cordon), name=words.node_name(node.name))
 
     def gpu(self, node: answers.NodeEntry, gpu: answers.GpuEntry) -> Target:
         """Return a GPU of a node."""
         address = f"nodes/{quote(node.name, safe='')}/gpus/{quote(gpu.uuid, safe='')}"
-        return self._target(GPU, address, _of_place(gpu.cordon), {"name": words.gpu_name(gpu.index, node.name)})
+        return _target(address, _of_place(gpu.cordon), name=words.gpu_name(gpu.index, node.name))
 
     def spawn(self, spawn: answers.SpawnEntry) -> Target:
         """Return a spawn that the caller may act on."""
-        show = {"name": words.server_name(spawn.user, spawn.server), "terms": spawn.display_name}
         forms = ("requeue", "cancel") if self.caller.acts_on_all else ("cancel",)
-        return self._target(SPAWN, spawn.address, forms, show)
+        name = words.server_name(spawn.user, spawn.server)
+        return _target(spawn.address, forms, name=name, terms=spawn.display_name)
+
+
+def _target(address: str, may: Sequence[str], **show: str) -> Target:
+    return {"address": address, "may": may, "show": show}
 
 
 def choices_of_sessions(caller: Caller, templates: Iterable[Template]) -> Mapping[str, Sequence[tuple[str, str]]]:
@@ -271,7 +245,6 @@ def _shares(session: answers.SessionEntry) -> Sequence[tuple[str, str]]:
     ]
 
 
-OFFERED = frozenset((operation.method, operation.path) for operation in OPERATIONS)
 MOST_GPUS = 48
 """Approximate number on one page; a node is never split."""
 MOST_ROWS = 100
@@ -359,7 +332,7 @@ async def dashboard(services: Services, caller: Caller, address: DashboardAddres
         queue=await reading.queue(call()),
         quotas=await reading.quotas(call()),
         choices=_choices(snapshot, caller),
-        targets=DialogTargets(caller, services.clock(), OFFERED),
+        targets=DialogTargets(caller, services.clock()),
         session_choices=choices_of_sessions(caller, snapshot.templates.values()),
         nodes_on_page=nodes_on_page,
     )

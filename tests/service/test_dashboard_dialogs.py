@@ -7,7 +7,8 @@ from pathlib import Path
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service import web
-from gpushare_spawner.service.dashboard import FORMS, GPU, NODE, OFFERED, SESSION, SPAWN, choices_of_sessions
+from gpushare_spawner.service.api.api import OPERATIONS
+from gpushare_spawner.service.dashboard import choices_of_sessions
 from gpushare_spawner.service.web.app import Caller
 from gpushare_spawner.wording.service import session_terms
 
@@ -18,21 +19,15 @@ def attributes(tag: str) -> dict[str, str]:
     return dict(re.findall(r'data-(action|method|path)="([^"]*)"', tag))
 
 
-def test_each_form_is_the_request_that_the_table_names() -> None:
-    forms = [attributes(tag) for tag in re.findall(r"<form data-action[^>]*>", HTML)]
-    said = {one["action"]: (one["method"], f"/{one['path']}" if one.get("path") else "") for one in forms}
-    assert said == FORMS
-    assert len(forms) == len(FORMS)
-
-
-def test_each_action_of_the_api_has_a_form() -> None:
-    places = tuple(sorted((SESSION, GPU, NODE, SPAWN), key=len, reverse=True))
-    actions = {(method, path) for method, path in OFFERED if method != "GET"}
-    below = {
+def test_each_action_of_the_api_has_its_form() -> None:
+    tags = [attributes(tag) for tag in re.findall(r"<form data-action[^>]*>", HTML)]
+    forms = {(tag["method"], f"/{tag['path']}" if tag.get("path") else "") for tag in tags}
+    assert len({tag["action"] for tag in tags}) == len(forms) == len(tags)
+    places = ("sessions/{id}", "nodes/{node}/gpus/{uuid}", "nodes/{node}", "queue/{user}/{server}")
+    actions = {(operation.method, operation.path) for operation in OPERATIONS if operation.acts}
+    assert forms == {
         (method, path.removeprefix(next(one for one in places if path.startswith(one)))) for method, path in actions
     }
-    assert actions
-    assert below <= set(FORMS.values())
 
 
 def test_users_choose_from_what_they_may_use() -> None:
