@@ -7,6 +7,7 @@ Checks that the caller may act on the target, and turns refusals into HTTP error
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec
 
 from pydantic import Field, FiniteFloat, model_validator
@@ -29,7 +30,7 @@ from gpushare_spawner.service.actions.drains import CordonTarget
 from gpushare_spawner.service.api.answers import Done
 from gpushare_spawner.service.api.entries import server_of
 from gpushare_spawner.service.api.reading import visible_session
-from gpushare_spawner.service.api.router import ApiError, Arguments, Call, Needs, Nothing, Operations
+from gpushare_spawner.service.api.router import ApiError, Arguments, Call, Needs, Nothing, Operation
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.wording import service as words
 
@@ -45,7 +46,8 @@ _HALF_WAY = (RefusalCode.HUB_UNAVAILABLE, RefusalCode.AGENT_UNAVAILABLE)
 """Refusals after which a restart or a change can be half done. After all others nothing has changed, so the agents are
 not asked again: otherwise any user could keep the service busy with refused requests."""
 
-OPERATIONS = Operations()
+OPERATIONS: list[Operation] = []
+operation = partial(Operation, OPERATIONS)
 P = ParamSpec("P")
 
 _NODE, _GPU = "nodes/{node}", "nodes/{node}/gpus/{uuid}"
@@ -114,7 +116,7 @@ class MessageBody(Arguments):
     text: Annotated[str, Field(max_length=MAX_TEXT_LETTERS)]
 
 
-@OPERATIONS.declare("POST", "sessions/{id}/keep", "Keep a share", Needs.OWN, example={"hours": 4})
+@operation("POST", "sessions/{id}/keep", "Keep a share", Needs.OWN, example={"hours": 4})
 async def keep(call: Call[Nothing, KeepBody]) -> Done:
     """Keep the share against idle actions, within the limits of the template.
 
@@ -124,13 +126,13 @@ async def keep(call: Call[Nothing, KeepBody]) -> Done:
     return await on_session(call, keeps.keep, seconds=seconds, until=call.body.until)
 
 
-@OPERATIONS.declare("DELETE", "sessions/{id}/keep", "End a keep", Needs.OWN)
+@operation("DELETE", "sessions/{id}/keep", "End a keep", Needs.OWN)
 async def end_keep(call: Call[Nothing, Nothing]) -> Done:
     """End the keep of a share."""
     return await on_session(call, keeps.end_keep)
 
 
-@OPERATIONS.declare("POST", "sessions/{id}/release", "Release a share", Needs.OWN)
+@operation("POST", "sessions/{id}/release", "Release a share", Needs.OWN)
 async def release(call: Call[Nothing, ReasonBody]) -> Done:
     """Release the share of a session that does no GPU work now.
 
@@ -140,7 +142,7 @@ async def release(call: Call[Nothing, ReasonBody]) -> Done:
     return await on_session(call, shares.release, call.body.reason)
 
 
-@OPERATIONS.declare("POST", "sessions/{id}/stop", "Stop a server", Needs.OWN)
+@operation("POST", "sessions/{id}/stop", "Stop a server", Needs.OWN)
 async def stop(call: Call[Nothing, ReasonBody]) -> Done:
     """Stop the server of a session.
 
@@ -150,9 +152,7 @@ async def stop(call: Call[Nothing, ReasonBody]) -> Done:
     return await on_session(call, servers.stop, call.body.reason)
 
 
-@OPERATIONS.declare(
-    "POST", "sessions/{id}/restart", "Restart with a template", Needs.OWN, example={"template": "half-gpu"}
-)
+@operation("POST", "sessions/{id}/restart", "Restart with a template", Needs.OWN, example={"template": "half-gpu"})
 async def restart(call: Call[Nothing, RestartBody]) -> Done:
     """Stop the server of a session and start it with a template. Its kernels end.
 
@@ -166,13 +166,13 @@ async def restart(call: Call[Nothing, RestartBody]) -> Done:
     return await on_session(call, servers.restart, call.body.template, call.body.reason)
 
 
-@OPERATIONS.declare("PUT", "sessions/{id}/tier", "Change the tier", Needs.ACT, example={"tier": "downgraded"})
+@operation("PUT", "sessions/{id}/tier", "Change the tier", Needs.ACT, example={"tier": "downgraded"})
 async def tier(call: Call[Nothing, TierBody]) -> Done:
     """Change the tier of a session. GPU work that lasts restores the share."""
     return await on_session(call, shares.change_tier, Tier(call.body.tier), call.body.reason)
 
 
-@OPERATIONS.declare("PUT", "sessions/{id}/share", "Change the share", Needs.OWN, example={"fraction": 0.5})
+@operation("PUT", "sessions/{id}/share", "Change the share", Needs.OWN, example={"fraction": 0.5})
 async def share(call: Call[Nothing, ShareBody]) -> Done:
     """Change the share of a running session on its GPU; kernels keep running.
 
@@ -182,19 +182,19 @@ async def share(call: Call[Nothing, ShareBody]) -> Done:
     return await on_session(call, shares.change_share, call.body.fraction, call.body.reason)
 
 
-@OPERATIONS.declare("PUT", "sessions/{id}/exemption", "Exempt from idle actions", Needs.ACT, example=_EXEMPTION)
+@operation("PUT", "sessions/{id}/exemption", "Exempt from idle actions", Needs.ACT, example=_EXEMPTION)
 async def exempt(call: Call[Nothing, ExemptionBody]) -> Done:
     """Exempt a session from all idle actions."""
     return await on_session(call, keeps.exempt, call.body.until, call.body.reason)
 
 
-@OPERATIONS.declare("DELETE", "sessions/{id}/exemption", "End an exemption", Needs.ACT)
+@operation("DELETE", "sessions/{id}/exemption", "End an exemption", Needs.ACT)
 async def end_exemption(call: Call[Nothing, Nothing]) -> Done:
     """Allow idle actions on a session again, each after a notice."""
     return await on_session(call, keeps.end_exemption)
 
 
-@OPERATIONS.declare("POST", "sessions/{id}/message", "Send a message", Needs.ACT, example=_MESSAGE)
+@operation("POST", "sessions/{id}/message", "Send a message", Needs.ACT, example=_MESSAGE)
 async def message(call: Call[Nothing, MessageBody]) -> Done:
     """Show the session's user a text in JupyterLab and in `gpushare status`.
 
@@ -203,7 +203,7 @@ async def message(call: Call[Nothing, MessageBody]) -> Done:
     return await on_session(call, keeps.message, call.body.text)
 
 
-@OPERATIONS.declare("DELETE", "sessions/{id}/message", "Withdraw a message", Needs.ACT)
+@operation("DELETE", "sessions/{id}/message", "Withdraw a message", Needs.ACT)
 async def withdraw_message(call: Call[Nothing, Nothing]) -> Done:
     """Withdraw the admins' message to the session's user, and the reason of an admin's last action.
 
@@ -250,13 +250,13 @@ class SpawnReason(Arguments):
     """Shown on the hub's page of the spawn."""
 
 
-@OPERATIONS.declare("DELETE", "queue/{user}/{server}", "Cancel a spawn", Needs.OWN)
+@operation("DELETE", "queue/{user}/{server}", "Cancel a spawn", Needs.OWN)
 async def cancel(call: Call[SpawnReason, Nothing]) -> Done:
     """Cancel a spawn. Nothing stays reserved. The hub's page names the person and the reason."""
     return await _on_spawn(call, servers.cancel, call.query.reason)
 
 
-@OPERATIONS.declare("POST", "queue/{user}/{server}/requeue", "Requeue a spawn", Needs.ACT)
+@operation("POST", "queue/{user}/{server}/requeue", "Requeue a spawn", Needs.ACT)
 async def requeue(call: Call[Nothing, SpawnReason]) -> Done:
     """Put a spawn at the end of the queue: it is cancelled, and started anew with the same options.
 
@@ -293,49 +293,49 @@ class DrainBody(CordonBody):
     notice period of the template (`idle.warn_before`) after the notice."""
 
 
-@OPERATIONS.declare("PUT", f"{_NODE}/cordon", "Cordon a node", Needs.DRAIN, example=_REASON)
+@operation("PUT", f"{_NODE}/cordon", "Cordon a node", Needs.DRAIN, example=_REASON)
 async def cordon_node(call: Call[Nothing, CordonBody]) -> Done:
     """Keep new sessions away from all GPUs of a node. Running sessions keep their shares. A drain becomes a cordon."""
     return await _on_place(call, drains.cordon, call.body.reason)
 
 
-@OPERATIONS.declare("DELETE", f"{_NODE}/cordon", "End a node's cordon", Needs.DRAIN)
+@operation("DELETE", f"{_NODE}/cordon", "End a node's cordon", Needs.DRAIN)
 async def uncordon_node(call: Call[Nothing, Nothing]) -> Done:
     """Allow new sessions on a node again. Cordons of single GPUs stay."""
     return await _on_place(call, drains.uncordon)
 
 
-@OPERATIONS.declare("PUT", f"{_NODE}/drain", "Drain a node", Needs.DRAIN, example=_DRAIN)
+@operation("PUT", f"{_NODE}/drain", "Drain a node", Needs.DRAIN, example=_DRAIN)
 async def drain_node(call: Call[Nothing, DrainBody]) -> Done:
     """Cordon a node and notify the users of its sessions. A session that is exempt from idle actions is not stopped."""
     return await _on_place(call, drains.drain, call.body.reason, call.body.stop_after)
 
 
-@OPERATIONS.declare("DELETE", f"{_NODE}/drain", "End a node's drain", Needs.DRAIN)
+@operation("DELETE", f"{_NODE}/drain", "End a node's drain", Needs.DRAIN)
 async def end_drain_of_node(call: Call[Nothing, Nothing]) -> Done:
     """End the drain and the cordon of a node."""
     return await _on_place(call, drains.uncordon)
 
 
-@OPERATIONS.declare("PUT", f"{_GPU}/cordon", "Cordon a GPU", Needs.DRAIN, example=_REASON)
+@operation("PUT", f"{_GPU}/cordon", "Cordon a GPU", Needs.DRAIN, example=_REASON)
 async def cordon_gpu(call: Call[Nothing, CordonBody]) -> Done:
     """Keep new sessions away from one GPU. Running sessions keep their shares. A drain becomes a cordon."""
     return await _on_place(call, drains.cordon, call.body.reason)
 
 
-@OPERATIONS.declare("DELETE", f"{_GPU}/cordon", "End a GPU's cordon", Needs.DRAIN)
+@operation("DELETE", f"{_GPU}/cordon", "End a GPU's cordon", Needs.DRAIN)
 async def uncordon_gpu(call: Call[Nothing, Nothing]) -> Done:
     """Allow new sessions on a GPU again, unless its node is cordoned."""
     return await _on_place(call, drains.uncordon)
 
 
-@OPERATIONS.declare("PUT", f"{_GPU}/drain", "Drain a GPU", Needs.DRAIN, example=_DRAIN)
+@operation("PUT", f"{_GPU}/drain", "Drain a GPU", Needs.DRAIN, example=_DRAIN)
 async def drain_gpu(call: Call[Nothing, DrainBody]) -> Done:
     """Cordon a GPU and notify the users of its sessions. A session that is exempt from idle actions is not stopped."""
     return await _on_place(call, drains.drain, call.body.reason, call.body.stop_after)
 
 
-@OPERATIONS.declare("DELETE", f"{_GPU}/drain", "End a GPU's drain", Needs.DRAIN)
+@operation("DELETE", f"{_GPU}/drain", "End a GPU's drain", Needs.DRAIN)
 async def end_drain_of_gpu(call: Call[Nothing, Nothing]) -> Done:
     """End the drain and the cordon of a GPU."""
     return await _on_place(call, drains.uncordon)

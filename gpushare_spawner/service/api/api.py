@@ -19,7 +19,6 @@ from gpushare_spawner.service.api.router import (
     Call,
     Nothing,
     Operation,
-    Operations,
     Raw,
     Rule,
     Services,
@@ -204,10 +203,10 @@ ADDRESS = "api/v1/"
 """Below the service's prefix."""
 
 
-OPERATIONS = Operations([*reading.OPERATIONS, *acting.OPERATIONS])
+OPERATIONS = [*reading.OPERATIONS, *acting.OPERATIONS]
 
 
-@OPERATIONS.declare("GET", "openapi.json", "This document", answer=Document)
+@Operation(OPERATIONS, "GET", "openapi.json", "This document", answer=Document)
 async def openapi(call: Call[Nothing, Nothing]) -> Raw:
     """Return this document: OpenAPI 3.1."""
     return Raw(_text(call.services.prefix))

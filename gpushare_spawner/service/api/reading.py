@@ -7,6 +7,7 @@ answers.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -15,7 +16,7 @@ from gpushare_spawner.model.share import Tier
 from gpushare_spawner.quota.accounts import Account, QuotaUsage
 from gpushare_spawner.service.api import answers
 from gpushare_spawner.service.api.entries import node_entry, problems, session_entry, spawn_entry
-from gpushare_spawner.service.api.router import ApiError, Arguments, Call, Nothing, Operations, Raw
+from gpushare_spawner.service.api.router import ApiError, Arguments, Call, Nothing, Operation, Raw
 from gpushare_spawner.service.api.snapshots import ChangedResources, TooManyStreams
 from gpushare_spawner.service.history.queries import Period, group_of_session
 from gpushare_spawner.service.history.store import HistoryFailed
@@ -33,7 +34,8 @@ from gpushare_spawner.service.web.history import (
 )
 from gpushare_spawner.wording import service as words
 
-OPERATIONS = Operations()
+OPERATIONS: list[Operation] = []
+operation = partial(Operation, OPERATIONS)
 _ERRORS = {404: "The service keeps no history.", 503: "The database does not answer."}
 
 MOST = 1000
@@ -190,7 +192,7 @@ class ActionsQuery(PeriodQuery):
     """Only actions with a smaller `id`: the next page."""
 
 
-@OPERATIONS.declare(
+@operation(
     "GET",
     "history",
     "GPU time by user, group, template, GPU and time",
@@ -213,7 +215,7 @@ async def history(call: Call[HistoryQuery, Nothing]) -> Raw:
     return Raw(text, CSV_TYPE, CSV_HEADERS) if as_csv else Raw(text)
 
 
-@OPERATIONS.declare("GET", "actions", "The log of actions", answer=answers.ActionsAnswer, errors=_ERRORS)
+@operation("GET", "actions", "The log of actions", answer=answers.ActionsAnswer, errors=_ERRORS)
 async def actions(call: Call[ActionsQuery, Nothing]) -> Raw:
     """Return the newest actions: idle actions, restored shares, and actions of users and admins."""
     period, query = _period(call), call.query
@@ -253,7 +255,7 @@ class NodesQuery(PageArguments):
 PlainCall = Call[Nothing, Nothing]
 
 
-@OPERATIONS.declare("GET", "viewer", "The caller and their rights")
+@operation("GET", "viewer", "The caller and their rights")
 async def viewer(call: PlainCall) -> answers.ViewerAnswer:
     """Return the caller and the caller's rights."""
     caller = call.caller
@@ -267,7 +269,7 @@ async def viewer(call: PlainCall) -> answers.ViewerAnswer:
     )
 
 
-@OPERATIONS.declare("GET", "summary", "Totals")
+@operation("GET", "summary", "Totals")
 async def summary(call: PlainCall) -> answers.Summary:
     """Return totals over the sessions of all users, without names."""
     snapshot = await call.services.snapshots.current()
@@ -300,7 +302,7 @@ async def summary(call: PlainCall) -> answers.Summary:
     )
 
 
-@OPERATIONS.declare("GET", "nodes", "Nodes and their GPUs")
+@operation("GET", "nodes", "Nodes and their GPUs")
 async def nodes(call: Call[NodesQuery, Nothing]) -> answers.NodePage:
     """Return the nodes with an agent that answers, and their GPUs. Users are named only if the caller may see them."""
     snapshot = await call.services.snapshots.current()
@@ -322,7 +324,7 @@ async def nodes(call: Call[NodesQuery, Nothing]) -> answers.NodePage:
     )
 
 
-@OPERATIONS.declare("GET", "nodes/{node}", "One node")
+@operation("GET", "nodes/{node}", "One node")
 async def node(call: PlainCall) -> answers.NodeEntry:
     """Return one node."""
     snapshot = await call.services.snapshots.current()
@@ -332,7 +334,7 @@ async def node(call: PlainCall) -> answers.NodeEntry:
     return node_entry(report, call.caller)
 
 
-@OPERATIONS.declare("GET", "sessions", "Sessions")
+@operation("GET", "sessions", "Sessions")
 async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:
     """Return the sessions that the caller may see."""
     snapshot = await call.services.snapshots.current()
@@ -350,7 +352,7 @@ async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:
     )
 
 
-@OPERATIONS.declare("GET", "sessions/{id}", "One session")
+@operation("GET", "sessions/{id}", "One session")
 async def session(call: PlainCall) -> answers.SessionEntry:
     """Return one session."""
     snapshot = await call.services.snapshots.current()
@@ -366,7 +368,7 @@ def visible_session(snapshot: ServiceSnapshot, call: PlainCall) -> Row:
     return row
 
 
-@OPERATIONS.declare("GET", "queue", "The queue")
+@operation("GET", "queue", "The queue")
 async def queue(call: PlainCall) -> answers.Queue:
     """Return the spawns that wait for a GPU, the longest wait first; spawns of other users only as a number."""
     snapshot = await call.services.snapshots.current()
@@ -381,7 +383,7 @@ async def queue(call: PlainCall) -> answers.Queue:
     )
 
 
-@OPERATIONS.declare("GET", "quotas", "Quotas")
+@operation("GET", "quotas", "Quotas")
 async def quotas(call: PlainCall) -> answers.QuotasAnswer:
     """Return the quotas and their use: all quotas, or the quotas of the caller and the caller's groups."""
     snapshot = await call.services.snapshots.current()
@@ -419,7 +421,7 @@ def _accounts(usage: QuotaUsage, snapshot: ServiceSnapshot, caller: Caller) -> I
             yield account
 
 
-@OPERATIONS.declare(
+@operation(
     "GET",
     "events",
     "What has changed, as server-sent events",

@@ -137,27 +137,41 @@ Function = Callable[[Call[Any, Any]], Awaitable[BaseModel | Raw]] | Callable[[Ca
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Operation:
-    """A method of an address, and the function that answers it."""
+    """A method of an address, declared as the decorator of the function that answers it.
 
+    The annotations of the function give the models of query, body and answer.
+    """
+
+    operations: list[Operation]
+    """The operations of the module: this one is added."""
     method: Method
     path: str
     """Below the API's prefix, like ``sessions/{id}/keep``."""
-    answered_by: Function
     summary: str
-    query: type[BaseModel]
-    body: type[BaseModel]
-    answer: type[BaseModel]
-    needs: Needs
-    errors: Mapping[int, str]
+    needs: Needs = Needs.LOGIN
+    answer: type[BaseModel] = Nothing
+    """Given where the annotation is no model."""
+    errors: Mapping[int, str] = field(default_factory=dict)
     """Meanings of the statuses that only this operation has."""
-    example: Mapping[str, Any] | None
+    example: Mapping[str, Any] | None = None
     """An example of the body."""
-    streams: bool
+    streams: bool = False
     """The answer is a stream of server-sent events, each with the model as its data."""
-    other_content: tuple[str, ...]
+    other_content: tuple[str, ...] = ()
     """Content types of the answer, in addition to JSON."""
+    query: type[BaseModel] = field(init=False)
+    body: type[BaseModel] = field(init=False)
+    answered_by: Function = field(init=False)
+
+    def __call__(self, function: F) -> F:
+        hints = get_type_hints(function)
+        self.query, self.body = get_args(hints["call"])
+        self.answer = hints["return"] if self.answer is Nothing else self.answer
+        self.answered_by = function
+        self.operations.append(self)
+        return function
 
     @property
     def name(self) -> str:
@@ -173,42 +187,6 @@ class Operation:
     def acts(self) -> bool:
         """Whether the operation changes something."""
         return self.method != "GET"
-
-
-class Operations(list[Operation]):
-    """The operations of a module, each declared beside its function."""
-
-    def declare(
-        self,
-        method: Method,
-        path: str,
-        summary: str,
-        needs: Needs = Needs.LOGIN,
-        *,
-        answer: type[BaseModel] | None = None,
-        errors: Mapping[int, str] | None = None,
-        example: Mapping[str, Any] | None = None,
-        streams: bool = False,
-        other_content: tuple[str, ...] = (),
-    ) -> Callable[[F], F]:
-        """Return a decorator for the function that answers the operation: see `Operation`.
-
-        The annotations of the function give the models of query, body and answer. ``answer``: where they do not.
-        """
-
-        def declared(function: F) -> F:
-            hints = get_type_hints(function)
-            query, body = get_args(hints["call"])
-            returned = answer or hints["return"]
-            self.append(
-                Operation(
-                    method, path, function, summary, query, body, returned, needs, errors or {}, example, streams,
-                    other_content,
-                )
-            )  # fmt: skip
-            return function
-
-        return declared
 
 
 KEPT_SECONDS = 600.0
@@ -395,22 +373,12 @@ class OperationHandler(ApiPage):
         self._budgets = budgets
         self._gone = asyncio.Event()
 
-    async def get(self, **path: str) -> None:
-        await self._answer("GET", path)
-
-    async def post(self, **path: str) -> None:
-        await self._answer("POST", path)
-
-    async def put(self, **path: str) -> None:
-        await self._answer("PUT", path)
-
-    async def delete(self, **path: str) -> None:
-        await self._answer("DELETE", path)
-
     def on_connection_close(self) -> None:
         self._gone.set()
 
-    async def _answer(self, method: Method, path: Mapping[str, str]) -> None:
+    async def get(self, **path: str) -> None:
+        """Answer a request with any method."""
+        method = self.request.method or ""
         try:
             self.prepare_login()
             operation = self._operations.get(method)
@@ -424,6 +392,8 @@ class OperationHandler(ApiPage):
                 await self._finish(operation, call)
         except ApiError as error:
             self.refuse(error)
+
+    post = put = delete = get
 
     def _call(self, operation: Operation, path: Mapping[str, str]) -> Call[Any, Any]:
         caller, needs = self.caller, operation.needs
