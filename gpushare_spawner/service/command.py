@@ -49,7 +49,7 @@ from gpushare_spawner.service.hub.watch import PendingSpawns, QueueOfHub
 from gpushare_spawner.service.hub_process import wait_for_end
 from gpushare_spawner.service.notifiers.config import notifier_file
 from gpushare_spawner.service.notifiers.outbox import Outbox
-from gpushare_spawner.service.reports import Agents, ClusterAgents, NoAgents, RecentReports, agents_of_machine
+from gpushare_spawner.service.reports import Agents, ClusterAgents, MachineAgent, MachineAgents, NoAgents, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.templates import TemplateSource, UserGroups
 from gpushare_spawner.service.web.app import HubTheme
@@ -414,7 +414,7 @@ def _agents(
     templates: TemplateSource,
 ) -> contextlib.AbstractAsyncContextManager[Agents]:
     if not options.namespace:
-        return contextlib.nullcontext(agents_of_machine(options.control_socket))
+        return contextlib.nullcontext(MachineAgents(MachineAgent(options.control_socket)))
 
     def notify() -> None:
         for listener in listeners:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -185,22 +184,10 @@ class NoAgents(RuntimeError):
     """The options give no usable way to the agents; the text states the reason."""
 
 
-class ClusterAgents(Protocol):
-    """The factory of a cluster's agents. cli.py passes `service.kubernetes.agents.agents_of_cluster`."""
-
-    def __call__(
-        self,
-        namespace: str,
-        all_namespaces: bool,
-        on_change: Callable[[], None],
-        hub: str,
-        templates: Callable[[], Mapping[str, Template]],
-    ) -> AbstractAsyncContextManager[Agents]:
-        """Return the agents of the nodes while the context is open.
-
-        `on_change` is called when agents can have published something; `hub` is the address of the hub's API in the
-        hub's own configuration (empty: unknown); `templates` returns the valid templates by name. Raises NoAgents.
-        """
+ClusterAgents = Callable[
+    [str, bool, Callable[[], None], str, Callable[[], Mapping[str, Template]]], AbstractAsyncContextManager[Agents]
+]
+"""`service.kubernetes.agents.agents_of_cluster`, which cli.py passes: only a cluster needs its packages."""
 
 
 class MachineAgent(AgentClient):
@@ -237,8 +224,3 @@ class MachineAgents:
                 await asyncio.sleep(LONG_POLL)
             except AgentUnreachable:
                 await asyncio.sleep(AGENT_BACK)
-
-
-def agents_of_machine(socket: Path) -> MachineAgents:
-    """Return the agent behind a control socket."""
-    return MachineAgents(MachineAgent(socket))

@@ -18,7 +18,6 @@ from jupyterhub.services.auth import HubOAuthenticated
 from tornado.web import HTTPError, RequestHandler
 
 from gpushare_spawner.service.hub.roles import ACT, ACT_OWN, DRAIN, SEE_ALL
-from gpushare_spawner.wording import service as words
 
 
 class Owned(Protocol):
@@ -119,15 +118,6 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
         # only this attribute of the handler has it (jupyterhub/services/auth.py, HubAuth._get_user)
         by_token = bool(getattr(self, "_token_authenticated", False))
         return Caller.of(self.current_user, by_token)
-
-    def may(self, scope: str) -> bool:
-        """Return whether the user is an admin, or has the scope."""
-        return self.caller.has(scope)
-
-    def require_login(self) -> None:
-        """Refuse without a login: a program cannot use a redirect to a login form."""
-        if not self.current_user:
-            raise HTTPError(403, words.LOG_IN)
 
     def finish_page(self, name: str, **values: Any) -> None:
         """Answer with a page of `pages/`."""

@@ -122,8 +122,10 @@ class MetricsText(Page):
     """
 
     async def get(self) -> None:
-        self.require_login()
-        if not self.may(METRICS):
+        # a program cannot use a redirect to a login form
+        if not self.current_user:
+            raise HTTPError(403, words.LOG_IN)
+        if not self.caller.has(METRICS):
             raise HTTPError(403, words.metrics_refused(METRICS))
         self.set_header("Content-Type", CONTENT_TYPE)
         sources: DashboardSources = self.settings["sources"]
