@@ -207,11 +207,6 @@ class LayersFile(FilePart):
         """Return the rule of a node with these labels and GPUs of this model; None if no rule applies."""
         return next((rule for rule in self.rules if rule.applies(labels, model)), None)
 
-    def layer_of(self, labels: Mapping[str, str], model: str) -> LayerName:
-        """Return the layer of a node with these labels and GPUs of this model."""
-        rule = self.rule_of(labels, model)
-        return rule.layer if rule is not None else LayerName.NATIVE
-
     def options_of(self, layer: LayerName, rule: LayerRule | None = None) -> LayerOptions:
         """Return a layer's options on the nodes of a rule; None: on nodes without a rule."""
         options = self.options.of(layer)

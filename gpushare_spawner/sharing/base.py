@@ -1,4 +1,4 @@
-"""Common parts of the sharing layers: the protocol, changes of a pod, and the facts that foreign layers publish.
+"""Common parts of the sharing layers: changes of a pod, and the facts that foreign layers publish.
 
 A layer renders a granted share into a pod's manifest. It takes the pod without a GPU and returns it with the share. It
 only renders, without requests to an agent or the API server. Each layer has one module; native.py is ours. Pods are
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from gpushare_spawner.model.kubernetes.annotations import PREFIX
 from gpushare_spawner.model.kubernetes.container_requests import millicores, notebook_container, quantity
@@ -367,13 +367,6 @@ class Tenant:
     def session(self) -> str:
         """Id of the session."""
         return session_id(self.user, self.server)
-
-
-class SharingLayer(Protocol):
-    """Granted share of one kind of GPU sharing."""
-
-    def render(self, form: PodSpec) -> PodSpec:
-        """Return the pod with the share. The given pod is not changed."""
 
 
 class LayerCannot(ValueError):

@@ -60,11 +60,8 @@ def file_schema(model: type[BaseModel], title: str) -> dict[str, Any]:
     for part in parts:
         for described in part.get("properties", {}).values():
             described.pop("title", None)  # the field's name again, in capitals
-    return {"$schema": DIALECT, **schema, "title": title, "description": _sentence(model)}
-
-
-def _sentence(model: type[BaseModel]) -> str:
-    return (model.__doc__ or "").partition(". ")[0] + "."
+    sentence = (model.__doc__ or "").partition(". ")[0] + "."
+    return {"$schema": DIALECT, **schema, "title": title, "description": sentence}
 
 
 Broken = dict[LayerName, tuple[BrokenPromise, ...]]

@@ -58,17 +58,29 @@ class FileKind(Generic[Content]):
     begin: str
     """The first line of an example."""
     required: str
-    """Advice for an empty file."""
-    one_document: str
-    """Advice for a second document."""
-    split: str
-    """Advice for a file that is too long."""
-    most_nodes: int
-    """Values in one file, aliases expanded."""
+    """The least content, for an empty file."""
     usual: str
     """Usual number of values and levels of such a file."""
-    kept: str = ""
-    """What stays in force after an error in the file."""
+    content: str = ""
+    """What alone such a file has, like "quotas". Empty: one template."""
+    most_nodes: int = MAX_NODES
+    """Values in one file, aliases expanded."""
+
+    @property
+    def kept(self) -> str:
+        """What stays in force after an error in the file."""
+        return f"the last valid version of the {self.content} stays in force"
+
+    @property
+    def one_document(self) -> str:
+        """Advice for a second document."""
+        return f"write the {self.content} in one document" if self.content else "write each template in its own file"
+
+    @property
+    def split(self) -> str:
+        """Advice for a file that is too long."""
+        what = f"{self.content} only" if self.content else "one template in each file"
+        return f"write {what}; keep data and scripts elsewhere"
 
 
 TEMPLATE = FileKind(
@@ -76,9 +88,6 @@ TEMPLATE = FileKind(
     title="Template",
     begin="name: quarter-gpu",
     required="write at least name and display_name",
-    one_document="write each template in a file of its own",
-    split="write one template in each file; keep data and scripts elsewhere",
-    most_nodes=MAX_NODES,
     usual="a template has about 30 values, 5 levels deep",
 )
 QUOTAS = FileKind(
@@ -86,35 +95,26 @@ QUOTAS = FileKind(
     title="Quotas",
     begin="groups:",
     required="write at least  groups: {}  or delete the file",
-    one_document="write all quotas in one document",
-    split="write quotas only; keep data and scripts elsewhere",
-    most_nodes=10 * MAX_NODES,
     usual="a quota has about 5 values, at most 6 levels deep",
-    kept="the last valid quotas stay in force",
+    content="quotas",
+    most_nodes=10 * MAX_NODES,
 )
-
 IDLE_POLICY = FileKind(
     model=IdlePolicy,
     title="Idle policy",
     begin="defaults:",
     required="write at least  defaults: {}  or delete the file",
-    one_document="write all of the idle policy in one document",
-    split="write idle actions only; keep data and scripts elsewhere",
-    most_nodes=10 * MAX_NODES,
     usual="an idle policy has some tens of values, at most 5 levels deep",
-    kept="the last valid idle policy stays in force",
+    content="idle policy",
+    most_nodes=10 * MAX_NODES,
 )
-
 LAYERS = FileKind(
     model=LayersFile,
     title="Layers",
     begin="rules:",
     required="write at least  rules: []  or delete the file",
-    one_document="write all layers in one document",
-    split="write rules and options of sharing layers only; keep data and scripts elsewhere",
-    most_nodes=MAX_NODES,
     usual="layers have some tens of values, at most 6 levels deep",
-    kept="the last valid layers stay in force",
+    content="layers",
 )
 
 

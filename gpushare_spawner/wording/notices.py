@@ -51,7 +51,7 @@ def _idle(status: ShareStatus) -> str:
     return "no GPU work since the start" if status.idle_seconds is None else "it is idle"
 
 
-def _while_idle(status: ShareStatus) -> str:
+def while_idle(status: ShareStatus) -> str:
     """Return when the share was lowered. The cause can be its user or an admin."""
     return ": no GPU work since the start" if status.idle_seconds is None else " while it was idle"
 
@@ -96,9 +96,9 @@ def changed(status: ShareStatus) -> str:
     match status.tier:
         case Tier.DOWNGRADED:
             smaller = gpu_share(status.effective_units, gpus)
-            return f"Your GPU share was downgraded to {smaller}{_while_idle(status)}. {kept}"
+            return f"Your GPU share was downgraded to {smaller}{while_idle(status)}. {kept}"
         case Tier.RELEASED:
-            return f"Your GPU share was released{_while_idle(status)}. {kept}"
+            return f"Your GPU share was released{while_idle(status)}. {kept}"
         case _:
             return f"Your GPU share is restored: {gpu_share(status.share_units, gpus)}."
 

@@ -25,7 +25,7 @@ from gpushare_spawner.wording.amounts import (
     plural,
 )
 from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, other_layer, when_idle
-from gpushare_spawner.wording.notices import WAITS, notice
+from gpushare_spawner.wording.notices import WAITS, notice, while_idle
 
 LACKING = (
     "This server has less guaranteed CPU and memory at the moment. They were lowered while its GPU share was released, "
@@ -266,9 +266,9 @@ def tier_now(status: ShareStatus) -> str:
     match status.tier:
         case Tier.DOWNGRADED:
             now = gpu_share(status.effective_units, gpus)
-            return f"Your GPU share is downgraded from {share} to {now}{_while_idle(status)}. {kept}"
+            return f"Your GPU share is downgraded from {share} to {now}{while_idle(status)}. {kept}"
         case Tier.RELEASED:
-            return f"Your GPU share ({share}) is released{_while_idle(status)}. {kept}"
+            return f"Your GPU share ({share}) is released{while_idle(status)}. {kept}"
         case _ if status.borrowed_now and status.guaranteed_units >= status.share_units:
             return f"You have {share} now, up to 100 % while others are idle."
         case _ if status.borrowed_units:
@@ -294,10 +294,6 @@ def guaranteed(status: ShareStatus) -> str:
 def _on_lent_units(status: ShareStatus) -> bool:
     """Return whether other sessions own some of the session's units."""
     return status.tier is Tier.ACTIVE and status.borrowed_units > 0
-
-
-def _while_idle(status: ShareStatus) -> str:
-    return ": no GPU work since the start" if status.idle_seconds is None else " while it was idle"
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,8 @@ def test_templates_are_made_anew_only_where_a_file_changes(source: TemplateSourc
     assert source.problems == []
     policy(source, "default: {}\n")
     assert source.problems == [
-        "idle.yaml:1: default: unknown field; did you mean 'defaults'?; the last valid idle policy stays in force"
+        "idle.yaml:1: default: unknown field; did you mean 'defaults'?; the last valid version of the idle policy "
+        "stays in force"
     ]
 
 

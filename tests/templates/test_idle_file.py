@@ -85,7 +85,7 @@ def test_the_last_valid_version_stays_in_force_and_a_removed_file_ends_it(
         kept = file.load()
         file.load()
         assert kept.idle is not None
-        assert str(kept.problems[0]).endswith("the last valid idle policy stays in force")
+        assert str(kept.problems[0]).endswith("the last valid version of the idle policy stays in force")
         path.unlink()
         assert file.load().idle is None
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO", "INFO"]

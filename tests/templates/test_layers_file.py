@@ -8,6 +8,7 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.folder import PolicyFolder
 from gpushare_spawner.templates.parser import LAYERS, TEMPLATE, parse
+from tests.present import present
 
 GOOD = """\
 rules:
@@ -23,8 +24,8 @@ def test_rules_and_options_are_read_and_change_with_the_file(tmp_path: Path) -> 
     (tmp_path / "layers.yaml").write_text(GOOD)
     read = file.load().layers
     assert read is not None
-    assert read.layer_of({}, "NVIDIA-A100-SXM4-80GB") is LayerName.MIG
-    assert read.layer_of({"pool": "kai"}, "NVIDIA-L4") is LayerName.KAI
+    assert present(read.rule_of({}, "NVIDIA-A100-SXM4-80GB")).layer is LayerName.MIG
+    assert present(read.rule_of({"pool": "kai"}, "NVIDIA-L4")).layer is LayerName.KAI
     (tmp_path / "layers.yaml").write_text("rules: [{layer: magic}]")
     now = file.load()
     assert now.layers == read

@@ -103,7 +103,7 @@ def test_a_department_without_a_guarantee_is_guaranteed_what_its_teams_are() -> 
         ),
         ("- ada", "quotas.yaml:1: has a list, not fields; begin with a line like  groups:"),
         ("", "quotas.yaml: the file is empty; write at least  groups: {}  or delete the file"),
-        ("users: {}\n---\nusers: {}", "quotas.yaml:2: a second document starts here; write all quotas in one document"),
+        ("users: {}\n---\nusers: {}", "quotas.yaml:2: a second document starts here; write the quotas in one document"),
     ],
 )
 def test_a_wrong_field_is_said_with_line_and_advice(source: str, expected: str) -> None:
@@ -151,7 +151,7 @@ def test_a_bad_quota_file_keeps_the_last_valid_quotas_and_the_log_says_so_once(
     for _ in range(2):
         assert quotas.load().quotas == before
     (problem,) = quotas.load().problems
-    assert str(problem).endswith("; the last valid quotas stay in force")
+    assert str(problem).endswith("; the last valid version of the quotas stays in force")
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
     changed(path, "users: {ada: {guarantee: 3}}", 3000)
     assert present(quotas.load().quotas).users["ada"].guarantee == 3

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from gpushare_spawner.model.part import FilePart
 from gpushare_spawner.model.quantity import Seconds
 from gpushare_spawner.templates.files import OptionalFile
-from gpushare_spawner.templates.parser import MAX_NODES, FileKind
+from gpushare_spawner.templates.parser import FileKind
 from gpushare_spawner.wording.notices import DEFAULT_SUBJECT, DEFAULT_TEXT
 
 SEND_SECONDS = 30.0
@@ -235,11 +235,8 @@ KIND = FileKind(
     title="Notifiers",
     begin="email:",
     required="write at least  webhooks: []  or leave --notifiers out",
-    one_document="write all notifiers in one document",
-    split="write notifiers only; keep data and scripts elsewhere",
-    most_nodes=MAX_NODES,
     usual="notifiers have some tens of values, at most 4 levels deep",
-    kept="the last valid notifiers stay in force",
+    content="notifiers",
 )
 
 

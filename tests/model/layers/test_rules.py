@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from gpushare_spawner.model.layer_rules import HamiOptions, KaiOptions, LayerRule, LayersFile, MigOptions, matches
 from gpushare_spawner.model.layers import LAYERS, IdleReach, LayerName, PlacedBy
+from tests.present import present
 
 A100, T4 = "NVIDIA-A100-SXM4-80GB", "Tesla-T4"
 
@@ -31,16 +32,16 @@ def test_first_rule_that_applies_to_a_node_counts_and_without_one_the_layer_is_n
             ]
         }
     )
-    assert file.layer_of({"pool": "teaching"}, T4) is LayerName.TIME_SLICING
-    assert file.layer_of({"pool": "research"}, A100) is LayerName.MIG
-    assert file.layer_of({}, T4) is LayerName.NATIVE
+    assert present(file.rule_of({"pool": "teaching"}, T4)).layer is LayerName.TIME_SLICING
+    assert present(file.rule_of({"pool": "research"}, A100)).layer is LayerName.MIG
+    assert file.rule_of({}, T4) is None
     assert file.layers_for(["*A100*"]) == (LayerName.TIME_SLICING, LayerName.MIG, LayerName.NATIVE)
     assert file.layers_for(["*T4*"]) == (LayerName.TIME_SLICING, LayerName.MPS, LayerName.NATIVE)
 
 
 def test_rule_without_nodes_and_models_leaves_no_node_to_the_native_layer() -> None:
     file = LayersFile.model_validate({"rules": [{"layer": "hami"}]})
-    assert file.layer_of({}, "") is LayerName.HAMI
+    assert present(file.rule_of({}, "")).layer is LayerName.HAMI
     assert file.layers_for(["*A100*"]) == (LayerName.HAMI,)
 
 

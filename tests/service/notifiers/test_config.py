@@ -86,4 +86,4 @@ def test_the_last_valid_file_stays_in_force(tmp_path: Path) -> None:
     path.write_text("email: yes")
     kept = file.load()
     assert kept.content is not None
-    assert "the last valid notifiers stay in force" in str(kept.problems[0])
+    assert "the last valid version of the notifiers stays in force" in str(kept.problems[0])
