@@ -31,8 +31,6 @@ class LibraryFacts:
     closed: str = ""
     """The first file or folder on its path that other users cannot read; empty: none."""
     root: bool = False
-    expected: int = 0
-    """Version number that this package's library reports: major * 10000 + minor * 100 + patch."""
     reported: int | None = None
     """The version that it reports to an agent; None if no CUDA program ran here, or it did not connect."""
     silent: str = ""
@@ -56,7 +54,6 @@ def probe(path: Path) -> LibraryFacts:
         refused=tried.stderr.strip(),
         closed=closed_part(path.resolve()),
         root=os.geteuid() == 0,
-        expected=version_number(__version__),
         reported=reported,
         silent=silent,
     )
@@ -78,8 +75,8 @@ def findings(facts: LibraryFacts) -> list[Finding]:
     if facts.reported is None:
         what = facts.silent or "version not checked: there is no CUDA driver"
         results.append(problem(where, what, _AGAIN) if facts.silent else skipped(where, what))
-    elif facts.reported != facts.expected:
-        what = f"has version {version_text(facts.reported)}, but the package has {version_text(facts.expected)}"
+    elif facts.reported != version_number(__version__):
+        what = f"has version {version_text(facts.reported)}, but the package has {__version__}"
         results.append(problem(where, what, _AGAIN))
     else:
         results.append(ok(where, f"version {version_text(facts.reported)}, like the package"))

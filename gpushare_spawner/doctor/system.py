@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem
@@ -16,45 +15,15 @@ _EXPEDITED = 1 << 3 | 1 << 4
 """PRIVATE_EXPEDITED and REGISTER_PRIVATE_EXPEDITED of membarrier(2), Linux 4.14."""
 
 
-@dataclass(frozen=True)
-class KernelFacts:
-    """Facts that the probe has read."""
-
-    machine: str
-    release: str
-    membarrier: bool
-    pidfd: bool
-    seccomp: bool
-    """Whether this process has a seccomp filter."""
-    memory_cgroups: bool
-    """Whether the memory limits of servers can be read."""
-
-
-def check(machine: Machine) -> list[Finding]:
-    """Return the findings."""
-    return findings(probe(machine.path(Path("/sys/fs/cgroup"))))
-
-
-def probe(cgroups: Path, status: Path = Path("/proc/self/status")) -> KernelFacts:
-    """Read the facts."""
-    return KernelFacts(
-        machine=platform.machine(),
-        release=platform.release(),
-        membarrier=_membarrier(),
-        pidfd=_pidfd(),
-        seccomp=_seccomp(status),
-        memory_cgroups=_memory_cgroups(cgroups),
-    )
-
-
-def findings(facts: KernelFacts) -> list[Finding]:
-    """Return the findings that follow from the facts."""
-    system = f"Linux {facts.release}, {facts.machine}"
+def check(machine: Machine, status: Path = Path("/proc/self/status")) -> list[Finding]:
+    """Return the findings. ``status``: of this process."""
+    architecture = platform.machine()
+    system = f"Linux {platform.release()}, {architecture}"
     results = [ok("kernel", system)]
-    if facts.machine not in _SYS_MEMBARRIER:
+    if architecture not in _SYS_MEMBARRIER:
         remedy = "Use a machine of one of these architectures."
         results = [problem("kernel", f"{system}: the library exists for x86_64 and aarch64 only", remedy)]
-    if not facts.pidfd:
+    if not _pidfd():
         results.append(
             problem(
                 "pidfd_open",
@@ -62,7 +31,7 @@ def findings(facts: KernelFacts) -> list[Finding]:
                 "Use Linux 5.3 or later. In a container, allow pidfd_open in the seccomp profile.",
             )
         )
-    if facts.membarrier:
+    if _membarrier():
         results.append(ok("membarrier", "available to this process"))
     else:
         results.append(
@@ -72,16 +41,16 @@ def findings(facts: KernelFacts) -> list[Finding]:
                 "Use Linux 4.14 or later. In a container, allow membarrier in the seccomp profile.",
             )
         )
-    filtered = "this process has a filter" if facts.seccomp else "this process has no filter"
+    filtered = "this process has a filter" if _seccomp(status) else "this process has no filter"
     results.append(ok("seccomp", f"{filtered}; notebooks in containers can have another one"))
-    if facts.memory_cgroups:
+    if _memory_cgroups(machine.path(Path("/sys/fs/cgroup"))):
         results.append(ok("cgroups", "memory limits of servers can be read"))
     else:
         results.append(
             note(
                 "cgroups",
                 "no memory controller was found, so the agent cannot read the servers' memory limits",
-                "Mount the cgroups in /sys/fs/cgroup.",
+                "Mount the cgroups, or give their folder with `gpushare agent --cgroups DIR`.",
             )
         )
     return results
