@@ -12,7 +12,7 @@ policy define.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeGuard
 
@@ -68,26 +68,28 @@ class NoAction(StrEnum):
 
 
 @dataclass(frozen=True)
-class Due:
-    """Idle action that time brings unless the session works."""
+class IdleAction:
+    """A downgrade, release or stop that time brings unless the session works."""
 
     tier: Tier
     units: int
     """Units of the session after the action, on each of its GPUs."""
     at: float
-    """Seconds since the epoch; a late notice delays the action beyond this."""
-    notice: float
-    """The notice period in seconds."""
+    """Seconds since the epoch. Before the user has a notice, a late notice delays the action beyond this."""
     after: float
     """Idle seconds, or age of the server in seconds, at which the action comes."""
     cause: IdleCause = IdleCause.IDLE
-    quiet_until: QuietUntil = never_quiet
+    short_of: UseRule | None = None
+    """Rule that the session's GPU work in that time did not meet. None if it did no GPU work."""
+    notice: float = 0.0
+    """The notice period in seconds."""
+    quiet_until: QuietUntil = field(default=never_quiet, compare=False)
 
     def earliest(self, now: float) -> float:
         """Return the earliest time of the action if its notice is sent now."""
         return self.quiet_until(self.tier, max(self.at, now + self.notice))
 
-    def outside(self, quiet_until: QuietUntil) -> Due:
+    def outside(self, quiet_until: QuietUntil) -> IdleAction:
         """Return the action moved to the end of quiet hours."""
         return replace(self, at=quiet_until(self.tier, self.at), quiet_until=quiet_until)
 
@@ -103,7 +105,7 @@ def next_idle_action(
     held: bool = False,
     quiet_until: QuietUntil = never_quiet,
     leaves: int | None = None,
-) -> Due | NoAction:
+) -> IdleAction | NoAction:
     """Return an idle session's next action.
 
     The action leads into the next deeper tier of the template, or the tier after that if quiet hours delay the first
@@ -120,7 +122,7 @@ def next_idle_action(
     if leaves is not None and sent is not None and sent.cause is IdleCause.IDLE and sent.tier is not Tier.STOPPED:
         leaves = min(leaves, sent.effective_units)
     none = NoAction.NO_FURTHER_ACTION
-    soonest: Due | None = None
+    soonest: IdleAction | None = None
     previous = 0.0  # idle seconds at which the action before this one came
     for tier in Tier:
         after = idle.after(tier)
@@ -157,22 +159,22 @@ def first_work_delay(idle: Idle, session: Observation) -> float:
     return max(0.0, min(FIRST_WORK, FIRST_WORK_TIMES * first) - first)
 
 
-def max_age_action(idle: Idle, session: Observation, max_age: float) -> Due:
+def max_age_action(idle: Idle, session: Observation, max_age: float) -> IdleAction:
     """Return the stop of a server at the age of ``max_age`` seconds, busy or not."""
     notice = fair_notice(idle.warn_before, max_age)
-    return Due(Tier.STOPPED, 0, session.opened_at + max_age, notice, max_age, IdleCause.MAX_AGE)
+    return IdleAction(Tier.STOPPED, 0, session.opened_at + max_age, max_age, IdleCause.MAX_AGE, notice=notice)
 
 
-def _due(tier: Tier, units: int, after: float, notice: float, session: Observation) -> Due | NoAction:
+def _due(tier: Tier, units: int, after: float, notice: float, session: Observation) -> IdleAction | NoAction:
     if tier is not Tier.STOPPED:
-        return Due(tier, units, session.gpu_idle_since + after, notice, after)
+        return IdleAction(tier, units, session.gpu_idle_since + after, after, notice=notice)
     if session.gpu_busy:
         return NoAction.GPU_BUSY
     if session.kernels_busy:
         return NoAction.KERNEL_BUSY
     if session.quiet_since is None:
         return NoAction.ACTIVITY_UNKNOWN
-    return Due(tier, units, session.quiet_since + after, notice, after)
+    return IdleAction(tier, units, session.quiet_since + after, after, notice=notice)
 
 
 def fair_notice(warn_before: float, wait: float) -> float:
@@ -299,7 +301,7 @@ class UnitsNeeded:
     """Rules of the quotas in force."""
 
 
-def reclaim_action(claim: UnitsNeeded, session: Observation) -> Due | None:
+def reclaim_action(claim: UnitsNeeded, session: Observation) -> IdleAction | None:
     """Return the action by which the session makes way; None if it has made way, and no more may be taken.
 
     A busy session makes way too, as nothing is lost. A stop comes only after that, and never while a kernel is busy.
@@ -308,12 +310,13 @@ def reclaim_action(claim: UnitsNeeded, session: Observation) -> Due | None:
     if session.effective_units > claim.units:
         units = _kept(claim, session)
         tier = Tier.DOWNGRADED if units else Tier.RELEASED
-        return Due(tier, units, session.opened_at, rules.notice, 0.0, IdleCause.RECLAIM)
+        return IdleAction(tier, units, session.opened_at, 0.0, IdleCause.RECLAIM, notice=rules.notice)
     quiet = session.quiet_since
     may_stop = session.yields and not session.gpu_busy and not session.kernels_busy
     if rules.stop_after is None or quiet is None or not may_stop:
         return None
-    return Due(Tier.STOPPED, 0, quiet + rules.stop_after, rules.stop_notice, rules.stop_after, IdleCause.RECLAIM)
+    stop_at, after = quiet + rules.stop_after, rules.stop_after
+    return IdleAction(Tier.STOPPED, 0, stop_at, after, IdleCause.RECLAIM, notice=rules.stop_notice)
 
 
 def _kept(claim: UnitsNeeded, session: Observation) -> int:
@@ -336,20 +339,6 @@ def is_reclaim_notice(notice: Notice | None) -> TypeGuard[Notice]:
 
 _SLACK = 1.0
 """Seconds by which a notice's time can differ from the exact time before users get a new notice."""
-
-
-@dataclass(frozen=True)
-class IdleAction:
-    """A downgrade, release or stop, with its time (seconds since the epoch)."""
-
-    tier: Tier
-    units: int
-    at: float
-    after: float
-    """Idle seconds, or age of the server in seconds, at which the action comes."""
-    cause: IdleCause = IdleCause.IDLE
-    short_of: UseRule | None = None
-    """Rule that the session's GPU work in that time did not meet. None if it did no GPU work."""
 
 
 @dataclass(frozen=True)
@@ -403,13 +392,13 @@ def decide(
     if session.exemption is not None and exempts(session.exemption, now):
         return _stay(session, NoAction.EXEMPT, decide_again_at=session.exemption.until)
     made_way = claim is not None and session.yields and session.effective_units <= claim.units
-    due: Due | NoAction = NoAction.TEMPLATE_GONE
+    due: IdleAction | NoAction = NoAction.TEMPLATE_GONE
     kept_until: float | None = None
     if session.keep is not None and holds(session.keep, now) and idle is not None:
         due, kept_until = NoAction.KEPT, session.keep.until
     elif idle is not None:
         due = next_idle_action(idle, session, held, quiet_until, leaves)
-    stops = isinstance(due, Due) and due.tier is Tier.STOPPED and now >= due.tell_at
+    stops = isinstance(due, IdleAction) and due.tier is Tier.STOPPED and now >= due.tell_at
     if made_way and not stops:
         # the spawns need these units, so a tier between is useless; the template can still stop the session
         due, kept_until = NoAction.YIELDS, None
@@ -440,7 +429,9 @@ def _standing(session: Observation, why: NoAction) -> IdleAction | None:
     )
 
 
-def _sooner(due: Due | NoAction, reclaim: Due | None, session: Observation, now: float) -> Due | NoAction:
+def _sooner(
+    due: IdleAction | NoAction, reclaim: IdleAction | None, session: Observation, now: float
+) -> IdleAction | NoAction:
     """Return the earlier action: the template's, or the action for a spawn in quota."""
     if reclaim is None:
         return due
@@ -449,7 +440,7 @@ def _sooner(due: Due | NoAction, reclaim: Due | None, session: Observation, now:
     return due
 
 
-def _comes(due: Due, session: Observation, now: float) -> float:
+def _comes(due: IdleAction, session: Observation, now: float) -> float:
     """Return the time of an action if nothing changes."""
     notice = session.notice
     earliest = due.earliest(now)
@@ -458,7 +449,7 @@ def _comes(due: Due, session: Observation, now: float) -> float:
     )
 
 
-def _approach(due: Due, session: Observation, now: float) -> Decision:
+def _approach(due: IdleAction, session: Observation, now: float) -> Decision:
     notice = session.notice
     earliest = due.earliest(now)
     if notice is None or not _is_notice_of(notice, due) or notice.at > earliest + _SLACK:
@@ -479,13 +470,13 @@ def _approach(due: Due, session: Observation, now: float) -> Decision:
     )
 
 
-def _coming(due: Due, session: Observation, at: float) -> IdleAction:
+def _coming(due: IdleAction, session: Observation, at: float) -> IdleAction:
     counts_use = due.cause is IdleCause.IDLE and due.tier is not Tier.STOPPED
     short_of = session.short_work.rule if counts_use and session.short_work is not None else None
-    return IdleAction(due.tier, due.units, at, due.after, due.cause, short_of)
+    return replace(due, at=at, short_of=short_of)
 
 
-def _is_notice_of(notice: Notice, due: Due) -> bool:
+def _is_notice_of(notice: Notice, due: IdleAction) -> bool:
     """Return whether the notice is of this action. Later work makes a notice of an earlier time out of date."""
     # an older agent keeps no cause
     same_cause = notice.cause in (None, due.cause)

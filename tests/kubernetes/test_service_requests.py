@@ -325,7 +325,7 @@ async def test_requests_that_another_writer_has_changed_since_are_not_overwritte
     theirs = Requests(2000, 8 * GIB)
     await releases.resize(theirs)
     async with releases.namespace.cluster.api_client(releases.namespace.token) as client:
-        late = ReleasedRequests(CoreV1Api(client), before, lambda: releases.templates, clock=lambda: releases.now)
+        late = ReleasedRequests(CoreV1Api(client), before, lambda: releases.templates, clock=lambda: releases.now)  # type: ignore[arg-type]
         await late.poll()
     assert await releases.asked() == theirs
     await releases.granted(theirs)

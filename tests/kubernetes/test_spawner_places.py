@@ -159,7 +159,7 @@ async def test_shares_take_whole_devices(make_hub: MakeHub, nodes: GpuNodes, clu
 
 @given(st.sampled_from([1, 2, 4, 5, 10, 20, 25, 50, 100]), st.lists(st.integers(1, 100), max_size=40))
 def test_what_the_ledger_places_fits_into_the_devices(unit_size: int, shares: list[int]) -> None:
-    view = ClusterSnapshots({}, (), unit_size, None)  # type: ignore[arg-type]
+    view = ClusterSnapshots({}, (), unit_size, None, None)  # type: ignore[arg-type]
     ledger = ledger_of([Report(node="n", published_at=0, gpus=(gpu("n", 0),))])
     devices = 0
     for number, units in enumerate(shares):

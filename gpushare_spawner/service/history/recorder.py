@@ -362,20 +362,15 @@ class History:
 
     async def run(self) -> None:
         """Observe, store and thin without end; store a last time when cancelled."""
-        tasks = [
-            asyncio.create_task(_repeat(work, pause))
-            for work, pause in (
-                (self.observe, OBSERVE_EVERY),
-                (self.observe_queue, QUEUE_EVERY),
-                (self.store, STORE_EVERY),
-                (self.thin, THIN_EVERY),
-            )
-        ]
+        work = (
+            _repeat(self.observe, OBSERVE_EVERY),
+            _repeat(self.observe_queue, QUEUE_EVERY),
+            _repeat(self.store, STORE_EVERY),
+            _repeat(self.thin, THIN_EVERY),
+        )
         try:
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*work)
         finally:
-            for task in tasks:
-                task.cancel()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_PATIENCE):
                     await asyncio.shield(self.store())

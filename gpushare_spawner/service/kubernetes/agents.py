@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 
+from gpushare_spawner.background import cancel
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.reports import Agents, NoAgents
 from gpushare_spawner.wording.amounts import missing_package
@@ -58,6 +59,5 @@ async def agents_of_cluster(
             await cluster.start(FIRST_LISTS)
             yield cluster
         finally:
-            follow.cancel()
-            await asyncio.gather(follow, return_exceptions=True)
+            await cancel(follow)
             await cluster.close()

@@ -12,8 +12,8 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import aiohttp
 from kubernetes_asyncio.client import ApiException, CoreV1Api
@@ -23,9 +23,8 @@ from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.kubernetes.container_requests import ContainerRequests, Requests, requests_patch
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.kubernetes.cluster import PATCH_TIMEOUT, patch_annotations
+from gpushare_spawner.service.kubernetes.cluster import PATCH_TIMEOUT, Cluster, patch_annotations
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
-from gpushare_spawner.service.reports import KnownReport
 from gpushare_spawner.wording import pod_requests as words
 from gpushare_spawner.wording.amounts import http_status, reason
 
@@ -86,23 +85,13 @@ RETRY_AFTER = 30.0
 """Seconds until a change that the API server refused is repeated: a quota can be larger by then."""
 
 
-class NodeSource(Protocol):
-    """Pods and reports, as the watches have them now."""
-
-    def all_pods(self) -> Iterable[SessionPod]:
-        """Return the pods with shares on all nodes."""
-
-    def report(self, node: str) -> tuple[KnownReport, float]:
-        """Return the report and its age in seconds. Raises AgentUnreachable."""
-
-
 class ReleasedRequests:
     """The requests of the pods of released sessions. Call `changed` after news of a watch."""
 
     def __init__(
         self,
         api: CoreV1Api,
-        nodes: NodeSource,
+        nodes: Cluster,
         templates: Callable[[], Mapping[str, Template]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

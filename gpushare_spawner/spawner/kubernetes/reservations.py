@@ -112,7 +112,7 @@ class PodReservations(Reservations[PodShare]):
         """Return places with pods that are not confirmed to run, or that may yet appear."""
         self._settle()
         reserved = {**self._in_flight, **{token: allocation for token, (_, allocation) in self._lingering.items()}}
-        counted = self.cluster.counted_pods()
+        counted = self.cluster.capacity.bound()
         return [
             replace(allocation, uncounted=NOTHING) if token in counted else allocation
             for token, allocation in reserved.items()

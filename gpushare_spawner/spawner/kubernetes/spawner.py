@@ -171,7 +171,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             self._reports_key,
             self.share_unit_size,
             self.log,
-            capacity=capacity,
+            capacity,
             layers=layers,
             claimed_capacity=round(self.claims_overcommit * UNITS_PER_GPU),
         )
@@ -298,7 +298,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return await self._watches.start(kind, reflector_class, replace, **kwargs)
 
     async def _watch(self) -> None:
-        self.reservations.cluster.read_capacity()
+        self.reservations.cluster.capacity.begin()
         await self._watches.ensure(
             self._reports_key, lambda: ReportReflector(parent=self, namespace=self._reports_namespace)
         )
@@ -369,7 +369,9 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     def _ineligible(self, settings: Mapping[str, Any]) -> Callable[[], frozenset[str]]:
         """Return a function that returns the nodes that cannot run a pod with these settings."""
         constraints = pod_constraints(settings, self._kube.sorted_values)
-        return functools.partial(self.reservations.cluster.ineligible, constraints) if constraints else frozenset
+        return (
+            functools.partial(self.reservations.cluster.capacity.ineligible, constraints) if constraints else frozenset
+        )
 
     def _ineligible_for(self, template: Template) -> Callable[[], frozenset[str]]:
         settings = self._attempt.overrides.instead(Profile.of_template(template), CONSTRAINING)

@@ -66,7 +66,7 @@ class Cluster:
         self.capacity._nodes = SimpleNamespace(known=True, objects=self.free)  # type: ignore[assignment]
         self.capacity._pods = SimpleNamespace(known=True, objects=self.bound)  # type: ignore[assignment]
         reflectors = {KEY: self.reports, (PODS, "hub"): self.pods}
-        self.snapshots = ClusterSnapshots(reflectors, KEY, 1, LOG, capacity=self.capacity)
+        self.snapshots = ClusterSnapshots(reflectors, KEY, 1, LOG, self.capacity)
         self.reservations = PodReservations(self.snapshots, LOG)
         for node in ("n", "m"):
             self.report(node)
@@ -146,7 +146,7 @@ class Cluster:
 
     async def same_anew(self) -> None:
         kept = await self.ledger()
-        fresh = ClusterSnapshots(self.snapshots.reflectors, KEY, 1, LOG)
+        fresh = ClusterSnapshots(self.snapshots.reflectors, KEY, 1, LOG, ClusterCapacity(None, LOG))  # type: ignore[arg-type]
         await fresh.snapshot(0.0, lambda: self.reservations._in_flight, self.reservations.in_flight)
         assert kept.allocations == fresh.feed.ledger.allocations
         for uuid, gpu in fresh.feed.ledger.capacity.gpus.items():
@@ -411,7 +411,7 @@ async def test_each_gpu_of_a_report_is_held_against_the_nodes_status(
     """None: the hub may not read nodes, and only the bounds of a report count."""
     cluster = Cluster()
     if devices is None:
-        cluster.snapshots._capacity = None
+        cluster.snapshots.capacity = ClusterCapacity(None, LOG)  # type: ignore[arg-type]
     else:
         cluster.free["n"]["gpus"] = devices
     cluster.report("n", units=units, parts=OPTIONAL[optional])
@@ -677,19 +677,19 @@ async def test_a_changed_node_alone_is_judged_again(monkeypatch: pytest.MonkeyPa
     accept = PodConstraints.accept
     monkeypatch.setattr(PodConstraints, "accept", lambda pod, node: asked.append(node.name) or accept(pod, node))  # type: ignore[func-returns-value]
     constraints = PodConstraints.of({"pool": "notebooks"}, [], [])
-    assert cluster.snapshots.ineligible(constraints) == frozenset()
+    assert cluster.snapshots.capacity.ineligible(constraints) == frozenset()
     await cluster.ledger()
-    assert cluster.snapshots.ineligible(constraints) == {"n", "m"}
+    assert cluster.snapshots.capacity.ineligible(constraints) == {"n", "m"}
     asked.clear()
     cluster.allocatable("n", 32_000, pool="notebooks")
     await cluster.ledger()
-    assert cluster.snapshots.ineligible(constraints) == {"m"}
+    assert cluster.snapshots.capacity.ineligible(constraints) == {"m"}
     cluster.allocatable("n", 16_000, pool="notebooks")
     await cluster.ledger()
     assert asked == ["n"]
     del cluster.free["m"]
     await cluster.ledger()
-    assert cluster.snapshots.ineligible(constraints) == frozenset()
+    assert cluster.snapshots.capacity.ineligible(constraints) == frozenset()
 
 
 async def test_gpus_of_a_new_report_that_are_as_known_stay_the_same_objects() -> None:

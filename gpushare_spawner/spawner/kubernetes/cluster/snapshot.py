@@ -23,7 +23,6 @@ from gpushare_spawner.model.kubernetes.container_requests import notebook_contai
 from gpushare_spawner.model.kubernetes.node_reports import FirstIdentities, NodeReport
 from gpushare_spawner.model.kubernetes.objects import (
     REPORT_STALE_SECONDS,
-    PodConstraints,
     gpu_index_of,
     has_claim,
     is_mirror,
@@ -98,8 +97,8 @@ class ClusterSnapshots:
         reports_key: tuple[Any, ...],
         unit_size: int,
         log: logging.Logger,
+        capacity: ClusterCapacity,
         clock: Callable[[], float] | None = None,
-        capacity: ClusterCapacity | None = None,
         layers: LayerReader | None = None,
         claimed_capacity: int = UNITS_PER_GPU,
     ) -> None:
@@ -112,7 +111,8 @@ class ClusterSnapshots:
         self.feed = LedgerFeed()
         """The ledger of the pods' allocations and of the reservations that `snapshot` has received."""
         self._clock = WallClock.of(clock)
-        self._capacity = capacity
+        self.capacity = capacity
+        """Reader of the free CPU, memory and pods of nodes; all are unknown before its `begin`."""
         self.layers = layers
         """Reader of other sharing layers; None if there are no such layers."""
         if layers is not None:
@@ -191,16 +191,14 @@ class ClusterSnapshots:
                 await breaks.through(self._read_reports(reports))
                 await breaks.through(self._count_reports())
                 await breaks.through(self._read_pods(pods))
-                if self._capacity is not None:
-                    await breaks.through(self._capacity.count())
-                    await breaks.through(self._count_resources(self._capacity))
+                await breaks.through(self.capacity.count())
+                await breaks.through(self._count_resources())
                 await breaks.through(self._count_reservations(before, reserved, in_flight))
             except Exception:
                 # some changes may have been read and not counted
                 for objects in (self._config_maps, *self._changed_pods.values()):
                     objects.mark_all_changed()
-                if self._capacity is not None:
-                    self._capacity.mark_all_changed()
+                self.capacity.mark_all_changed()
                 raise
             layers = self.layers.snapshot() if self.layers is not None else None
             snapshot = GpuSnapshot(self._inventory, self._awaited, tuple(self._notices.items()), layers)
@@ -239,8 +237,8 @@ class ClusterSnapshots:
                     self.feed.drop(EntrySource.RESERVED, session)
             yield
 
-    def _count_resources(self, capacity: ClusterCapacity) -> Iterator[None]:
-        for node, resources in capacity.changes():
+    def _count_resources(self) -> Iterator[None]:
+        for node, resources in self.capacity.changes():
             self.feed.resources(node, resources)
             yield
 
@@ -252,19 +250,6 @@ class ClusterSnapshots:
         """Return how pods get GPUs by claims on a node; None: as extended resources."""
         report = self.feed.reported(node)
         return report.claims if report is not None else None
-
-    def counted_pods(self) -> Set[str]:
-        """Return reservations with pods that already reduce the free CPU, memory and pods of their nodes."""
-        return self._capacity.bound() if self._capacity is not None else frozenset()
-
-    def ineligible(self, constraints: PodConstraints) -> frozenset[str]:
-        """Return the nodes with taints or labels that exclude a pod, as far as they are read."""
-        return self._capacity.ineligible(constraints) if self._capacity is not None else frozenset()
-
-    def read_capacity(self) -> None:
-        """Start to read the free CPU, memory and pods of nodes, unless already started."""
-        if self._capacity is not None:
-            self._capacity.begin()
 
     async def _freshen_pods(self, reflector: Any) -> None:
         """Renew a reflector of pods. Raises SnapshotStale, but not for a namespace that this hub never could read.
@@ -363,7 +348,7 @@ class ClusterSnapshots:
         GPUs by claims the status has no devices (after a plugin it says 0), so that each GPU has the units of the hub's
         settings. Lent units raise the ResourceSlice of such a node, and no report.
         """
-        devices = self._capacity.gpu_devices(report.node) if self._capacity is not None else None
+        devices = self.capacity.gpu_devices(report.node)
         if devices is None:
             return ""
         by_claims = report.claims is not None and not any(devices.values())

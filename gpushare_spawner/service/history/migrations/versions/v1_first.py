@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import sqlalchemy as sa
 from alembic import op
 
 revision: str = "1"
 down_revision: str | None = None
-branch_labels: str | Sequence[str] | None = None
-depends_on: str | Sequence[str] | None = None
 
 ROW = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 AMOUNTS = ("reserved", "idle", "recovered", "borrowed", "used", "entitled", "delivered", "waits")
@@ -85,9 +81,3 @@ def upgrade() -> None:
         sa.Column("old_options", sa.JSON, nullable=False),
         sa.PrimaryKeyConstraint("user", "server", name="pk_gpushare_restart"),
     )
-
-
-def downgrade() -> None:
-    """Delete the tables."""
-    for name in ("restart", "wait", "action", "counters", "use", "subject"):
-        op.drop_table(f"gpushare_{name}")
