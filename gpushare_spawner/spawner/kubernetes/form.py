@@ -72,6 +72,58 @@ class Offer:
         first_own = next((profile for profile in own if profile.default), own[0] if own else None)
         return next(iter(marked), first_own) or next(iter(cards), None)
 
+    def entries(
+        self,
+        cards: Sequence[Profile],
+        availability_now: AvailabilityNow | UnknownNow | None,
+        quotas: Callable[[Share], Sequence[QuotaChoice]] = lambda share: (),
+    ) -> list[dict[str, Any]]:
+        """Return the entries for an admin's form, in KubeSpawner's terms. ``quotas``: see `Form.render`."""
+        standard = self.default_of(cards)
+        own = {entry["slug"]: entry for entry in self.own}
+        entries = [
+            as_entry(
+                card,
+                availability_now.availability(card.template) if availability_now is not None else None,
+                quota_now(quotas(card.template.gpu.share)) if card.template.gpu is not None else "",
+            )
+            if card.template is not None
+            else own[card.slug]
+            for card in cards
+        ]
+        for entry in entries:
+            entry["default"] = standard is not None and entry["slug"] == standard.slug
+        return entries
+
+    def choose(
+        self,
+        options: Any,
+        allowed: Callable[[Sequence[Profile]], Sequence[Profile]],
+        check_template: Callable[[Sequence[Profile], Any], Choice],
+        own_profile: Callable[[str, Sequence[Mapping[str, Any]]], Mapping[str, Any]],
+    ) -> Choice:
+        """Return the choice that ``options`` mean; without a profile in them, the default card's.
+
+        ``allowed`` returns the cards that the user may start, ``check_template`` checks options of templates, and
+        ``own_profile`` returns the profile of a slug after KubeSpawner's own check (ValueError). Raises SpawnRefused.
+        """
+        options = {} if options is None else options
+        slug = options.get("profile") if isinstance(options, Mapping) else None
+        if isinstance(options, Mapping) and not slug:
+            standard = self.default_of(allowed(self.cards))
+            slug = standard.slug if standard is not None else None
+            options = {**options, "profile": slug}
+        card = self.card(slug)
+        if card is None or card.template is not None:
+            return check_template(self.cards, options)
+        # checked before the start, for a clear answer
+        try:
+            profile = own_profile(card.slug, self.own)
+        except ValueError as error:
+            raise SpawnRefused(str(error), reason="bad-options") from None
+        check_choices(profile, options)
+        return Choice(card)
+
 
 def card_of(entry: Mapping[str, Any]) -> Profile:
     """Return the card of an (initialized) KubeSpawner profile. Its texts are HTML, as in KubeSpawner."""
@@ -182,30 +234,6 @@ def _escaped(value: Any) -> Any:
     return str(escape(value)) if isinstance(value, str) else copy.deepcopy(value)
 
 
-def entries_of(
-    cards: Sequence[Profile],
-    offer: Offer,
-    availability_now: AvailabilityNow | UnknownNow | None,
-    quotas: Callable[[Share], Sequence[QuotaChoice]] = lambda share: (),
-) -> list[dict[str, Any]]:
-    """Return the entries for an admin's form, in KubeSpawner's terms. ``quotas``: see `Form.render`."""
-    standard = offer.default_of(cards)
-    own = {entry["slug"]: entry for entry in offer.own}
-    entries = [
-        as_entry(
-            card,
-            availability_now.availability(card.template) if availability_now is not None else None,
-            quota_now(quotas(card.template.gpu.share)) if card.template.gpu is not None else "",
-        )
-        if card.template is not None
-        else own[card.slug]
-        for card in cards
-    ]
-    for entry in entries:
-        entry["default"] = standard is not None and entry["slug"] == standard.slug
-    return entries
-
-
 def without_idle_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of our form without unused fields: without JavaScript, text fields are always submitted."""
     meant = {}
@@ -218,36 +246,6 @@ def without_idle_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 NAMES = ("pvc_name", "pod_name", "dns_name", "secret_name")
 """Plain attributes of KubeSpawner that a ``kubespawner_override`` may set as if they were traits."""
-
-
-def choose(
-    offer: Offer,
-    options: Any,
-    allowed: Callable[[Sequence[Profile]], Sequence[Profile]],
-    check_template: Callable[[Sequence[Profile], Any], Choice],
-    own_profile: Callable[[str, Sequence[Mapping[str, Any]]], Mapping[str, Any]],
-) -> Choice:
-    """Return the choice that ``options`` mean; without a profile in them, the default card's.
-
-    ``allowed`` returns the cards that the user may start, ``check_template`` checks options of templates, and
-    ``own_profile`` returns the profile of a slug after KubeSpawner's own check (ValueError). Raises SpawnRefused.
-    """
-    options = {} if options is None else options
-    slug = options.get("profile") if isinstance(options, Mapping) else None
-    if isinstance(options, Mapping) and not slug:
-        standard = offer.default_of(allowed(offer.cards))
-        slug = standard.slug if standard is not None else None
-        options = {**options, "profile": slug}
-    card = offer.card(slug)
-    if card is None or card.template is not None:
-        return check_template(offer.cards, options)
-    # checked before the start, for a clear answer
-    try:
-        profile = own_profile(card.slug, offer.own)
-    except ValueError as error:
-        raise SpawnRefused(str(error), reason="bad-options") from None
-    check_choices(profile, options)
-    return Choice(card)
 
 
 def names_template(options: Any, templates: Sequence[Template]) -> bool:

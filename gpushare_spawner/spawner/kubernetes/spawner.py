@@ -45,15 +45,7 @@ from gpushare_spawner.spawner.kubernetes.cluster.layers import LayerReader
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import ReportReflector
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.cluster.watches import Watches
-from gpushare_spawner.spawner.kubernetes.form import (
-    NAMES,
-    Offer,
-    checked_texts,
-    choose,
-    entries_of,
-    names_template,
-    without_idle_fields,
-)
+from gpushare_spawner.spawner.kubernetes.form import NAMES, Offer, checked_texts, names_template, without_idle_fields
 from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
 from gpushare_spawner.spawner.kubernetes.owned_objects import PodObjects, claim_of, token_secret
 from gpushare_spawner.spawner.kubernetes.pod import (
@@ -265,7 +257,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         asks_gpu = any(card.template is not None and card.template.gpu is not None for card in cards)
         availability_now = await self._availability_if_watched() if asks_gpu else None
         if self._has_own_form():
-            own = self._kube.rendered_form(entries_of(cards, offer, availability_now, self._quota_choices))
+            own = self._kube.rendered_form(offer.entries(cards, availability_now, self._quota_choices))
             return self._below_stop_note(own)
         chosen, standard = self._chosen_before(), offer.default_of(cards)
         if standard is not None and chosen.get("profile") not in [card.slug for card in cards]:
@@ -333,7 +325,8 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
                 raise SpawnRefused(words.TEMPLATES_AWAITED, reason="no-templates-yet", status=503, retry_after=60)
 
     async def _choose(self) -> Choice:
-        return choose(await self._offer(), self.user_options, self._allowed, self._chosen, self._kube.profile_of)
+        offer = await self._offer()
+        return offer.choose(self.user_options, self._allowed, self._chosen, self._kube.profile_of)
 
     async def _get_ready(self, choice: Choice) -> None:
         template = choice.profile.template

@@ -10,7 +10,7 @@ import pytest
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.hub import SpawnRefused
-from gpushare_spawner.spawner.kubernetes.form import Offer, checked_texts, choose, names_template
+from gpushare_spawner.spawner.kubernetes.form import Offer, checked_texts, names_template
 from gpushare_spawner.spawner.options import Choice, Profile
 
 TEMPLATES = [Template(name=name, display_name=name.upper()) for name in ("half", "whole", "taken")]
@@ -34,7 +34,7 @@ def chosen(options: Any, offer: Offer = OFFER, wrong: str = "") -> tuple[str, An
             raise ValueError(wrong)
         return next(entry for entry in own if entry["slug"] == slug)
 
-    choice = choose(offer, options, lambda cards: cards, check_template, own_profile)
+    choice = offer.choose(options, lambda cards: cards, check_template, own_profile)
     return choice.profile.slug, seen[0] if seen else None
 
 
