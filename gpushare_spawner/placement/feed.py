@@ -255,7 +255,7 @@ class SupposedLedger:
         if placement is None:
             ledger.hold(name, hold)
             return None
-        hold = NodeHold.of(request, node, placement.gpus)
+        hold = NodeHold(node, placement.gpus, request.demand)
         ledger.hold(name, hold)
         return hold
 
@@ -317,7 +317,7 @@ def _may_fit(
             _add(free, allocation.gpus, max(0, allocation.effective_units - kept))
     for hold in ledger.holds.values():
         if hold.node == name:
-            _add(free, hold.gpus, hold.units)
+            _add(free, hold.gpus, hold.demand.units)
     return any(
         request.node in ("", name)
         and name not in request.left_out

@@ -25,7 +25,7 @@ from gpushare_spawner.placement.node import (
     guaranteed_units,
     settle,
 )
-from gpushare_spawner.placement.request import ByLayer, Demand, PlacementRequest, layer_on
+from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.placement.strategy import BestFit, SmallestInstance, Strategy
 
 BEST_FIT = BestFit()
@@ -43,24 +43,13 @@ class NodeHold:
     node: str
     gpus: tuple[str, ...]
     """UUIDs."""
-    units: int
-    """Units of 1 % on each of them."""
-    requested: Requested
-    """CPU, memory and pods of the node."""
-    layer: LayerName = LayerName.NATIVE
-    """Sharing layer of the request. A GPU with sessions of another layer is kept whole: these sessions must end."""
-    by_layer: ByLayer = ()
-    """See `Demand.by_layer`."""
+    demand: Demand
+    """The demand of the request. A GPU with sessions of another layer is kept whole: these sessions must end."""
 
-    @classmethod
-    def of(cls, request: PlacementRequest, node: str, gpus: tuple[str, ...]) -> NodeHold:
-        """Return the hold of a request for these GPUs."""
-        requested = Requested(request.cpu, request.memory, 1)
-        return cls(node, gpus, request.share.units, requested, request.layer, request.by_layer)
-
-    def layer_on(self, model: str) -> LayerName:
-        """Return the sharing layer of the request on GPUs of this model."""
-        return layer_on(model, self.layer, self.by_layer)
+    @property
+    def requested(self) -> Requested:
+        """CPU, memory and pods of the node."""
+        return Requested(self.demand.cpu, self.demand.memory, 1)
 
 
 @dataclass(frozen=True)
@@ -89,7 +78,7 @@ LEAST_LACKING = LeastLacking()
 def cheapest_hold(capacity: FreeCapacity, request: PlacementRequest) -> NodeHold | None:
     """Return the GPUs that need the fewest freed units for a request; None if it can fit on no node."""
     best = capacity.best(request.demand, LEAST_LACKING, request.left_out, request.node)
-    return NodeHold.of(request, best.node, best.gpus) if best is not None else None
+    return NodeHold(best.node, best.gpus, request.demand) if best is not None else None
 
 
 def able_nodes(capacity: FreeCapacity, request: PlacementRequest) -> Set[str]:
@@ -421,8 +410,8 @@ class Ledger:
         """Return the units that a hold keeps on one of its GPUs."""
         held, gpu = self._on_gpu.get(uuid), self.capacity.gpus[uuid]
         layer = next(iter(held.values())).layer if held else LayerName.NATIVE
-        shared = gpu.mig is None and hold.layer_on(gpu.model) is layer
-        return hold.units if shared else gpu.capacity
+        shared = gpu.mig is None and hold.demand.layer_on(gpu.model) is layer
+        return hold.demand.units if shared else gpu.capacity
 
     def _without(self, node: NodeCapacity, names: Collection[str]) -> NodeCapacity:
         """Return a copy of a node without these holds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpushare_spawner.placement.ledger import NodeHold, able_nodes, cheapest_hold
 from gpushare_spawner.placement.node import NodeResources, Requested
+from gpushare_spawner.placement.request import Demand
 from tests.placement.reports import active, gpu, ledger_of, report, request
 
 CORE = 1000
@@ -12,7 +13,7 @@ CORE = 1000
 def test_a_hold_is_for_what_the_request_asks_of_each_gpu_and_of_the_node() -> None:
     ledger = ledger_of([report("n", [gpu("a"), gpu("b", 1), gpu("c", 2)], [active("ada", "b", 60)])])
     wanted = request(count=2, cpu=3 * CORE, memory=2**30)
-    assert cheapest_hold(ledger.capacity, wanted) == NodeHold("n", ("a", "c"), 100, Requested(3 * CORE, 2**30, 1))
+    assert cheapest_hold(ledger.capacity, wanted) == NodeHold("n", ("a", "c"), wanted.demand)
 
 
 def test_whole_gpus_can_be_kept() -> None:
@@ -122,7 +123,7 @@ def test_a_node_where_others_request_more_than_it_has_is_claimed_for_what_reques
 def test_a_request_without_cpu_and_memory_fits_beside_a_hold_on_more_than_is_free() -> None:
     ledger = ledger_of([report("n", [gpu("a")])])
     ledger.put_resources("n", NodeResources(cpu=CORE, memory=2**30))
-    ledger.hold("first", NodeHold("n", ("a",), 25, Requested(2 * CORE, 2**31, 1)))
+    ledger.hold("first", NodeHold("n", ("a",), Demand(25, 1, 2 * CORE, 2**31)))
     assert ledger.place(request(50)) is not None
     assert ledger.place(request(50, cpu=1)) is None
     assert ledger.place(request(50, memory=1)) is None
@@ -143,7 +144,7 @@ def test_of_two_models_the_one_that_lacks_less_is_claimed_and_of_equal_ones_the_
 def test_a_request_fits_without_holds_on_a_node_that_it_may_use_and_on_no_other() -> None:
     ledger = ledger_of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("ada", "b", 60)])])
     for name, node, uuid in (("first", "n1", "a"), ("second", "n2", "b")):
-        ledger.hold(name, NodeHold.of(request(100), node, (uuid,)))
+        ledger.hold(name, NodeHold(node, (uuid,), request(100).demand))
     assert ledger.fits_without(request(50), ["first", "unknown"])
     assert not ledger.fits_without(request(50), ["second"]), "too little is free there"
     assert ledger.fits_without(request(40), ["second"])

@@ -90,7 +90,7 @@ def test_reported_session_has_its_layer_in_the_ledger() -> None:
 
 def test_hold_on_a_gpu_of_its_own_layer_keeps_its_units() -> None:
     ledger = two_gpus(by_mps(active("ada", "a", 50)))
-    ledger.hold("eve", NodeHold.of(asks(25), "n", ("a",)))
+    ledger.hold("eve", NodeHold("n", ("a",), asks(25).demand))
     assert present(ledger.place(asks(25))).gpus == ("a",)
     ledger.add(by_mps(active("bob", "a", 25)))
     assert present(ledger.place(asks(10))).gpus == ("b",)

@@ -36,7 +36,7 @@ def two_nodes() -> Ledger:
 def test_the_action_that_comes_first_decides() -> None:
     hold = first_to_fit(two_nodes(), request(50), [("ada", stop(200)), ("bob", stop(100))])
     assert hold is not None
-    assert (hold.node, hold.gpus, hold.units) == ("n2", ("b",), 50)
+    assert (hold.node, hold.gpus, hold.demand.units) == ("n2", ("b",), 50)
 
 
 def test_an_action_that_frees_too_little_helps_nobody() -> None:
@@ -124,7 +124,7 @@ def test_actions_on_nodes_where_no_request_can_fit_are_left_out() -> None:
 def test_a_hold_on_a_node_does_not_rule_its_actions_out() -> None:
     """It can be the hold of the request itself."""
     ledger = two_nodes()
-    ledger.hold("max", NodeHold.of(request(100), "n2", ("b",)))
+    ledger.hold("max", NodeHold("n2", ("b",), request(100).demand))
     assert helped(ledger, [("bob", stop(2))], request(100)) == ["bob"]
 
 

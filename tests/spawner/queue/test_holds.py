@@ -224,7 +224,7 @@ class Day:
         """Units that have to become free for a hold, if these sessions did not exist."""
         there = [held for held in self.machine.held if held.session not in without]
         units = [sum(held.share_units for held in there if gpu in held.gpus) for gpu in hold.gpus]
-        return sum(max(0, held + hold.units - 100) for held in units)
+        return sum(max(0, held + hold.demand.units - 100) for held in units)
 
     async def passes(self) -> dict[str, str]:
         """End what is over, and do one pass; return who was placed where."""

@@ -9,8 +9,7 @@ import pytest
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement.ledger import NodeHold
-from gpushare_spawner.placement.node import Requested
-from gpushare_spawner.placement.request import PlacementRequest
+from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.spawner.queue.queue import Verdict
 from gpushare_spawner.spawner.queue.snapshot import LayerOutcome
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
@@ -63,7 +62,7 @@ def test_a_share_that_would_fit_on_a_gpu_that_is_kept_for_another_waits_for_the_
     machine = Machine()
     machine.hold("a", 100)
     check = machine.check()
-    check.ledger.hold("earlier", NodeHold("b", ("GPU-b",), 100, Requested()))
+    check.ledger.hold("earlier", NodeHold("b", ("GPU-b",), Demand(100, 1)))
     request = PlacementRequest(Share(25), models=A100)
     # not "needs 0.25 GPU, and at most 0.00 GPU is free"
     assert check.verdict(request) == Verdict(LayerOutcome.WAIT, why=EARLIER_FIRST)
@@ -77,7 +76,7 @@ def test_a_share_that_fits_nowhere_waits_for_capacity_although_a_gpu_is_kept_for
     machine.hold("a", 100)
     machine.hold("b", 90)
     check = machine.check()
-    check.ledger.hold("earlier", NodeHold("b", ("GPU-b",), 5, Requested()))
+    check.ledger.hold("earlier", NodeHold("b", ("GPU-b",), Demand(5, 1)))
     assert "at most 0.05 GPU is free" in check.verdict(PlacementRequest(Share(25), models=A100)).why
 
 
