@@ -40,6 +40,17 @@ from gpushare_spawner.arbiter.suspensions import Suspensions
 from gpushare_spawner.arbiter.time_slices import HandOffCost, RevokeTimeouts
 
 NEVER_YET = float("-inf")
+LONGEST_QUIET = 1.5
+"""Seconds after IDLE after which a client must return its lease if its session owes time and the driver does not
+show its use: it may still compute. The library returns a lease after 1 s without work."""
+PACE = 0.02
+"""Seconds of GPU work that a client may queue while others compete. After a REVOKE it continues for so long; less
+than some milliseconds would leave the GPU idle between kernels."""
+PACE_ALONE = 0.1
+"""Seconds of GPU work that a client may queue while other sessions have processes but no work. A client is not
+bounded after its session was the only session for `UNPACED_AFTER`."""
+UNPACED_AFTER = 1.0
+"""Seconds without competition after which clients may queue more again."""
 EXPECTED = 0.05
 """Seconds for which a held-back client keeps its place after it returned its lease, until its next request."""
 COMPUTING = 0.1
@@ -94,9 +105,8 @@ class GpuArbiter:
         moves as a whole is suspended as soon as it has no lease. A released session that requests a lease is served
         with weight 1 until a weight is set.
         """
-        record = self._roster.sessions[session]
         self._check_weight(weight)
-        self._advance(now)
+        record = self._session(session, now)
         record.share = weight
         self._accounts.set_weight(session, record.weight)
         decisions: list[Decision] = []
@@ -110,8 +120,7 @@ class GpuArbiter:
 
     def remove_session(self, session: str, now: float) -> list[Decision]:
         """Remove a session with all its clients."""
-        record = self._roster.sessions[session]
-        self._advance(now)
+        record = self._session(session, now)
         for client in list(record.clients.values()):
             self._roster.forget(client)
         del self._roster.sessions[session]
@@ -135,8 +144,7 @@ class GpuArbiter:
         `alive`: its process continues. With a lease it counts as computing until `process_ended`, or for
         `revoke_timeout`: a disconnect does not end the work on the GPU.
         """
-        record = self._roster.client(client)
-        self._advance(now)
+        record = self._client(client, now)
         if alive and record.lease:
             record.session.left_behind[client] = self._roster.now + self._settings.revoke_timeout
         self._learn_timeout(record)
@@ -156,8 +164,7 @@ class GpuArbiter:
 
         `short`: the part that the client does not have yet; calls wait for it.
         """
-        record = self._roster.client(client)
-        self._advance(now)
+        record = self._client(client, now)
         self._roster.set_memory(record, managed, plain, short)
         return self._decide()
 
@@ -171,10 +178,9 @@ class GpuArbiter:
         None if the driver does not show the process. Its plain memory then counts only while it works. ``unstated``:
         the bytes beyond the process's stated memory.
         """
-        record = self._roster.client(client)
         self._check_amount(amount)
         self._check_amount(unstated)
-        self._advance(now)
+        record = self._client(client, now)
         self._roster.device_memory(record, amount, unstated)
         return self._decide()
 
@@ -185,9 +191,8 @@ class GpuArbiter:
         whole memory allocation counts. The same holds for a client that helped to fill the GPU, until it was seen at
         work undisturbed.
         """
-        record = self._roster.client(client)
         self._check_amount(resident)
-        self._advance(now)
+        record = self._client(client, now)
         self._roster.working_set(record, resident)
         return self._decide()
 
@@ -199,8 +204,7 @@ class GpuArbiter:
         (for longer than a moment), or not within `memory_timeout` and `longest_memory_wait`, the client is granted
         without them, or refused.
         """
-        record = self._roster.client(client)
-        self._advance(now)
+        record = self._client(client, now)
         self._roster.set_memory(record, managed, plain, short, needed=True)
         decisions: list[Decision] = []
         if record.revoked is not None:
@@ -217,8 +221,7 @@ class GpuArbiter:
         self, client: ClientId, lease: int, busy_seconds: float, quiet_seconds: float, now: float
     ) -> list[Decision]:
         """Record the end of a burst of a client that keeps its lease. Busy and quiet time are in seconds."""
-        record = self._roster.client(client)
-        self._advance(now)
+        record = self._client(client, now)
         if lease and lease == record.lease and record.quiet_since is None:
             quiet_seconds = min(max(0.0, quiet_seconds), self._roster.now - record.burst_since)
             self._roster.report_busy(record, busy_seconds)
@@ -228,16 +231,14 @@ class GpuArbiter:
 
     def busy(self, client: ClientId, lease: int, now: float) -> list[Decision]:
         """Record that the client works again under the lease that it kept."""
-        record = self._roster.client(client)
-        self._advance(now)
+        record = self._client(client, now)
         if lease and lease == record.lease and record.quiet_since is not None:
             self._roster.work_again(record)
         return self._decide()
 
     def release(self, client: ClientId, lease: int, busy_seconds: float, now: float) -> list[Decision]:
         """Take back the client's lease. The ordered page-out follows."""
-        record = self._roster.client(client)
-        self._advance(now)
+        record = self._client(client, now)
         if lease and lease == record.lease:
             again, by_itself = record.again, record.revoked is None
             self._learn_timeout(record)
@@ -259,8 +260,7 @@ class GpuArbiter:
 
         It counts as the answer to the grant's prefetch order, limited to the bytes of the grant and the time since.
         """
-        record = self._roster.client(client)
-        self._advance(now)
+        record = self._client(client, now)
         answer = self._residency.paged_in(record, amount, seconds, self._roster.now)
         if answer is not None:
             self._cost.bandwidth_in.learn(record.session.id, answer.amount, answer.seconds)
@@ -272,8 +272,7 @@ class GpuArbiter:
 
         It counts as the answer to the oldest order, limited to the bytes of the order and the time since.
         """
-        record = self._roster.client(client)
-        self._advance(now)
+        record = self._client(client, now)
         answer = self._residency.paged_out(record, amount, seconds, self._roster.now)
         if answer is not None:
             self._cost.bandwidth_out.learn(record.session.id, answer.amount, answer.seconds)
@@ -292,8 +291,7 @@ class GpuArbiter:
 
     def suspended(self, session: str, amount: int, seconds: float, now: float) -> list[Decision]:
         """Record an ordered suspension, which freed the session's memory: `amount` bytes moved in `seconds`."""
-        record = self._roster.sessions[session]
-        self._advance(now)
+        record = self._session(session, now)
         if record.presence is Presence.LEAVING:
             self._cost.suspend.learn(session, amount, seconds)
             self._roster.move(record, Presence.AWAY)
@@ -301,8 +299,7 @@ class GpuArbiter:
 
     def not_suspended(self, session: str, now: float) -> list[Decision]:
         """Record a failed suspension; the session stays on the GPU. `set_suspendable` prevents another order."""
-        record = self._roster.sessions[session]
-        self._advance(now)
+        record = self._session(session, now)
         if record.presence is Presence.LEAVING:
             record.margin = 0
             self._roster.move(record, Presence.ON_GPU)
@@ -316,8 +313,7 @@ class GpuArbiter:
         `for_a_moment`: it will be suspendable soon, so other sessions' clients that need its memory wait. Otherwise
         their calls get the driver's error at once.
         """
-        record = self._roster.sessions[session]
-        self._advance(now)
+        record = self._session(session, now)
         pinned = Pin.BRIEF if for_a_moment else Pin.LASTING
         self._roster.set_pin(record, Pin.NONE if suspendable else pinned)
         return self._decide()
@@ -327,8 +323,7 @@ class GpuArbiter:
 
         The move of `amount` bytes took `seconds`.
         """
-        record = self._roster.sessions[session]
-        self._advance(now)
+        record = self._session(session, now)
         if record.presence in (Presence.COMING, Presence.AWAY):
             self._cost.resume.learn(session, amount, seconds)
             record.margin = 0
@@ -342,9 +337,8 @@ class GpuArbiter:
 
         The session may also be partly suspended and need its memory back.
         """
-        record = self._roster.sessions[session]
         self._check_amount(lacking)
-        self._advance(now)
+        record = self._session(session, now)
         if record.presence not in (Presence.COMING, Presence.LEAVING) or lacking <= record.margin:
             return self._decide()  # they are on their way
         more, record.margin = lacking - record.margin, lacking
@@ -358,8 +352,7 @@ class GpuArbiter:
 
         The next attempt comes after `retry_in` seconds at the earliest.
         """
-        record = self._roster.sessions[session]
-        self._advance(now)
+        record = self._session(session, now)
         if record.presence is not Presence.COMING:
             return self._decide()
         record.retry_at = self._roster.now + retry_in
@@ -391,7 +384,7 @@ class GpuArbiter:
 
         The driver's samples matter then.
         """
-        return self._roster.now - self._contended_at < self._settings.unpaced_after
+        return self._roster.now - self._contended_at < UNPACED_AFTER
 
     def delivered(self, since: float, until: float, busy: Mapping[str, float], now: float) -> list[Decision]:
         """Record a driver sample: the seconds of an interval for which each session's processes had the GPU.
@@ -460,6 +453,18 @@ class GpuArbiter:
         if amount is not None and amount < 0:
             raise ValueError(f"an amount of memory is at least 0, not {amount}")
 
+    def _client(self, client: ClientId, now: float) -> Client:
+        """Return the client with an event now. Advances the time."""
+        record = self._roster.client(client)
+        self._advance(now)
+        return record
+
+    def _session(self, session: str, now: float) -> ArbitratedSession:
+        """Return the session with an event now. Advances the time."""
+        record = self._roster.sessions[session]
+        self._advance(now)
+        return record
+
     def _advance(self, now: float) -> None:
         before = self._roster.now
         if now <= before:
@@ -505,9 +510,9 @@ class GpuArbiter:
         instants += map(self._roster.memory_due, self._roster.short)
         if any(client.pace for client in self._roster.leaseholders):
             if self.contended and len(self._accounts.working) < 2:
-                instants.append(self._contended_at + self._settings.unpaced_after)
+                instants.append(self._contended_at + UNPACED_AFTER)
             if not self._shared:
-                instants.append(self._shared_at + self._settings.unpaced_after)
+                instants.append(self._shared_at + UNPACED_AFTER)
         instants += [
             max(at, self._roster.now + self._settings.period)
             for at in map(self._longest_quiet, self._roster.leaseholders)
@@ -521,10 +526,10 @@ class GpuArbiter:
     def _pace(self) -> float:
         """Return the limit of queued work: competing clients of a saturated GPU must be able to stop soon."""
         if self.contended and self._accounts.saturated:
-            return self._settings.pace
+            return PACE
         # with a delay: a neighbour that connects and leaves repeatedly would change all paces each time
-        shared = self._roster.now - self._shared_at < self._settings.unpaced_after
-        return self._settings.pace_alone if shared else 0.0
+        shared = self._roster.now - self._shared_at < UNPACED_AFTER
+        return PACE_ALONE if shared else 0.0
 
     @property
     def _shared(self) -> bool:
@@ -542,7 +547,7 @@ class GpuArbiter:
         """
         if not client.held or client.quiet_since is None or len(self._accounts.working) < 2 or self._schedule.left_out:
             return None
-        return client.quiet_since + self._settings.longest_quiet if self._charging.on_device(client) else None
+        return client.quiet_since + LONGEST_QUIET if self._charging.on_device(client) else None
 
     def _quiet_too_long(self, client: Client) -> bool:
         """Return whether a quiet holder must return its lease: it may still compute, and its session owes time."""

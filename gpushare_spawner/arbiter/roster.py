@@ -10,6 +10,16 @@ from gpushare_spawner.arbiter.session import ArbitratedSession, Client, ClientId
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.model.report import Delivered
 
+MEMORY_TIMEOUT = 60.0
+"""Seconds for which a client waits for lacking memory during its turn: others may ignore REVOKE, or their
+suspension may be slow. Then the program gets the driver's error. A suspension of 80 GB took 15 s in one report
+(NVIDIA/cuda-checkpoint, issue 29)."""
+LONGEST_MEMORY_WAIT = 600.0
+"""Maximum seconds for which a client waits for lacking memory, including the time before its turn. Turns come
+within minutes (the bound of a wait for a lease); this also ends a wait behind sessions that make no progress."""
+SURELY_QUIET = 0.2
+"""Seconds after IDLE from which a driver's sample shows no earlier work: samples are averages over up to a sixth of
+a second."""
 PROVEN_INTERVAL_FACTOR = 5
 """Factor of the interval for clients with proven use: they can use more later."""
 
@@ -181,22 +191,12 @@ class Roster:
         The interval is short if clients fit together only by unproven use, and longer if by proven use.
         """
         wanting = [client for client in self._clients.values() if client.wants_memory]
-        if (
-            sum(min(client.allocated, self.vram) + self._fixed(client) - client.plain for client in wanting)
-            <= self.vram_budget().for_managed
-        ):
+        moving = [client for client in wanting if not client.session.moves_whole]
+        at_most = sum(min(client.allocated, self.vram) + self._fixed(client) - client.plain for client in wanting)
+        if len(wanting) < 2 or not moving or at_most <= self.vram_budget().for_managed:
             return None
-        if len(wanting) < 2:
-            return None
-        wanting = [client for client in wanting if not client.session.moves_whole]
-        if not wanting:
-            return None
-        unproven = any(c.proven_at < c.grown_at or c.proven is None or c.doubted for c in wanting)
-        return (
-            self._settings.memory_poll_interval
-            if unproven
-            else PROVEN_INTERVAL_FACTOR * self._settings.memory_poll_interval
-        )
+        unproven = any(c.proven_at < c.grown_at or c.proven is None or c.doubted for c in moving)
+        return self._settings.memory_poll_interval * (1 if unproven else PROVEN_INTERVAL_FACTOR)
 
     def _notice_crowd(self) -> None:
         """Doubt the figures of clients that fill the GPU together."""
@@ -212,9 +212,13 @@ class Roster:
             if client.proven is None or touched > client.proven + self.vram * self._settings.tolerance:
                 client.session.doubted_at = self.now
                 self.holder_grew = True
-                for each in client.session.clients.values():  # otherwise its processes could do so one after the other
-                    each.doubted = True
-                    self._reckon(each)
+                for other in client.session.clients.values():  # else its processes could do so one after the other
+                    other.doubted = True
+                self._reckon_all(client.session)
+
+    def _reckon_all(self, session: ArbitratedSession) -> None:
+        for client in session.clients.values():
+            self._reckon(client)
 
     def _reckon(self, client: Client, used_now: int = 0) -> None:
         """Compute the memory figures of the client. `used_now`: bytes that a holder has begun to use."""
@@ -266,8 +270,7 @@ class Roster:
             need = self._need(session)
             if need is not session.need:
                 session.need = need
-                for client in session.clients.values():
-                    self._reckon(client)
+                self._reckon_all(session)
         self._weighed = weighed
         for client in self.short:
             if client.waits_for_a_pin and not client.lease:
@@ -313,8 +316,8 @@ class Roster:
         """Return the end of the wait of a client that is short of memory; None for others."""
         if not client.waiting or not client.short:
             return None
-        due = client.short_since + self._settings.longest_memory_wait
-        return due if client.turn_since is None else min(due, client.turn_since + self._settings.memory_timeout)
+        due = client.short_since + LONGEST_MEMORY_WAIT
+        return due if client.turn_since is None else min(due, client.turn_since + MEMORY_TIMEOUT)
 
     def turn_comes(self, client: Client) -> None:
         """Record the turn of a waiting client to have the GPU."""
@@ -331,15 +334,13 @@ class Roster:
     def move(self, session: ArbitratedSession, presence: Presence) -> None:
         """Set the place of the memory of a session that moves as a whole."""
         session.presence = presence
-        for client in session.clients.values():
-            self._reckon(client)
+        self._reckon_all(session)
 
     def set_pin(self, session: ArbitratedSession, pin: Pin) -> None:
         """Set whether the memory of a `whole` session can leave the GPU."""
         if session.pin is not pin:
             session.pin = pin
-            for client in session.clients.values():
-                self._reckon(client)
+            self._reckon_all(session)
             self._vram_budget = None
 
     def wait(self, client: Client, owed: float = 0.0) -> None:
@@ -373,7 +374,7 @@ class Roster:
         """
         record = self.sessions.get(session)
         holders = [client for client in record.clients.values() if client.lease] if record is not None else []
-        latest = since - self._settings.surely_quiet
+        latest = since - SURELY_QUIET
         if all(client.quiet_since is not None and client.quiet_since <= latest for client in holders):
             for client in holders:
                 self.work_again(client)

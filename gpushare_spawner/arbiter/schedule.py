@@ -103,9 +103,9 @@ class Schedule:
                     costs[session.id] = self.hand_off_seconds(wanting[0], excess)
                     continue
                 moving = [_moving(client, excess) for client in wanting]
-                amount = sum(moving)
+                amount = min(sum(moving), vram)
                 if amount not in seconds_by_amount:
-                    seconds_by_amount[amount] = self._cost.of_session(moving, vram)
+                    seconds_by_amount[amount] = self._cost.one_after_the_other(amount)
                 costs[session.id] = seconds_by_amount[amount]
         self.bound = time_slices.bound(self._roster.asking, self._settings)
         self.lengths = TimeSliceLengths.plan(weights, costs, self._settings, self.bound)

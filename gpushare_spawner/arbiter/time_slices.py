@@ -139,10 +139,6 @@ class HandOffCost:
         moves = self.resume.seconds(session, amount) + self.suspend.seconds(session, amount)
         return self._settings.switch_seconds + moves
 
-    def of_session(self, working_sets: Iterable[int], most: int) -> float:
-        """Return the seconds of a session's hand-offs in a round, for all its clients and at most `most` bytes."""
-        return self.one_after_the_other(min(sum(working_sets), most))
-
     def both_ways_at_once(self, amount: int) -> float:
         """Return the seconds that the GPU is idle while so many bytes move in and as many others move out."""
         slower = min(self.bandwidth_in.value, self.bandwidth_out.value)

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.gpu_arbiter import UNPACED_AFTER, GpuArbiter
 from gpushare_spawner.arbiter.session import LeaseGrant, Revoke
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
@@ -45,7 +45,7 @@ def test_one_that_waits_and_crashes_is_forgotten() -> None:
     assert arbiter.disconnect("b", 1.0) == []
     assert arbiter.waiting() == ()
     # nothing is left but to let the holder queue what it likes again
-    assert arbiter.next_wakeup() == pytest.approx(1.0 + ArbiterSettings().unpaced_after)
+    assert arbiter.next_wakeup() == pytest.approx(1.0 + UNPACED_AFTER)
     assert arbiter.tick(2.0) == []
     assert [pace.seconds for pace in arbiter.paces()] == [0.0]
     assert arbiter.next_wakeup() is None

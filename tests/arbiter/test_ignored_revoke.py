@@ -149,9 +149,3 @@ def test_who_left_or_was_quiet_teaches_nothing_by_it() -> None:
     assert ignorant.eve.revoked is not None
     arbiter.release("eve", ignorant.eve.lease, 0.0, now)
     assert arbiter._timeouts.wall_seconds("eve", 1) == SHORTEST
-
-
-@pytest.mark.parametrize("wrong", [0.0, 5.0])
-def test_shortest_timeout_is_above_0_and_at_most_the_usual_one(wrong: float) -> None:
-    with pytest.raises(ValueError, match="shortest_revoke_timeout"):
-        ArbiterSettings(shortest_revoke_timeout=wrong)

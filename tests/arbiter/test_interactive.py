@@ -141,9 +141,3 @@ def test_a_hand_off_beside_others_that_work_stops_only_a_part_of_the_gpu() -> No
         client.lease = 1
     assert part_of_gpu([moving], others) == 0.25
     assert part_of_gpu([], others) == 1.0
-
-
-@pytest.mark.parametrize("wrong", [0.02, 1.0])
-def test_an_interactive_bound_below_the_other_or_of_the_whole_gpu_is_refused(wrong: float) -> None:
-    with pytest.raises(ValueError, match="interactive_overhead_bound"):
-        ArbiterSettings(interactive_overhead_bound=wrong)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.roster import LONGEST_MEMORY_WAIT, MEMORY_TIMEOUT
 from gpushare_spawner.arbiter.session import Decision, LeaseGrant, Refuse, Revoke
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 
@@ -172,7 +173,7 @@ class Gpu:
         self.outcomes.append((name, outcome, waited))
         self.check()
         if outcome == "error" and process.possible:
-            assert waited >= SETTINGS.memory_timeout - 0.01, f"{name} could have had its memory"
+            assert waited >= MEMORY_TIMEOUT - 0.01, f"{name} could have had its memory"
         process.lacks = 0
         self._state(name)
 
@@ -276,7 +277,7 @@ class Gpu:
         for name, process in self.processes.items():
             if process.lacks:
                 waited = self.now - process.since
-                assert waited <= SETTINGS.longest_memory_wait + 0.01, (name, waited, process, self.away, self.processes)
+                assert waited <= LONGEST_MEMORY_WAIT + 0.01, (name, waited, process, self.away, self.processes)
                 needed = sum(one.has + one.lacks for one in self.processes.values() if one.session == process.session)
                 pinned = [one for one, brief in self.pinned.items() if not brief and one != process.session]
                 process.possible = process.possible and needed + sum(map(self.size, pinned)) <= VRAM
@@ -293,8 +294,8 @@ class Gpu:
 def test_the_documents_state_the_bounds_that_the_arbiter_keeps() -> None:
     for page in ("reference/protocol.md", "explanation/arbiter.md"):
         text = (DOCS / page).read_text()
-        assert f"{ArbiterSettings().memory_timeout:.0f} s after" in text
-        assert f"{ArbiterSettings().longest_memory_wait:.0f} s" in text
+        assert f"{MEMORY_TIMEOUT:.0f} s after" in text
+        assert f"{LONGEST_MEMORY_WAIT:.0f} s" in text
 
 
 def test_memory_that_cannot_be_had_beside_a_pinned_session_is_refused_at_once() -> None:
@@ -409,7 +410,7 @@ def test_wait_ends_within_a_minute_after_its_turn_where_others_do_not_leave(kind
         gpu.rest("other")
     gpu.run(200.0)
     assert gpu.outcomes[-1][:2] == ("short", "error")
-    assert gpu.outcomes[-1][2] <= 2 * SETTINGS.memory_timeout
+    assert gpu.outcomes[-1][2] <= 2 * MEMORY_TIMEOUT
 
 
 EVENTS = st.tuples(
@@ -447,5 +448,5 @@ def test_no_wait_for_memory_lasts_longer_than_its_bound(
         else:
             getattr(gpu, what)(name)
         gpu.run(seconds)
-    gpu.run(1.5 * SETTINGS.longest_memory_wait)
+    gpu.run(1.5 * LONGEST_MEMORY_WAIT)
     assert not any(process.lacks for process in gpu.processes.values())

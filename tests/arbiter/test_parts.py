@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.gpu_arbiter import PACE, PACE_ALONE, UNPACED_AFTER, GpuArbiter
 from gpushare_spawner.arbiter.session import Decision, LeaseGrant, Revoke
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
@@ -87,7 +87,7 @@ def test_a_paced_client_drains_soon() -> None:
     run(device, "deep", 10, 0.02, ahead=400)
     run(device, "other", 90, 0.02, ahead=4)
     device.run(10.0)
-    assert device.jobs["deep"].pace == device.jobs["other"].pace == ArbiterSettings().pace
+    assert device.jobs["deep"].pace == device.jobs["other"].pace == PACE
     assert max(device.jobs["other"].waits, default=0.0) < 0.3
     device.crash("other")
     device.run(12.0)
@@ -107,9 +107,9 @@ def test_a_neighbour_that_connects_and_leaves_all_the_time_changes_the_pace_of_o
         changes += arbiter.paces()
         arbiter.disconnect(number, now + 0.005)
         changes += arbiter.paces()
-    assert [change.seconds for change in changes] == [ArbiterSettings().pace_alone]
+    assert [change.seconds for change in changes] == [PACE_ALONE]
     due = present(arbiter.next_wakeup())
-    assert due == pytest.approx(0.995 + ArbiterSettings().unpaced_after)
+    assert due == pytest.approx(0.995 + UNPACED_AFTER)
     arbiter.tick(due)
     assert [change.seconds for change in arbiter.paces()] == [0.0]
 
