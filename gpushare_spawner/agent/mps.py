@@ -1,6 +1,6 @@
 """NVIDIA MPS on one machine: a control daemon for each GPU that sessions share by MPS.
 
-`ControlProgram` starts, queries and ends the control daemon of one GPU with NVIDIA's program
+`ControlDaemon` starts, queries and ends the control daemon of one GPU with NVIDIA's program
 ``nvidia-cuda-mps-control``. Source: man nvidia-cuda-mps-control; NVIDIA, "Multi-Process Service", appendix "Tools and
 interface reference".
 
@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 
 
 PROGRAM = "nvidia-cuda-mps-control"
+CHECK_EVERY = 5.0
+"""Seconds between two checks whether a daemon runs."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds from a start that failed, or did not last, to the next; twice as long after each further failure."""
 ANSWER_WITHIN = 5.0
 """Seconds until the program must answer a request."""
 SERVERS_END_WITHIN = 2
@@ -41,13 +45,23 @@ class MpsFailed(RuntimeError):
     """The daemon cannot be started; the message is a sentence without its full stop."""
 
 
-@dataclass(frozen=True)
-class ControlProgram:
-    """NVIDIA's program, for the daemon of one GPU. ``folder`` has the daemon's pipes and logs."""
+@dataclass
+class ControlDaemon:
+    """The daemon of one GPU, run by NVIDIA's program. ``folder`` has the daemon's pipes and logs."""
 
     gpu: Gpu
     folder: Path
-    program: str = PROGRAM
+    ran: bool = False
+    """Whether it ran at the last check."""
+    tries: int = 0
+    """Starts after it ended, since it last ran for longer than the longest pause."""
+    start_at: float = 0.0
+    """Earliest instant of the next start, on the event loop's clock."""
+    trouble: str = ""
+    """Why it does not run; empty: it runs, or no session needs it."""
+    lost_at: float | None = None
+    """Time at which its unexpected end was last detected, seconds since the epoch."""
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def pipes(self) -> Path:
@@ -69,14 +83,14 @@ class ControlProgram:
             status, output = await self._run(options)
         except FileNotFoundError:
             raise MpsFailed(
-                f"this machine has no program {self.program}: it comes with the NVIDIA driver, in the package of its "
+                f"this machine has no program {PROGRAM}: it comes with the NVIDIA driver, in the package of its "
                 "compute utilities"
             ) from None
         except OSError as error:
-            raise MpsFailed(f"{error.filename or self.program}: {error.strerror or error}") from None
+            raise MpsFailed(f"{error.filename or PROGRAM}: {error.strerror or error}") from None
         if status != 0:
             ended = "did not end in time" if status is None else f"ended with status {status}"
-            raise MpsFailed(f"{self.program} {' '.join(options)} {ended}{f' ({output})' if output else ''}")
+            raise MpsFailed(f"{PROGRAM} {' '.join(options)} {ended}{f' ({output})' if output else ''}")
         until = asyncio.get_running_loop().time() + ANSWER_WITHIN
         while not await self.answers():
             if asyncio.get_running_loop().time() > until:
@@ -121,7 +135,7 @@ class ControlProgram:
         output = self.logs / ("start.txt" if options else "request.txt")
         with open(output, "w+b") as log_file:
             process = await asyncio.create_subprocess_exec(
-                self.program,
+                PROGRAM,
                 *options,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log_file,
@@ -143,43 +157,11 @@ class ControlProgram:
         return process.returncode, lines[-1] if lines else ""
 
 
-@dataclass(frozen=True)
-class MpsSettings:
-    """Settings of the MPS daemons."""
-
-    program: str = PROGRAM
-    """Name or path of NVIDIA's program."""
-    check_every: float = 5.0
-    """Seconds between two checks whether a daemon runs."""
-    first_pause: float = 1.0
-    """Seconds from a start that failed, or did not last, to the next; twice as long after each further failure."""
-    longest_pause: float = 60.0
-
-
-@dataclass
-class _Daemon:
-    """The state of the daemon of one GPU."""
-
-    control: ControlProgram
-    ran: bool = False
-    """Whether it ran at the last check."""
-    tries: int = 0
-    """Starts after it ended, since it last ran for longer than the longest pause."""
-    start_at: float = 0.0
-    """Earliest instant of the next start, on the event loop's clock."""
-    trouble: str = ""
-    """Why it does not run; empty: it runs, or no session needs it."""
-    lost_at: float | None = None
-    """Time at which its unexpected end was last detected, seconds since the epoch."""
-    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
 class MpsDaemons:
     """The daemons of a machine, at most one for each GPU."""
 
     def __init__(
         self,
-        settings: MpsSettings,
         gpus: Mapping[str, Gpu],
         folder: Path,
         sessions: Mapping[str, Session],
@@ -190,15 +172,11 @@ class MpsDaemons:
 
         `clock` gives seconds since the epoch; `changed` is called when a daemon was lost or runs again.
         """
-        self._settings = settings
         self._sessions = sessions
         self._clock = clock
         self._changed = changed
         self._opening: Counter[str] = Counter()
-        self._daemons = {
-            uuid: _Daemon(ControlProgram(gpu, folder / short_name(uuid), settings.program))
-            for uuid, gpu in gpus.items()
-        }
+        self._daemons = {uuid: ControlDaemon(gpu, folder / short_name(uuid)) for uuid, gpu in gpus.items()}
         self._task: asyncio.Task[None] | None = None
         self._soon = asyncio.Event()
         self._closing = False
@@ -207,7 +185,7 @@ class MpsDaemons:
         """Query which daemons run, and begin to check them. The sessions have been restored."""
         for uuid, daemon in self._daemons.items():
             # These are sessions that an earlier agent had. Their daemon ran.
-            daemon.ran = self._needed(uuid) or daemon.control.pipes.exists()
+            daemon.ran = self._needed(uuid) or daemon.pipes.exists()
         await self.check()
         self._task = asyncio.create_task(self._check_now_and_then())
 
@@ -228,7 +206,7 @@ class MpsDaemons:
             for uuid in uuids:
                 daemon = self._daemons[uuid]
                 async with daemon.busy:
-                    if await daemon.control.answers() is False:
+                    if await daemon.answers() is False:
                         self._record_end(uuid, daemon)
                         await self._start(daemon)
                     daemon.ran, daemon.trouble = True, ""
@@ -243,7 +221,7 @@ class MpsDaemons:
 
     def pipes(self, gpu: str) -> Path:
         """Return the folder for programs that use the daemon of a GPU (UUID)."""
-        return self._daemons[gpu].control.pipes
+        return self._daemons[gpu].pipes
 
     def trouble(self, session: Session) -> str | None:
         """Return the effect of the daemon's end on a session, in sentences; None if there is none."""
@@ -264,7 +242,7 @@ class MpsDaemons:
     async def _check_now_and_then(self) -> None:
         while not self._closing:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._soon.wait(), self._settings.check_every)
+                await asyncio.wait_for(self._soon.wait(), CHECK_EVERY)
             self._soon.clear()
             if self._closing:
                 return
@@ -273,27 +251,27 @@ class MpsDaemons:
             except Exception:
                 log.exception("cannot check the MPS daemons; retrying")
 
-    async def _check_daemon(self, uuid: str, daemon: _Daemon) -> None:
+    async def _check_daemon(self, uuid: str, daemon: ControlDaemon) -> None:
         async with daemon.busy:
             needed = self._needed(uuid)
             if not (needed or daemon.ran):
                 return
-            answers = await daemon.control.answers()
+            answers = await daemon.answers()
             if answers is None:
-                log.warning("the MPS daemon of GPU %d was asked, and nothing came", daemon.control.gpu.index)
+                log.warning("the MPS daemon of GPU %d was asked, and nothing came", daemon.gpu.index)
                 return
             now = asyncio.get_running_loop().time()
             if not needed:
                 if answers:
-                    await daemon.control.quit()
-                    log.info("the MPS daemon of GPU %d was ended: no session needs it", daemon.control.gpu.index)
+                    await daemon.quit()
+                    log.info("the MPS daemon of GPU %d was ended: no session needs it", daemon.gpu.index)
                 daemon.ran, daemon.trouble, daemon.tries, daemon.lost_at = False, "", 0, None
             elif answers:
                 if daemon.trouble:
                     daemon.trouble = ""
                     self._changed()
                 daemon.ran = True
-                if daemon.tries and now > daemon.start_at + self._settings.longest_pause:
+                if daemon.tries and now > daemon.start_at + LONGEST_PAUSE:
                     daemon.tries = 0
             else:
                 self._record_end(uuid, daemon)
@@ -301,33 +279,33 @@ class MpsDaemons:
                     with contextlib.suppress(MpsFailed):
                         await self._start(daemon)
 
-    def _record_end(self, uuid: str, daemon: _Daemon) -> None:
+    def _record_end(self, uuid: str, daemon: ControlDaemon) -> None:
         if not (daemon.ran and any(self._sessions_on(uuid))):
             return
         daemon.ran, daemon.lost_at = False, self._clock()
         daemon.trouble = "it ended by itself and is started again"
         log.error(
             "the MPS daemon of GPU %d has ended; GPU programs of its sessions have failed. Its log is in %s",
-            daemon.control.gpu.index,
-            daemon.control.logs,
+            daemon.gpu.index,
+            daemon.logs,
         )
         self._changed()
 
-    async def _start(self, daemon: _Daemon) -> None:
-        settings, again = self._settings, daemon.lost_at is not None
-        pause = min(settings.first_pause * 2**daemon.tries, settings.longest_pause)
+    async def _start(self, daemon: ControlDaemon) -> None:
+        again = daemon.lost_at is not None
+        pause = min(FIRST_PAUSE * 2**daemon.tries, LONGEST_PAUSE)
         daemon.start_at = asyncio.get_running_loop().time() + pause
         daemon.tries += 1
         try:
-            await daemon.control.start()
+            await daemon.start()
         except MpsFailed as error:
             if str(error) != daemon.trouble:
-                log.error("the MPS daemon of GPU %d cannot be started: %s", daemon.control.gpu.index, error)
+                log.error("the MPS daemon of GPU %d cannot be started: %s", daemon.gpu.index, error)
             daemon.trouble = str(error)
             self._changed()
             raise
         daemon.ran, daemon.trouble = True, ""
-        log.info("the MPS daemon of GPU %d runs%s", daemon.control.gpu.index, " again" if again else "")
+        log.info("the MPS daemon of GPU %d runs%s", daemon.gpu.index, " again" if again else "")
         self._changed()
 
     def _needed(self, uuid: str) -> bool:

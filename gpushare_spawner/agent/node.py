@@ -24,7 +24,7 @@ from gpushare_spawner.agent.memory import host_memory
 from gpushare_spawner.agent.memory.host_memory import GpuMemoryBudget, HostMemorySettings, MemorySession, NodeMemory
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.mig import InstanceWatch
-from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed, MpsSettings
+from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed
 from gpushare_spawner.agent.periodic import WELL, Rounds, RoundSettings
 from gpushare_spawner.agent.report import GpuHealth, gpu_report, session_report
 from gpushare_spawner.agent.sessions.conversation import Conversation
@@ -396,7 +396,6 @@ class NodeSettings:
     arbiter: ArbiterSettings = field(default_factory=ArbiterSettings)
     rounds: RoundSettings = field(default_factory=RoundSettings)
     host_memory: HostMemorySettings = field(default_factory=HostMemorySettings)
-    mps: MpsSettings = field(default_factory=MpsSettings)
 
 
 class Node:
@@ -464,7 +463,7 @@ class Node:
         self.registry.came, self.registry.went = self.suspensions.opened, self._went
         self.registry.left = self._left_suspended
         whole = {uuid: gpu for uuid, gpu in self.gpus.items() if gpu.mig is None}
-        self.mps = MpsDaemons(settings.mps, whole, folder.mps, sessions, self.wall_clock, self.news)
+        self.mps = MpsDaemons(whole, folder.mps, sessions, self.wall_clock, self.news)
         self._unstated = UnstatedMemory(self.gpus, context_bytes)
         self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, context_bytes)
         self.health = GpuHealth(self.gpus, lambda: self.rounds.states)

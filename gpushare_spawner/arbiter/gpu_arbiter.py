@@ -9,7 +9,6 @@ Unknown clients and sessions raise KeyError. Stale, duplicate and late messages 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import chain, count
 
 from gpushare_spawner.arbiter import time_slices
@@ -37,7 +36,7 @@ from gpushare_spawner.arbiter.session import (
 )
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.arbiter.suspensions import Suspensions
-from gpushare_spawner.arbiter.time_slices import HandOffCost, RevokeTimeouts
+from gpushare_spawner.arbiter.time_slices import HandOffCost
 
 NEVER_YET = float("-inf")
 LONGEST_QUIET = 1.5
@@ -72,7 +71,6 @@ class GpuArbiter:
         self._schedule = Schedule(self._roster, self._accounts, self._cost, settings)
         self._nested = NestedSets(self._accounts, settings)
         self._suspensions = Suspensions(self._roster, settings)
-        self._timeouts = RevokeTimeouts(settings)
         self._contended_at = float("-inf")
         self._shared_at = float("-inf")
         """Time at which several sessions last had processes."""
@@ -127,7 +125,6 @@ class GpuArbiter:
         self._accounts.remove(session)
         self._nested.forget(session)
         self._cost.forget(session)
-        self._timeouts.forget(session)
         return self._decide()
 
     # -- clients -----------------------------------------------------------------------------------------------------
@@ -428,14 +425,8 @@ class GpuArbiter:
 
     def session_snapshot(self, session: str, now: float | None = None) -> SessionView:
         """Return the session's state at an instant; None: at the last event."""
-        snapshot = self._roster.snapshot(session, now)
         entitled, delivered = self._accounts.entitled(session), self._accounts.delivered(session)
-        return replace(
-            snapshot,
-            delivered=replace(
-                snapshot.delivered, entitled_seconds=max(0.0, entitled), delivered_seconds=max(0.0, delivered)
-            ),
-        )
+        return self._roster.snapshot(session, now, max(0.0, entitled), max(0.0, delivered))
 
     def recent_use(self, session: str, now: float) -> Use:
         """Return the session's GPU time in the last second."""
@@ -715,7 +706,7 @@ class GpuArbiter:
         running = {other.session for other in self._roster.leaseholders if other.bursting}
         # it starts to give way when its page-in is complete
         begins = max(self._roster.now, client.paging_until)
-        deadline = begins + self._timeouts.wall_seconds(client.session.id, len(running))
+        deadline = begins + time_slices.revoke_timeout(client.session, len(running), self._settings)
         client.revoke_deadline = min(deadline, self._roster.now + self._settings.revoke_timeout)
         return Revoke(client.id, client.lease, page_out, reason)
 
@@ -725,5 +716,5 @@ class GpuArbiter:
     def _learn_timeout(self, client: Client) -> None:
         """Learn how a session answers REVOKE, when a client leaves or returns its lease."""
         if client.revoked is not None and client.received_at_revoke is not None:
-            session = client.session.id
-            self._timeouts.learn(session, self._accounts.received(session) - client.received_at_revoke)
+            received = self._accounts.received(client.session.id) - client.received_at_revoke
+            time_slices.learn_revoke_timeout(client.session, received, self._settings)

@@ -445,8 +445,10 @@ class Roster:
     def leaseholder_sessions(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(c.session.id for c in sorted(self.leaseholders, key=lambda c: c.lease)))
 
-    def snapshot(self, session: str, now: float | None = None) -> SessionView:
-        """Return the session's state at an instant; None: at the last event.
+    def snapshot(
+        self, session: str, now: float | None = None, entitled: float = 0.0, delivered: float = 0.0
+    ) -> SessionView:
+        """Return the session's state at an instant; None: at the last event. `entitled`, `delivered`: GPU seconds.
 
         A burst alone on the GPU causes no events while it runs.
         """
@@ -465,7 +467,7 @@ class Roster:
             resident_bytes=sum(map(self._resident, clients)),
             gpu_seconds=record.gpu_seconds + unreported,
             last_activity=now if running else record.last_activity,
-            delivered=Delivered(waits=record.waits.counts),
+            delivered=Delivered(entitled, delivered, record.waits.counts),
             paged_out_bytes=sum(self.residency.away(client) for client in clients),
         )
 

@@ -170,7 +170,7 @@ class Schedule:
         group = budget.fill(waiting, budget.fill(firm))
         inside = set(group)
         blocked = any(client not in inside for client in waiting)
-        if blocked and firm and self.time_slice is not None and self.time_slice.start is not None:
+        if blocked and firm and self.time_slice is not None and self._has_begun:
             if self._time_slice_over_at() <= now + INSTANT:
                 group = budget.fill(sorted([*firm, *waiting], key=by_order))
                 self.time_slice = TimeSlice(group[0].session, now if group[0].held else None)
@@ -200,12 +200,7 @@ class Schedule:
         self._begin_without_head()
         instants = [c.revoke_deadline for c in self._roster.leaseholders if c.revoked is not None and not c.overdue]
         firm = self._roster.staying
-        if (
-            self._blocked(self._roster.vram_budget())
-            and firm
-            and self.time_slice is not None
-            and self.time_slice.start is not None
-        ):
+        if self._has_begun and firm and self._blocked(self._roster.vram_budget()):
             instants.append(self._time_slice_over_at())
             still_asking = [client for client in self._in_order if client.waiting and not client.parked]
             newcomer = self._newcomer(still_asking, firm)
@@ -224,6 +219,11 @@ class Schedule:
         leaving = leaving or any(session.presence is Presence.LEAVING for session in self._roster.sessions.values())
         if self.time_slice is not None and self.time_slice.start is None and staying and not leaving:
             self.time_slice = TimeSlice(staying[0].session, self._roster.now)
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether there is a time slice, and its head has the GPU."""
+        return self.time_slice is not None and self.time_slice.start is not None
 
     # -- due times --------------------------------------------------------------------------------------------------
 
@@ -299,13 +299,8 @@ class Schedule:
 
         The clients that make way must have had some time, and the credit must cover the hand-off there and back.
         """
-        time_slice, settings, budget, now = (
-            self.time_slice,
-            self._settings,
-            self._roster.vram_budget(),
-            self._roster.now,
-        )
-        if time_slice is None or time_slice.start is None:
+        settings, budget, now = self._settings, self._roster.vram_budget(), self._roster.now
+        if not self._has_begun:
             return NEVER
         staying = time_slices.group_with(newcomer, firm, budget)
         leaving = [client for client in firm if client not in staying]

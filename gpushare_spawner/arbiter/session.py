@@ -352,6 +352,8 @@ class ArbitratedSession:
     """Earliest next resumption after a failed attempt."""
     coming_until: float = 0.0
     """Expected end of its resumption."""
+    revoke_timeout: float | None = None
+    """GPU seconds that it may receive after REVOKE before others are granted; None: as usual."""
 
     @property
     def weight(self) -> int:

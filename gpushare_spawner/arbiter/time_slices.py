@@ -208,35 +208,23 @@ LENGTHENED = 2.0
 """Factor after an answer in time: after one very long kernel two answers restore the usual time."""
 
 
-class RevokeTimeouts:
-    """Time-outs of REVOKE by session, learned from working processes only: quiet processes prove nothing."""
+def revoke_timeout(session: ArbitratedSession, running: int, settings: ArbiterSettings) -> float:
+    """Return the seconds after which others are granted, while `running` sessions share the GPU in even slices."""
+    own = session.revoke_timeout
+    return (settings.usual_revoke_timeout if own is None else own) * max(1, running)
 
-    def __init__(self, settings: ArbiterSettings) -> None:
-        self._settings = settings
-        self._learned: dict[str, float] = {}
-        """GPU seconds by session that it may receive after REVOKE before others are granted."""
 
-    def wall_seconds(self, session: str, running: int) -> float:
-        """Return the seconds after which others are granted, while `running` sessions share the GPU in even slices."""
-        return self._of(session) * max(1, running)
+def learn_revoke_timeout(session: ArbitratedSession, received: float, settings: ArbiterSettings) -> None:
+    """Learn from an answer to REVOKE or a disconnect. `received`: GPU seconds that the session received meanwhile.
 
-    def learn(self, session: str, received: float) -> None:
-        """Learn from an answer to REVOKE or a disconnect. `received`: GPU seconds that the session received meanwhile.
-
-        An answer in the usual time counts as in time, even if the time-out was shorter: a kernel cannot be interrupted.
-        """
-        usual = self._settings.usual_revoke_timeout
-        if received > usual:
-            self._learned[session] = max(self._settings.shortest_revoke_timeout, self._of(session) * SHORTENED)
-        elif session in self._learned:
-            self._learned[session] = min(usual, self._of(session) * LENGTHENED)
-
-    def forget(self, session: str) -> None:
-        """Remove a session."""
-        self._learned.pop(session, None)
-
-    def _of(self, session: str) -> float:
-        return self._learned.get(session, self._settings.usual_revoke_timeout)
+    Only working processes are counted: quiet processes prove nothing. An answer in the usual time counts as in time,
+    even if the time-out was shorter: a kernel cannot be interrupted.
+    """
+    before = revoke_timeout(session, 1, settings)
+    if received > settings.usual_revoke_timeout:
+        session.revoke_timeout = max(settings.shortest_revoke_timeout, before * SHORTENED)
+    else:
+        session.revoke_timeout = min(settings.usual_revoke_timeout, before * LENGTHENED)
 
 
 def is_interactive(session: ArbitratedSession, settings: ArbiterSettings) -> bool:

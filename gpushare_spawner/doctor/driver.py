@@ -17,7 +17,7 @@ import pynvml
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, NoGpu, Nvml
 from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
-from gpushare_spawner.agent.suspend.progress import CheckpointRights, why_not
+from gpushare_spawner.agent.suspend.progress import may_attach, why_not
 from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem, skipped
 from gpushare_spawner.wording.amounts import memory
 from gpushare_spawner.wording.spawn_form import instance_time
@@ -112,7 +112,7 @@ def _warnings_of(module: str) -> Iterator[list[str]]:
 async def _no_suspend() -> str | None:
     checkpoints = DriverCheckpoints()
     try:
-        return await why_not(checkpoints, CheckpointRights.read())
+        return await why_not(checkpoints, may_attach())
     finally:
         await checkpoints.close()
 

@@ -25,7 +25,7 @@ from gpushare_spawner import native
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.suspend.driver import CheckpointResult, DriverCheckpoints
-from gpushare_spawner.agent.suspend.progress import CheckpointRights, reason_of, why_not
+from gpushare_spawner.agent.suspend.progress import may_attach, reason_of, why_not
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
 from gpushare_spawner.doctor.gpu_programs import PROGRAMS, Program, ScriptedAgent, ScriptedPeer, free_memory, installed
 from gpushare_spawner.model.frames import Frame, Kind, gpu_bytes
@@ -236,7 +236,7 @@ async def try_out(code: str, size: int, gpu: Gpu, environment: Mapping[str, str]
     """
     checkpoints = DriverCheckpoints()
     try:
-        if (cannot := await why_not(checkpoints, CheckpointRights.read())) is not None:
+        if (cannot := await why_not(checkpoints, may_attach())) is not None:
             raise SuspendUnavailable(cannot)
         with Program(code, size, environment) as program:
             assert program.hear() == "ready"

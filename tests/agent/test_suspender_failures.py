@@ -36,7 +36,7 @@ def named(pid: int) -> ProcessName:
     return name
 
 
-class ScriptedDriver:
+class ScriptedDriver(DriverCheckpoints):
     """Keeps the state of each process. A restore that finds too little memory is never done again."""
 
     def __init__(self, source: GpusOnPaper) -> None:

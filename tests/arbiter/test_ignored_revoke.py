@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.session import ArbitratedSession
 from gpushare_spawner.arbiter.settings import ArbiterSettings
-from gpushare_spawner.arbiter.time_slices import RevokeTimeouts
+from gpushare_spawner.arbiter.time_slices import learn_revoke_timeout, revoke_timeout
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, forever
 
 USUAL, SHORTEST = ArbiterSettings().usual_revoke_timeout, ArbiterSettings().shortest_revoke_timeout
@@ -96,27 +97,23 @@ def test_a_debt_is_repaid_in_full_before_the_long_wait_of_a_client_gives_it_a_tu
 
 
 def test_while_several_sessions_run_the_timeout_is_as_many_times_as_long() -> None:
-    timeouts = RevokeTimeouts(ArbiterSettings())
-    assert timeouts.wall_seconds("ada", 1) == USUAL
-    assert timeouts.wall_seconds("ada", 2) == 2 * USUAL
-    assert timeouts.wall_seconds("ada", 0) == USUAL
+    ada, settings = ArbitratedSession("ada", 50), ArbiterSettings()
+    assert revoke_timeout(ada, 1, settings) == USUAL
+    assert revoke_timeout(ada, 2, settings) == 2 * USUAL
+    assert revoke_timeout(ada, 0, settings) == USUAL
 
 
 def test_timeout_is_shortened_by_each_ignored_revoke_and_lengthened_by_answers() -> None:
-    timeouts = RevokeTimeouts(ArbiterSettings(shortest_revoke_timeout=0.5))
-    timeouts.learn("ada", USUAL)
-    assert timeouts.wall_seconds("ada", 1) == USUAL
-    timeouts.learn("ada", USUAL + 0.1)
-    assert timeouts.wall_seconds("ada", 1) == USUAL / 4
-    timeouts.learn("ada", 60.0)
-    assert timeouts.wall_seconds("ada", 1) == 0.5
-    assert timeouts.wall_seconds("bob", 1) == USUAL
+    ada, settings = ArbitratedSession("ada", 50), ArbiterSettings(shortest_revoke_timeout=0.5)
+    learn_revoke_timeout(ada, USUAL, settings)
+    assert revoke_timeout(ada, 1, settings) == USUAL
+    learn_revoke_timeout(ada, USUAL + 0.1, settings)
+    assert revoke_timeout(ada, 1, settings) == USUAL / 4
+    learn_revoke_timeout(ada, 60.0, settings)
+    assert revoke_timeout(ada, 1, settings) == 0.5
     for expected in (1.0, 2.0, 4.0, 4.0):
-        timeouts.learn("ada", 3.0)
-        assert timeouts.wall_seconds("ada", 1) == expected
-    timeouts.learn("ada", 60.0)
-    timeouts.forget("ada")
-    assert timeouts.wall_seconds("ada", 1) == USUAL
+        learn_revoke_timeout(ada, 3.0, settings)
+        assert revoke_timeout(ada, 1, settings) == expected
 
 
 def test_nobody_waits_longer_than_the_upper_bound_however_many_sessions_run() -> None:
@@ -140,7 +137,7 @@ def test_who_left_or_was_quiet_teaches_nothing_by_it() -> None:
     ignorant = Ignorant(50, keeps=15.0)
     ignorant.device.run(30.0)
     arbiter = ignorant.device.arbiter
-    assert arbiter._timeouts.wall_seconds("eve", 1) == SHORTEST
+    assert arbiter._roster.sessions["eve"].revoke_timeout == SHORTEST
     while not ignorant.eve.lease or ignorant.eve.revoked is not None:
         ignorant.device.run(ignorant.device.now + 0.01)
     now = ignorant.device.now
@@ -148,4 +145,4 @@ def test_who_left_or_was_quiet_teaches_nothing_by_it() -> None:
     ignorant.device._apply(arbiter.idle("eve", ignorant.eve.lease, 0.0, 10.0, now))
     assert ignorant.eve.revoked is not None
     arbiter.release("eve", ignorant.eve.lease, 0.0, now)
-    assert arbiter._timeouts.wall_seconds("eve", 1) == SHORTEST
+    assert arbiter._roster.sessions["eve"].revoke_timeout == SHORTEST

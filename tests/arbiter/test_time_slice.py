@@ -110,10 +110,6 @@ def test_a_hand_off_both_ways_at_once_takes_the_time_of_the_slower_way(rate_in: 
     assert hand_off(rate_in, rate_out).both_ways_at_once(16 * 10**9) == pytest.approx(0.5 + 4)
 
 
-def test_a_sessions_clients_are_handed_in_together_and_for_no_more_than_fits() -> None:
-    cost = hand_off(4e9, 16e9)
-
-
 def test_the_credit_is_full_at_first_and_refills_at_the_rate_of_the_overhead_bound_up_to_its_size() -> None:
     credit = HandOffCredit(SETTINGS, SETTINGS.overhead_bound)
     assert credit.seconds == 10

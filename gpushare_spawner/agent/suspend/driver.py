@@ -17,7 +17,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.processes import ProcessName
@@ -101,35 +101,12 @@ class CheckpointResult:
         return self.code.name if self.code is not Code.UNKNOWN else f"CUDA error {self.number}"
 
 
-class Checkpoints(Protocol):
-    """Interface for suspending processes.
+class DriverCheckpoints:
+    """Makes the calls in worker processes, each of which runs one call at a time.
 
     A process that has ended is never mistaken for a later process of its pid: the answer is ENDED, and nothing is
     done. Pids are those of the agent's pid namespace.
     """
-
-    async def lock(self, process: ProcessName, timeout: float) -> CheckpointResult:
-        """Wait at most `timeout` seconds for the work of the process, and block new work."""
-
-    async def checkpoint(self, process: ProcessName, size: int) -> CheckpointResult:
-        """Move its device memory, of about `size` bytes, to host memory, and release its contexts."""
-
-    async def restore(self, process: ProcessName, size: int) -> CheckpointResult:
-        """Move the device memory back, of about `size` bytes.
-
-        The GPU's memory must be free. With some drivers, a process can never be restored once a restore has failed for
-        lack of memory.
-        """
-
-    async def unlock(self, process: ProcessName) -> CheckpointResult:
-        """Unblock the work of a process."""
-
-    async def state(self, process: ProcessName | None = None) -> CheckpointResult:
-        """Return the state of a process; None: of the calling process, to query the driver's features."""
-
-
-class DriverCheckpoints:
-    """Makes the calls in worker processes, each of which runs one call at a time."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         """Start no worker yet.
@@ -145,19 +122,28 @@ class DriverCheckpoints:
         self._closed = False
 
     async def lock(self, process: ProcessName, timeout: float) -> CheckpointResult:
+        """Wait at most `timeout` seconds for the work of the process, and block new work."""
         within, timeout_ms = timeout + START_WITHIN, max(1, round(timeout * 1000))
         return await self._unless_stopped(within, process, call="lock", timeout_ms=timeout_ms)
 
     async def checkpoint(self, process: ProcessName, size: int) -> CheckpointResult:
+        """Move its device memory, of about `size` bytes, to host memory, and release its contexts."""
         return await self._unless_stopped(GIVE_UP + size / SLOWEST, process, call="checkpoint")
 
     async def restore(self, process: ProcessName, size: int) -> CheckpointResult:
+        """Move the device memory back, of about `size` bytes.
+
+        The GPU's memory must be free. With some drivers, a process can never be restored once a restore has failed for
+        lack of memory.
+        """
         return await self._unless_stopped(GIVE_UP + size / SLOWEST, process, call="restore")
 
     async def unlock(self, process: ProcessName) -> CheckpointResult:
+        """Unblock the work of a process."""
         return await self._unless_stopped(START_WITHIN, process, call="unlock")
 
     async def state(self, process: ProcessName | None = None) -> CheckpointResult:
+        """Return the state of a process; None: of the calling process, to query the driver's features."""
         return await self._call(START_WITHIN, call="state", **({} if process is None else {"process": process}))
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
 """Progress of the suspension or resumption of one session, and the reasons for a failed step.
 
-`SuspendParts` also requests memory of the other sessions on a GPU meanwhile. `CheckpointRights` and `why_not` state in
+`SuspendParts` also requests memory of the other sessions on a GPU meanwhile. `may_attach` and `why_not` state in
 words whether processes can be suspended here: the driver, its functions, the right to use them. The steps are in
 steps.py.
 """
@@ -22,7 +22,7 @@ from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.agent.state.records import Store
-from gpushare_spawner.agent.suspend.driver import CheckpointResult, Checkpoints, Code
+from gpushare_spawner.agent.suspend.driver import CheckpointResult, Code, DriverCheckpoints
 from gpushare_spawner.model.frames import Frame
 
 SOON, LATER = 2.0, 60.0
@@ -124,7 +124,7 @@ class SuspendProgress:
 class SuspendParts:
     """The parts of the agent that suspend and resume sessions use."""
 
-    checkpoints: Checkpoints
+    checkpoints: DriverCheckpoints
     arbitrations: Mapping[str, GpuArbitration]
     """By the GPU's UUID."""
     sessions: Mapping[str, Session]
@@ -194,36 +194,25 @@ def reason_of(answer: CheckpointResult, what: str) -> str:
     return f"{what}: {why}." if why is not None else f"{what}: the driver answers {answer}."
 
 
-@dataclass(frozen=True)
-class CheckpointRights:
-    """Rights of this process over other processes, of its user and of other users."""
+def may_attach(proc: Path = Path("/proc")) -> bool:
+    """Return whether this process may attach to processes of other users, or at least of its own user.
 
-    traces_all: bool
-    """Whether it has CAP_SYS_PTRACE."""
-    traces_own: bool
-    """Whether it may attach to processes of its own user that are not its children (Yama's ptrace_scope is 0, or
-    there is no Yama).
+    The first needs CAP_SYS_PTRACE. The second is allowed if Yama's ptrace_scope is 0, or there is no Yama. A right
+    that cannot be read counts as present: the driver then refuses the call.
     """
-
-    @classmethod
-    def read(cls, proc: Path = Path("/proc")) -> CheckpointRights:
-        """Return the rights of this process.
-
-        An unreadable right counts as present: the driver then refuses the call.
-        """
-        try:
-            status = (proc / "self/status").read_text()
-            effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
-        except (OSError, StopIteration, ValueError):
-            return cls(True, True)
-        try:
-            scope = int((proc / "sys/kernel/yama/ptrace_scope").read_text())
-        except (OSError, ValueError):
-            scope = 0
-        return cls(bool(effective >> _CAP_SYS_PTRACE & 1), scope == 0)
+    try:
+        status = (proc / "self/status").read_text()
+        effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
+    except (OSError, StopIteration, ValueError):
+        return True
+    try:
+        scope = int((proc / "sys/kernel/yama/ptrace_scope").read_text())
+    except (OSError, ValueError):
+        scope = 0
+    return bool(effective >> _CAP_SYS_PTRACE & 1) or scope == 0
 
 
-async def why_not(checkpoints: Checkpoints, rights: CheckpointRights) -> str | None:
+async def why_not(checkpoints: DriverCheckpoints, may_attach: bool) -> str | None:
     """Return a sentence why this machine cannot suspend processes; None if it can.
 
     Causes are the driver and this process's rights.
@@ -232,6 +221,6 @@ async def why_not(checkpoints: Checkpoints, rights: CheckpointRights) -> str | N
     # the worker has no context; drivers may answer in these ways then
     if not answer.ok and answer.code not in (Code.INVALID_VALUE, Code.NOT_INITIALIZED):
         return reason_of(answer, "Processes cannot be suspended")
-    if not rights.traces_all and not rights.traces_own:
+    if not may_attach:
         return "Processes cannot be suspended: the agent lacks CAP_SYS_PTRACE; run it as root, or with that capability."
     return None

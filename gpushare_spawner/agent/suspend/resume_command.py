@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource
 from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord
-from gpushare_spawner.agent.suspend.driver import Checkpoints
+from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
 from gpushare_spawner.agent.suspend.progress import CannotResume
 from gpushare_spawner.agent.suspend.steps import ResumeSteps
 
@@ -19,7 +19,7 @@ async def resume_all(
     records: RecordFolder,
     gpus: Iterable[Gpu],
     source: GpuSource,
-    checkpoints: Checkpoints,
+    checkpoints: DriverCheckpoints,
     say: Callable[[str], None],
 ) -> bool:
     """Restore and unlock all suspended processes of the records. Returns whether none can be left suspended.

@@ -22,7 +22,7 @@ from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.sessions.processes import attributed, of_other_users, owners
 from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.agent.state.records import SessionRecord, Store, Suspension
-from gpushare_spawner.agent.suspend.driver import CheckpointResult, Checkpoints, Code, ProcessState
+from gpushare_spawner.agent.suspend.driver import CheckpointResult, Code, DriverCheckpoints, ProcessState
 from gpushare_spawner.agent.suspend.progress import (
     LATER,
     RESUME_AGAIN,
@@ -208,7 +208,7 @@ _NOT_NOW = (
 class ResumeSteps:
     """Restores and unlocks suspended processes."""
 
-    def __init__(self, checkpoints: Checkpoints, source: GpuSource, parts: SuspendParts | None = None) -> None:
+    def __init__(self, checkpoints: DriverCheckpoints, source: GpuSource, parts: SuspendParts | None = None) -> None:
         """Store the driver. `parts` None: no agent runs, and no other session gives up memory."""
         self._checkpoints = checkpoints
         self._source = source

@@ -29,10 +29,10 @@ from gpushare_spawner.agent.suspend.progress import (
     CannotRestore,
     CannotResume,
     CannotSuspend,
-    CheckpointRights,
     Step,
     SuspendParts,
     SuspendProgress,
+    may_attach,
     why_not,
 )
 from gpushare_spawner.agent.suspend.steps import (
@@ -276,8 +276,12 @@ class Suspender:
             arbitration.resumed(session.id, 0, 0.0)  # it was recovered meanwhile
             return
         progress.step = Step.RESUMING
+        amount, suspension = 0, session.record.suspension
         try:
-            amount = await self._come_back(progress)
+            if suspension is not None:
+                gpu = session.gpus[0]
+                amount = await self._resume_steps.all_or_none(session.id, gpu, suspension, progress.failed)
+                await self._end_suspension(progress, suspension)
         except Exception as error:
             if isinstance(error, CannotResume):
                 log.warning("session %s stays suspended for now: %s", session.id, error)
@@ -296,18 +300,6 @@ class Suspender:
         self._is_back(progress)
         arbitration.resumed(session.id, amount, seconds)
         self._parts.news()
-
-    async def _come_back(self, progress: SuspendProgress) -> int:
-        """Resume all processes. Returns the bytes on the GPU.
-
-        Raises CannotResume if another attempt can succeed.
-        """
-        session, suspension = progress.session, progress.session.record.suspension
-        if suspension is None:
-            return 0
-        amount = await self._resume_steps.all_or_none(session.id, session.gpus[0], suspension, progress.failed)
-        await self._end_suspension(progress, suspension)
-        return amount
 
     async def _recover(self, progress: SuspendProgress) -> None:
         """Determine the progress of an earlier run of the agent.
@@ -353,7 +345,7 @@ class Suspender:
         A positive answer is cached.
         """
         if self._probe is None or (self._probe.done() and (self._probe.cancelled() or self._probe.result())):
-            self._probe = self._loop.create_task(why_not(self._parts.checkpoints, CheckpointRights.read()))
+            self._probe = self._loop.create_task(why_not(self._parts.checkpoints, may_attach()))
         return await asyncio.shield(self._probe)
 
     def _stays(

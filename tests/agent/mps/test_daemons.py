@@ -10,15 +10,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpushare_spawner.agent import mps as control_program
+from gpushare_spawner.agent import mps as mps_module
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.mps import MpsSettings
 from gpushare_spawner.agent.state.records import short_name
 from gpushare_spawner.model.control import CloseRequest, ControlRefused, OpenRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.frames import Feature, Role
@@ -88,10 +87,12 @@ def end_daemons(folder: Path) -> None:
 
 
 @pytest.fixture
-async def machine(short_folder: Path, tmp_path: Path) -> AsyncIterator[Machine]:
+async def machine(short_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Machine]:
     program = Path(shutil.copy(STAND_IN, tmp_path))
     agent = Agent(short_folder)
-    await agent.start(mps=MpsSettings(str(program), check_every=0.05, first_pause=0.05))
+    for name, value in (("PROGRAM", str(program)), ("CHECK_EVERY", 0.05), ("FIRST_PAUSE", 0.05)):
+        monkeypatch.setattr(mps_module, name, value)
+    await agent.start()
     yield Machine(agent, program)
     await agent.stop()
     end_daemons(short_folder)
@@ -193,12 +194,12 @@ async def test_session_is_refused_where_the_daemon_cannot_be_started(machine: Ma
         await machine.open(mps("ada"))
 
 
-async def test_failed_starts_come_at_growing_intervals(machine: Machine) -> None:
+async def test_failed_starts_come_at_growing_intervals(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     await machine.open(mps("ada"))
     daemons = machine.agent.node.mps
     await daemons.close()
     # longer than a busy machine takes for a check
-    daemons._settings = replace(daemons._settings, first_pause=5.0)
+    monkeypatch.setattr(mps_module, "FIRST_PAUSE", 5.0)
     machine.breaks()
     killed = machine.pid() or 0
     os.kill(killed, signal.SIGKILL)
