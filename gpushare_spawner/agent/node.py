@@ -23,10 +23,9 @@ from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
 from gpushare_spawner.agent.memory import host_memory
 from gpushare_spawner.agent.memory.host_memory import GpuMemoryBudget, HostMemorySettings, MemorySession, NodeMemory
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds
-from gpushare_spawner.agent.mig import InstanceWatch
 from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed
-from gpushare_spawner.agent.periodic import WELL, Rounds, RoundSettings
-from gpushare_spawner.agent.report import GpuHealth, gpu_report, session_report
+from gpushare_spawner.agent.periodic import WELL, GpuHealth, InstanceWatch, Rounds, RoundSettings
+from gpushare_spawner.agent.report import gpu_report, session_report
 from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.environment import Libraries, mig_environment, mps_environment, session_environment
 from gpushare_spawner.agent.sessions.processes import (
@@ -466,10 +465,8 @@ class Node:
         self.mps = MpsDaemons(whole, folder.mps, sessions, self.wall_clock, self.news)
         self._unstated = UnstatedMemory(self.gpus, context_bytes)
         self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, context_bytes)
-        self.health = GpuHealth(self.gpus, lambda: self.rounds.states)
-        self.instances = InstanceWatch(
-            instances, self.gpus, sessions, lambda: self.rounds.states, self._add_gpu, self._drop_gpu
-        )
+        self.health = GpuHealth(self.rounds)
+        self.instances = InstanceWatch(instances, self.rounds, sessions, self._add_gpu, self._drop_gpu)
         self.cordons = Cordons(folder.cordons, self.wall_clock)
         self.requests = ControlRequests(self)
         self.checks = SessionChecks(self)

@@ -1,6 +1,7 @@
 """The periodic rounds of the agent: session checks, NVML, processes that bypass the library.
 
-The checks themselves are in node.py, sessions/processes.py and mig.py.
+The checks themselves are in node.py and sessions/processes.py. `GpuHealth` decides whether a GPU may be allocated, with
+the reason. `InstanceWatch` detects MIG instances that an admin makes and destroys while the agent runs.
 """
 
 from __future__ import annotations
@@ -10,17 +11,23 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
+from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, GpuSource, GpuState
 from gpushare_spawner.agent.gpus.samples import PatientQuery
 from gpushare_spawner.agent.sessions.processes import BypassWatch
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.background import Repeated
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.wording.layers import INSTANCE_GONE, instance_failed
 
 log = logging.getLogger(__name__)
 
 
 WELL = GpuState(healthy=True)
 """The state of a GPU before the first answer of NVML."""
+INSTANCES_EVERY = 5.0
+"""Seconds between two queries of the MIG instances."""
+INSTANCES_WITHIN = 10.0
+"""Seconds after which NVML counts as hung: the list of instances stays the same until it answers."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Rounds:
         """
         self._settings = settings
         self._polled = polled
-        self._gpus = gpus
+        self.gpus = gpus
         self._source = source
         simulated = any(gpu.simulated for gpu in gpus.values())
         self._bypass = BypassWatch(0 if simulated else context_bytes)
@@ -93,7 +100,7 @@ class Rounds:
         now = asyncio.get_running_loop().time()
         states = await self._ask()
         # the list of GPUs can change while the driver answers
-        states = {uuid: states.get(uuid, WELL) for uuid in self._gpus}
+        states = {uuid: states.get(uuid, WELL) for uuid in self.gpus}
         for uuid, state in states.items():
             before = self.states.get(uuid, WELL)
             if not state.healthy:
@@ -111,8 +118,101 @@ class Rounds:
             await self._bypass.update(states, sessions)
 
     async def _ask(self) -> dict[str, GpuState]:
-        gpus = dict(self._gpus)  # it can change meanwhile
+        gpus = dict(self.gpus)  # it can change meanwhile
         within = self._settings.answer_within
         states = await self._query.answer(lambda: {uuid: self._source.state(gpu) for uuid, gpu in gpus.items()}, within)
         hangs = GpuState(healthy=False, trouble=f"has not answered its driver for {within:g} s")
-        return states if states is not None else dict.fromkeys(self._gpus, hangs)
+        return states if states is not None else dict.fromkeys(self.gpus, hangs)
+
+
+class GpuHealth:
+    """Health of each GPU, from the driver's state and from allocations outside this agent."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self.withheld: Mapping[str, str] = {}
+        """GPUs (UUIDs) that must not be allocated, each with the reason."""
+
+    def trouble(self, gpu: str) -> str | None:
+        """Return why the GPU with this UUID may not be allocated, as a sentence; None if it may."""
+        if gpu in self.withheld:
+            return self.withheld[gpu]
+        state = self._rounds.states[gpu]
+        return None if state.healthy else f"{self._rounds.gpus[gpu].label} ({gpu}) {state.trouble}"
+
+    def healthy(self, gpu: str) -> bool:
+        """Return whether the GPU with this UUID may be allocated."""
+        return self.trouble(gpu) is None
+
+
+class InstanceWatch:
+    """Keeps the agent's list of instances in step with the machine's. An instance with a session stays in the list."""
+
+    def __init__(
+        self,
+        query: Callable[[], tuple[Gpu, ...] | None] | None,
+        rounds: Rounds,
+        sessions: Mapping[str, Session],
+        add: Callable[[Gpu], None],
+        drop: Callable[[Gpu], None],
+    ) -> None:
+        """Store the parts of the agent.
+
+        `query` returns the present instances, or None if NVML does not answer; without it there are no
+        queries. `sessions`, by id, may change. `add` adds an instance to the list; `drop` removes an instance without
+        sessions.
+        """
+        self._query = query
+        self._rounds = rounds
+        self._sessions = sessions
+        self._add, self._drop = add, drop
+        self._answers: PatientQuery[tuple[Gpu, ...] | None] = PatientQuery()
+        self._checking = Repeated(INSTANCES_EVERY, self.check, log, "cannot look for MIG instances")
+
+    async def start(self) -> None:
+        """Query once, and begin. The sessions have been restored."""
+        if self._query is None:
+            return
+        await self.check()
+        self._checking.start()
+
+    async def close(self) -> None:
+        """Stop the queries."""
+        await self._checking.close()
+
+    def trouble(self, session: Session) -> str | None:
+        """Return the fault of a session's instance, in sentences; None if there is none."""
+        if session.record.request.layer is not LayerName.MIG or session.record.gpus_unknown:
+            return None
+        if not session.gpus:
+            return INSTANCE_GONE
+        for gpu in session.gpus:
+            state = self._rounds.states.get(gpu.uuid)
+            if state is not None and not state.healthy:
+                return instance_failed(gpu.label, state.trouble)
+        return None
+
+    async def check(self) -> None:
+        """Query the driver, and update the list."""
+        instances = await self._answers.answer(self._query, INSTANCES_WITHIN) if self._query is not None else None
+        if instances is None:
+            return
+        now = {gpu.uuid for gpu in instances}
+        used = {gpu.uuid for session in self._sessions.values() for gpu in session.gpus}
+        for gpu in instances:
+            recorded = self._rounds.gpus.get(gpu.uuid)
+            if recorded is not None and recorded != gpu and gpu.uuid not in used:
+                # the driver makes UUIDs of the ids of GPU and instance, which another instance can have
+                # later
+                log.info("%s (%s) is another instance now", recorded.label, gpu.uuid)
+                self._drop(recorded)
+                recorded = None
+            if recorded is None:
+                log.info("%s (%s) has come", gpu.label, gpu.uuid)
+                self._add(gpu)
+        for gpu in [gpu for gpu in self._rounds.gpus.values() if gpu.mig is not None]:
+            # the instances of a GPU that does not answer still exist
+            gone = gpu.uuid not in now and self._rounds.states[gpu.uuid].trouble == GONE
+            if gone and gpu.uuid not in used:
+                log.info("%s (%s) is gone", gpu.label, gpu.uuid)
+                self._drop(gpu)

@@ -1,37 +1,10 @@
-"""The parts of a node's report: its GPUs and its sessions. node.py makes the whole; the model is in model/report.py.
-
-`GpuHealth` decides whether a GPU may be allocated, with the reason.
-"""
+"""The parts of a node's report: its GPUs and its sessions. node.py makes the whole; the model is in model/report.py."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostUseReport, SessionReport
-
-
-class GpuHealth:
-    """Health of each GPU, from the driver's state and from allocations outside this agent."""
-
-    def __init__(self, gpus: Mapping[str, Gpu], states: Callable[[], Mapping[str, GpuState]]) -> None:
-        """Store the GPUs and the driver's last answers, both by the GPU's UUID."""
-        self._gpus = gpus
-        self._states = states
-        self.withheld: Mapping[str, str] = {}
-        """GPUs (UUIDs) that must not be allocated, each with the reason."""
-
-    def trouble(self, gpu: str) -> str | None:
-        """Return why the GPU with this UUID may not be allocated, as a sentence; None if it may."""
-        if gpu in self.withheld:
-            return self.withheld[gpu]
-        state = self._states()[gpu]
-        return None if state.healthy else f"{self._gpus[gpu].label} ({gpu}) {state.trouble}"
-
-    def healthy(self, gpu: str) -> bool:
-        """Return whether the GPU with this UUID may be allocated."""
-        return self.trouble(gpu) is None
 
 
 def gpu_report(gpu: Gpu, state: GpuState, capacity_units: int, waiting: int) -> GpuReport:

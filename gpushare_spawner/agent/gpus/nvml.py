@@ -9,7 +9,7 @@ lost.
 
 A MIG instance here is a GPU instance with one compute instance, as `nvidia-smi mig -cgi ... -C` makes it. A GPU
 instance with several compute instances is left out: they share memory. The agent neither makes nor destroys instances.
-The use of MIG instances by sessions is in agent/mig.py.
+The use of MIG instances by sessions is in agent/periodic.py.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ class XidEvents:
         self.last: dict[str, int] = {}
         """UUID of a GPU -> its fatal Xid. It stays: the GPU needs a reset, which ends everything on it."""
         self._events: object | None = None
+        uuids = sorted(uuids)
+        if not uuids:
+            return
         try:
             self._events = pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError as error:
@@ -299,7 +302,7 @@ class Nvml:
 
         Raises NoGpu if NVML or the driver is missing; with `patient` each poll of a GPU tries again.
         """
-        self._xids: XidEvents | None = None
+        self._xids = XidEvents(())
         self._watched: set[str] = set()
         """UUIDs of the GPUs with collected events."""
         self._missing: str | None = None
@@ -338,8 +341,7 @@ class Nvml:
         self._opened_at = time.monotonic()
         with self._opening:
             if self._missing is None:
-                if self._xids is not None:
-                    self._xids.close()
+                self._xids.close()
                 with contextlib.suppress(pynvml.NVMLError):
                     pynvml.nvmlShutdown()
             try:
@@ -352,12 +354,9 @@ class Nvml:
 
     def _watch(self, uuids: Iterable[str]) -> None:
         """Collect the events of these GPUs, which must be opened anew with NVML."""
-        self._watched = set(uuids)
-        seen: dict[str, int] = {}
-        if self._xids is not None:
-            self._xids.close()
-            seen = self._xids.last
-        self._xids = XidEvents(sorted(self._watched))
+        self._watched, seen = set(uuids), self._xids.last
+        self._xids.close()
+        self._xids = XidEvents(self._watched)
         self._xids.last.update(seen)
 
     def answers(self, uuid: str) -> bool:
@@ -381,7 +380,7 @@ class Nvml:
             log.warning("%s", sentence)
         if not gpus:
             raise NoGpu("NVML lists no GPU that can be shared" + "".join(f"; {sentence}" for sentence in skipped))
-        if self._xids is None:
+        if not self._watched:
             self._watch(gpu.whole for gpu in gpus)
         return tuple(gpus)
 
@@ -439,8 +438,7 @@ class Nvml:
             self._open_again()
             if self._missing is not None:
                 return GpuState(healthy=False, trouble=f"does not answer its driver ({self._missing})")
-        if self._xids is not None:
-            self._xids.collect()
+        self._xids.collect()
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
             used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
@@ -451,7 +449,7 @@ class Nvml:
             return GpuState(healthy=False, trouble=f"does not answer its driver ({error})")
         if gpu.whole not in self._watched:
             self._watch({*self._watched, gpu.whole})  # it was lost when the agent started
-        if self._xids is not None and gpu.whole in self._xids.last:
+        if gpu.whole in self._xids.last:
             return GpuState(
                 healthy=False,
                 trouble=f"broke with Xid {self._xids.last[gpu.whole]}: reset it and start the agent anew",
@@ -517,8 +515,7 @@ class Nvml:
 
     def close(self) -> None:
         """Shut NVML down."""
-        if self._xids is not None:
-            self._xids.close()
+        self._xids.close()
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 

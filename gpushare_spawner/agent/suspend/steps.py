@@ -5,7 +5,9 @@ CannotSuspend. Processes that are locked or checkpointed then stay so; `ResumeSt
 
 Resumption: wait for free memory, then restore and unlock the processes. `ResumeSteps` serves processes of sessions, and
 `LeftoverProcesses`: suspended processes that outlive their session, or could not be resumed with it. Each of these has
-a record on the disk until it runs or has ended, so that the next agent continues.
+a record on the disk until it runs or has ended, so that the next agent continues. `resume_all` resumes them while no
+agent runs (``gpushare agent resume``): no arbiter pages out other sessions then, so a process stays suspended if its
+GPU has too little free memory.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.sessions.processes import attributed, of_other_users, owners
 from gpushare_spawner.agent.sockets.connection import Connection
-from gpushare_spawner.agent.state.records import SessionRecord, Store, Suspension
+from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord, Store, Suspension
 from gpushare_spawner.agent.suspend.driver import CheckpointResult, Code, DriverCheckpoints, ProcessState
 from gpushare_spawner.agent.suspend.progress import (
     LATER,
@@ -441,3 +443,58 @@ class LeftoverProcesses:
             if left:
                 await asyncio.sleep(pauses.next(asyncio.get_running_loop().time()))
         self._records.remove_left(record)
+
+
+async def resume_all(
+    records: RecordFolder,
+    gpus: Iterable[Gpu],
+    source: GpuSource,
+    checkpoints: DriverCheckpoints,
+    say: Callable[[str], None],
+) -> bool:
+    """Restore and unlock all suspended processes of the records. Returns whether none can be left suspended.
+
+    `say` gets a sentence about each process. Raises OSError if a record cannot be written.
+    """
+    resume_steps = ResumeSteps(checkpoints, source)
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    complete = True
+    for record in records.load():
+        if await _resume_record(record, by_uuid, resume_steps, say):
+            record.suspension = None
+            records.replace(record)
+        else:
+            complete = complete and record.suspension is None
+    for record in records.left():
+        if await _resume_record(record, by_uuid, resume_steps, say):
+            records.forget_left(record)
+        else:
+            complete = False
+    for path in records.unreadable():
+        say(f"The record {path} cannot be read: processes of its session may be suspended. Remove it if none is.")
+        complete = False
+    return complete
+
+
+async def _resume_record(
+    record: SessionRecord, gpus: dict[str, Gpu], resume_steps: ResumeSteps, say: Callable[[str], None]
+) -> bool:
+    """Return whether there was a suspended process and all of them run, or have ended."""
+    session, suspension = record.request.id, record.suspension
+    if suspension is None:
+        return False
+    gpu = gpus.get(next(iter(record.request.gpus), ""))
+    all_run = True
+    for name, size in zip(suspension.processes, suspension.sizes, strict=True):
+        if not processes.alive(name):
+            continue
+        trouble: str | None = "its GPU is not there"
+        if gpu is not None:
+            try:
+                trouble = await resume_steps.attempt(session, gpu, name, size)
+            except CannotResume as error:
+                trouble = str(error)
+        all_run = all_run and trouble is None
+        state = "runs again" if trouble is None else f"stays suspended: {trouble}"
+        say(f"Process {name.pid} of session {session} {state}.")
+    return all_run

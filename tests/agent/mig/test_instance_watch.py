@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent import mig as mig_module
+from gpushare_spawner.agent import periodic
 from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, GpuState
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.state.folder import StateFolder
@@ -78,7 +78,7 @@ class Machine(Agent):
 
 @pytest.fixture
 async def machine(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Machine]:
-    monkeypatch.setattr(mig_module, "POLL_EVERY", 0.05)
+    monkeypatch.setattr(periodic, "INSTANCES_EVERY", 0.05)
     made = Machine(short_folder)
     await made.start()
     yield made

@@ -22,7 +22,7 @@ from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
 from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSocket, Identity, socket_identity
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2_grpc as services
-from gpushare_spawner.agent.report import GpuHealth
+from gpushare_spawner.agent.periodic import GpuHealth
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.background import Background
 from gpushare_spawner.model.kubernetes.annotations import PREFIX

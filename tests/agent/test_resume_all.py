@@ -16,7 +16,6 @@ from gpushare_spawner.agent.state.folder import FolderLock
 from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord, Store, Suspension
 from gpushare_spawner.agent.suspend import steps
 from gpushare_spawner.agent.suspend.driver import ProcessState
-from gpushare_spawner.agent.suspend.resume_command import resume_all
 from tests.agent.conftest import request_for
 from tests.agent.peers import FIRST, GpusOnPaper
 from tests.agent.test_suspender_failures import SIZE, ScriptedDriver
@@ -51,7 +50,7 @@ class Left:
 
     async def resume(self) -> bool:
         self.said.clear()
-        return await resume_all(self.folder, [FIRST], self.source, self.driver, self.said.append)
+        return await steps.resume_all(self.folder, [FIRST], self.source, self.driver, self.said.append)
 
 
 @pytest.fixture
