@@ -24,7 +24,6 @@ import struct
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,7 +66,7 @@ class AgentCluster(Protocol):
     def observes(self) -> bool:
         """Whether the agent allocates no GPU, and only observes the sessions of another layer."""
 
-    def claimed(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    def allocatable(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         """Return the GPUs that this agent may allocate. Raises NoGpu."""
 
     def whole_devices(self, units: int) -> int:
@@ -79,11 +78,8 @@ class AgentCluster(Protocol):
     def endpoints(self, folder: StateFolder) -> SessionEndpoints:
         """Return the factory of session sockets."""
 
-    def joined(self, node: Node, libraries: Libraries, source: GpuSource) -> AbstractAsyncContextManager[Answer]:
-        """Make the started node part of the cluster while the context is open. `source`: the node's NVML.
-
-        Raises Unusable or OSError.
-        """
+    def joined(self, node: Node) -> AbstractAsyncContextManager[Answer]:
+        """Make the started node part of the cluster while the context is open. Raises Unusable or OSError."""
 
 
 NICE = -10
@@ -249,10 +245,9 @@ async def _serve(options: argparse.Namespace, read_cluster: ReadCluster) -> None
         nvml = Nvml(patient=bool(recorded))
         stack.callback(nvml.close)
         # on Kubernetes NVIDIA's device plugin gives MIG instances to pods, which an agent can only observe
-        shares_whole_gpus = cluster is not None and not cluster.observes
-        listed = partial(nvml.gpus, mig=not shares_whole_gpus)
+        with_instances = cluster is None or cluster.observes
         try:
-            gpus = all_gpus(listed, recorded, nvml.answers)
+            gpus = all_gpus(lambda: nvml.gpus(with_instances), recorded, nvml.answers)
         except NoGpu as error:
             if cluster is None or not cluster.observes:
                 raise
@@ -260,13 +255,10 @@ async def _serve(options: argparse.Namespace, read_cluster: ReadCluster) -> None
             gpus = ()
         capacity = round(options.overcommit * UNITS_PER_GPU)
         if cluster is not None:
-            gpus = cluster.claimed(gpus) if gpus else ()
+            gpus = cluster.allocatable(gpus) if gpus else ()
             capacity = cluster.whole_devices(capacity)
-        simulated = any(gpu.simulated for gpu in gpus)
-        libraries = Libraries(
-            preload=native.preload_library(),
-            simulated_driver=native.simulated_driver() if simulated else None,
-        )
+        simulated_driver = native.simulated_driver() if any(gpu.simulated for gpu in gpus) else None
+        libraries = Libraries(native.preload_library(), simulated_driver)
         settings = NodeSettings(
             name=options.node,
             capacity_units=capacity,
@@ -281,23 +273,12 @@ async def _serve(options: argparse.Namespace, read_cluster: ReadCluster) -> None
         await node.start()
         stack.push_async_callback(node.close)
         if cluster is not None:
-            answer = await stack.enter_async_context(cluster.joined(node, libraries, source))
+            answer = await stack.enter_async_context(cluster.joined(node))
         control = ControlSocket(Path(os.path.abspath(control_path)), answer)
         await control.start()
         stack.push_async_callback(control.close)
         if options.metrics_port is not None:
-            from gpushare_spawner.agent.metrics import serve_metrics
-
-            try:
-                stop_metrics = serve_metrics(
-                    options.metrics_port, node.report, options.metrics_address, options.metrics_token_file
-                )
-            except OSError as error:
-                where = error.filename or f"{options.metrics_address}:{options.metrics_port}"
-                raise Unusable(f"metrics cannot be served: {where}: {error.strerror}") from None
-            except ValueError as error:
-                raise Unusable(f"--metrics-token-file: {error}") from None
-            stack.callback(stop_metrics)
+            stack.callback(_serve_metrics(options, node))
         for gpu in gpus:
             log.info("GPU %d: %s, %.1f GiB, %s", gpu.index, gpu.model, gpu.memory_bytes / 2**30, gpu.uuid)
         stop = asyncio.Event()
@@ -307,6 +288,20 @@ async def _serve(options: argparse.Namespace, read_cluster: ReadCluster) -> None
         log.info("ready on %s, state in %s", control.path, state_dir)
         await stop.wait()
         log.info("stopping; %d sessions stay in %s", len(node.report().sessions), state_dir)
+
+
+def _serve_metrics(options: argparse.Namespace, node: Node) -> Callable[[], None]:
+    """Serve the metrics; return the function that stops this. Raises Unusable."""
+    from gpushare_spawner.agent.metrics import serve_metrics
+
+    address, port = options.metrics_address, options.metrics_port
+    try:
+        return serve_metrics(port, node.report, address, options.metrics_token_file)
+    except OSError as error:
+        where = error.filename or f"{address}:{port}"
+        raise Unusable(f"metrics cannot be served: {where}: {error.strerror}") from None
+    except ValueError as error:
+        raise Unusable(f"--metrics-token-file: {error}") from None
 
 
 async def _resume(options: argparse.Namespace) -> bool:

@@ -280,7 +280,7 @@ class MpsDaemons:
                         await self._start(daemon)
 
     def _record_end(self, uuid: str, daemon: ControlDaemon) -> None:
-        if not (daemon.ran and any(self._sessions_on(uuid))):
+        if not (daemon.ran and self._has_sessions(uuid)):
             return
         daemon.ran, daemon.lost_at = False, self._clock()
         daemon.trouble = "it ended by itself and is started again"
@@ -309,14 +309,11 @@ class MpsDaemons:
         self._changed()
 
     def _needed(self, uuid: str) -> bool:
-        return self._opening[uuid] > 0 or any(self._sessions_on(uuid))
+        return self._opening[uuid] > 0 or self._has_sessions(uuid)
 
-    def _sessions_on(self, uuid: str) -> Iterable[bool]:
-        return (
-            True
-            for session in self._sessions.values()
-            if _has_our_daemon(session) and any(gpu.uuid == uuid for gpu in session.gpus)
-        )
+    def _has_sessions(self, uuid: str) -> bool:
+        sessions = filter(_has_our_daemon, self._sessions.values())
+        return any(gpu.uuid == uuid for session in sessions for gpu in session.gpus)
 
 
 def _has_our_daemon(session: Session) -> bool:

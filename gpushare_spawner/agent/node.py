@@ -421,7 +421,7 @@ class Node:
         """Seconds since the epoch."""
         self.state_folder = folder
         self.libraries = libraries
-        self._source = source
+        self.source = source
         sessions: dict[str, Session] = {}
         self._unconnected = UnconnectedProcesses(sessions)
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in gpus}
@@ -560,7 +560,7 @@ class Node:
         return GpuArbitration(
             gpu,
             self.settings.arbiter,
-            source=self._source,
+            source=self.source,
             sessions_of=self._unconnected.sessions_of,
             memory_seen=self._memory_seen,
         )

@@ -58,8 +58,8 @@ class Rounds:
         settings: RoundSettings,
         gpus: Mapping[str, Gpu],
         source: GpuSource,
-        polled: Callable[[Mapping[str, GpuState]], None] = lambda states: None,
-        context_bytes: int = 0,
+        polled: Callable[[Mapping[str, GpuState]], None],
+        context_bytes: int,
     ) -> None:
         """Prepare the rounds.
 

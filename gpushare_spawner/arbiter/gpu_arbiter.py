@@ -417,11 +417,13 @@ class GpuArbiter:
 
     def waiting(self) -> tuple[str, ...]:
         """Return the sessions with a client that waits for a lease, the longest waiting first."""
-        return self._roster.waiting_sessions()
+        by_request = sorted(self._roster.waiting, key=lambda client: client.order)
+        return tuple(dict.fromkeys(client.session.id for client in by_request))
 
     def holders(self) -> tuple[str, ...]:
         """Return the sessions with a lease, including revoked leases not yet returned; the oldest lease first."""
-        return self._roster.leaseholder_sessions()
+        by_lease = sorted(self._roster.leaseholders, key=lambda client: client.lease)
+        return tuple(dict.fromkeys(client.session.id for client in by_lease))
 
     def session_snapshot(self, session: str, now: float | None = None) -> SessionView:
         """Return the session's state at an instant; None: at the last event."""

@@ -41,20 +41,13 @@ class NestedSets:
         self._settings = settings
         self._places: dict[str, _Place] = {}
         self._period_end = float("-inf")
-        self._due: float | None = None
+        self.due: float | None = None
+        """Next instant at which the set of held-back sessions changes without any other event. None: there is none."""
         self._present: frozenset[str] = frozenset()
 
     def forget(self, session: str) -> None:
         """Remove a session."""
         self._places.pop(session, None)
-
-    @property
-    def due(self) -> float | None:
-        """Next instant at which the set of held-back sessions changes without any other event.
-
-        None if there is none.
-        """
-        return self._due
 
     @property
     def patience(self) -> float:
@@ -77,7 +70,7 @@ class NestedSets:
         for session, place in self._places.items():
             if session not in processes:
                 place.held_back = False
-        self._due = None
+        self.due = None
         if len(processes) < 2 or not self._accounts.saturated:
             for session in processes:
                 self._place(session).held_back = False
@@ -101,7 +94,19 @@ class NestedSets:
             else:
                 place.held_back = needs[session] <= 1e-6 and left >= settings.shortest_hold
         chosen = frozenset(session for session in processes if self._places[session].held_back)
-        self._due = self._next(now, left, processes, needs, top, chosen)
+        running = {session: count for session, count in processes.items() if session not in chosen}
+        total = sum(running.values())
+        ends = [
+            needs[session] / count * total
+            for session, count in running.items()
+            if session != top and 0 < needs[session] / count * total <= left - settings.shortest_hold
+        ]
+        if not ends and not chosen and _even(needs, processes):
+            # even slices may also give each session its part after this period
+            parts = self._accounts.parts(self._accounts.working | processes.keys())
+            self.due = None if _even(parts, processes) else self._period_end
+        else:
+            self.due = now + max(0.001, min(ends, default=left))
         return chosen
 
     def stopped(self, session: str) -> None:
@@ -149,30 +154,7 @@ class NestedSets:
             needs[session] = part * rest * period - had
         return needs
 
-    def _next(
-        self,
-        now: float,
-        left: float,
-        processes: Mapping[str, int],
-        needs: Mapping[str, float],
-        top: str,
-        chosen: frozenset[str],
-    ) -> float | None:
-        running = {session: count for session, count in processes.items() if session not in chosen}
-        total = sum(running.values())
-        ends = [
-            needs[session] / count * total
-            for session, count in running.items()
-            if session != top and 0 < needs[session] / count * total <= left - self._settings.shortest_hold
-        ]
-        if not ends and not chosen and self._balanced(processes, needs):
-            return None if self._settled(processes) else self._period_end
-        return now + max(0.001, min(ends, default=left))
 
-    def _balanced(self, processes: Mapping[str, int], needs: Mapping[str, float]) -> bool:
-        return len({round(needs[session] / count, 9) for session, count in processes.items()}) == 1
-
-    def _settled(self, processes: Mapping[str, int]) -> bool:
-        """Return whether even slices give each session its part until the next event."""
-        parts = self._accounts.parts(self._accounts.working | processes.keys())
-        return len({round(parts[session] / count, 9) for session, count in processes.items()}) == 1
+def _even(seconds: Mapping[str, float], processes: Mapping[str, int]) -> bool:
+    """Return whether the sessions' processes have equal parts of the seconds."""
+    return len({round(seconds[session] / count, 9) for session, count in processes.items()}) == 1

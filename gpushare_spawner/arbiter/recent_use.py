@@ -106,20 +106,17 @@ class RecentGpuUse:
 
         `working`: clients that have worked since `last`, the end of the last `advance`.
         """
+        spans = list(self._latest(now - WINDOW))
+        users = list(working)
+        since = max(last, now - WINDOW)
+        if users and now > since:
+            spans.append(_Span(since, now, dict.fromkeys(users, (now - since) / len(users))))
         sums: dict[ClientId | None, float] = {}
-
-        def add(span: _Span) -> None:
+        for span in spans:
             part = span.within(now - WINDOW, now)
             for (name, client), seconds in span.used.items():
                 if name == session:
                     sums[client] = sums.get(client, 0.0) + seconds * part
-
-        for span in self._latest(now - WINDOW):
-            add(span)
-        users = list(working)
-        since = max(last, now - WINDOW)
-        if users and now > since:
-            add(_Span(since, now, dict.fromkeys(users, (now - since) / len(users))))
         return Use(
             min(sum(sums.values()), WINDOW),
             tuple((client, used) for client, used in sums.items() if client is not None),

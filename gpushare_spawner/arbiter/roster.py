@@ -439,12 +439,6 @@ class Roster:
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
-    def waiting_sessions(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(c.session.id for c in sorted(self.waiting, key=lambda c: c.order)))
-
-    def leaseholder_sessions(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(c.session.id for c in sorted(self.leaseholders, key=lambda c: c.lease)))
-
     def snapshot(
         self, session: str, now: float | None = None, entitled: float = 0.0, delivered: float = 0.0
     ) -> SessionView:

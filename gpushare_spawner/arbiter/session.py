@@ -371,14 +371,9 @@ class ArbitratedSession:
         return any(client.waiting and client.short for client in self.clients.values())
 
     @property
-    def own_memory(self) -> int:
-        """Bytes on the GPU while it is present, if its memory moves as a whole."""
-        return sum(client.working_set for client in self.clients.values())
-
-    @property
     def total(self) -> int:
         """Bytes that must be free or its own before one of its clients works, if its memory moves as a whole."""
-        return self.own_memory + self.margin
+        return sum(client.working_set for client in self.clients.values()) + self.margin
 
     @property
     def present(self) -> int:

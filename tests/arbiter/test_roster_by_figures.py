@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.session import ArbitratedSession, Client, RevokeReason
 from gpushare_spawner.arbiter.settings import ArbiterSettings
@@ -390,11 +391,12 @@ def test_a_view_shows_what_was_paged_out_and_no_more_plain_memory_on_the_gpu_tha
 
 
 def test_views_name_each_session_once_in_the_order_of_requests_or_leases() -> None:
-    board = Board(a1=1, a2=1, b=1, c=1)
+    gpu, board = GpuArbiter(100, SETTINGS), Board(a1=1, a2=1, b=1, c=1)
+    gpu._roster = board
     for name in ("c", "a2", "b", "a1"):
         board.wait(board[name])
-    assert board.waiting_sessions() == ("c", "a", "b")
+    assert gpu.waiting() == ("c", "a", "b")
     for lease, name in enumerate(("b", "a1", "c", "a2"), 1):
         board.granted(board[name], lease)
-    assert board.leaseholder_sessions() == ("b", "a", "c")
-    assert board.waiting_sessions() == ()
+    assert gpu.holders() == ("b", "a", "c")
+    assert gpu.waiting() == ()

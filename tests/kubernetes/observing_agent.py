@@ -75,7 +75,7 @@ class ObservingAgent(NodeAgent):
         api = ClusterApi(KubeconfigConnection(self.cluster.api_client(self.token)))
         stack.push_async_callback(api.close)
         allocation = ContainerResponses(HostLibraries(LIBRARY, LIBRARY.parent / "ld.so.preload"), self.preload_file)
-        self.observing = ObservingNode(self.node, api, allocation, self.source, self.cluster_settings)
+        self.observing = ObservingNode(self.node, api, allocation, self.cluster_settings)
         await stack.enter_async_context(self.observing.running())
         return self
 

@@ -26,7 +26,7 @@ from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState, NoGpu, Ut
 from gpushare_spawner.agent.kubernetes.host_library import CannotBeLoaded, install
 from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.node import Node
-from gpushare_spawner.agent.sessions.environment import Libraries, simulated_state
+from gpushare_spawner.agent.sessions.environment import simulated_state
 from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -119,7 +119,7 @@ class ClusterOptions:
     observes: bool = False
     """Another layer gives out the GPUs."""
 
-    def claimed(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    def allocatable(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         """Return the agent's GPUs among those here. Raises NoGpu."""
         from gpushare_spawner.agent.kubernetes.devices.container import named_by
 
@@ -144,7 +144,7 @@ class ClusterOptions:
         return units // self.settings.unit_size * self.settings.unit_size
 
     @asynccontextmanager
-    async def joined(self, node: Node, libraries: Libraries, source: GpuSource) -> AsyncIterator[Answer]:
+    async def joined(self, node: Node) -> AsyncIterator[Answer]:
         """Run the node as part of the cluster while the context is open; yield the handler of control requests.
 
         Raises Unusable or OSError.
@@ -158,7 +158,7 @@ class ClusterOptions:
         from gpushare_spawner.clients.service_account import NoCluster
 
         try:
-            installed = install(libraries, self.host_dir / "lib")
+            installed = install(node.libraries, self.host_dir / "lib")
         except CannotBeLoaded as error:
             raise Unusable(f"--host-dir: {error}") from None
         if installed.simulated_driver is not None:
@@ -174,7 +174,7 @@ class ClusterOptions:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(api.close)
             if self.observes:
-                observing = ObservingNode(node, api, allocation, source, settings)
+                observing = ObservingNode(node, api, allocation, settings)
                 await stack.enter_async_context(observing.running())
             else:
                 if settings.claims:

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from gpushare_spawner.agent.gpus.nvml import GpuSource
 from gpushare_spawner.agent.kubernetes.devices import owners
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, grant_name
@@ -111,10 +110,7 @@ SOCKET = "gpushare-observer.sock"
 class ObservingNode:
     """A started node as part of the cluster."""
 
-    def __init__(
-        self, node: Node, api: ClusterApi, allocation: ContainerResponses, source: GpuSource, settings: ClusterSettings
-    ) -> None:
-        """`source`: the driver, which counts the GPU time of each process."""
+    def __init__(self, node: Node, api: ClusterApi, allocation: ContainerResponses, settings: ClusterSettings) -> None:
         self._node = node
         self._resources = PodResources(settings.pod_resources)
         self.pods = Pods(api, settings.pods_namespace, node.settings.name, self._changed, LAYER_SELECTOR)
@@ -126,7 +122,7 @@ class ObservingNode:
         self._socket = PluginSocket(
             self.devices.plugin, Path(settings.device_plugins_dir), SOCKET, self._questions.soon
         )
-        self.use = DriverUse(node, source)
+        self.use = DriverUse(node)
         self.published = PublishedReport(api, settings, self.report)
         self._kubelet_trouble = kubelet_trouble(log)
 

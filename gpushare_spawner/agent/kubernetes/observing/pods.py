@@ -16,7 +16,6 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
-from gpushare_spawner.agent.gpus.nvml import GpuSource
 from gpushare_spawner.agent.gpus.samples import Delivery
 from gpushare_spawner.agent.kubernetes.devices.owners import folder_names
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, PodKey
@@ -168,7 +167,7 @@ EVERY = 1.0
 class DriverUse:
     """Reads the driver's samples of all GPUs of a node while there are sessions to observe."""
 
-    def __init__(self, node: Node, source: GpuSource) -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
         # each keeps its own state, for one thread at a time
         self._owners = UnconnectedProcesses(node.sessions)
@@ -176,7 +175,7 @@ class DriverUse:
         for uuid, arbitration in node.arbitrations.items():
             sessions_of = UnconnectedProcesses(node.sessions).sessions_of
             samples = Samples(arbitration, node.sessions)
-            self._deliveries[uuid] = Delivery(arbitration.gpu, source, samples, sessions_of, EVERY)
+            self._deliveries[uuid] = Delivery(arbitration.gpu, node.source, samples, sessions_of, EVERY)
         self._unknown: set[str] = set()
         """GPUs with work that cannot be assigned to a session."""
         self._reading = Repeated(EVERY, self._read, log, "cannot read the use of the GPUs")
