@@ -116,6 +116,7 @@ def metric_families(part: str) -> list[Metric]:
     from gpushare_spawner.agent.metrics import ReportCollector
     from gpushare_spawner.model.report import Report
     from gpushare_spawner.service.counters import Counters
+    from gpushare_spawner.service.sources import ServiceSnapshot
     from gpushare_spawner.service.web.metrics import ServiceState, service_families
 
     def of_agent(names: bool) -> list[Metric]:
@@ -126,7 +127,7 @@ def metric_families(part: str) -> list[Metric]:
         return {one.name for one in of_agent(False)}
 
     def of_service() -> list[Metric]:
-        return list(service_families(ServiceState(now=0.0, counters=Counters())))
+        return list(service_families(ServiceState(ServiceSnapshot(0.0), Counters())))
 
     offers: dict[str, Callable[[], list[Metric]]] = {
         "agent-without-token": lambda: of_agent(False),
@@ -148,9 +149,7 @@ def _service() -> Application:
     from gpushare_spawner.service.sources import DashboardSources
     from gpushare_spawner.service.web.dashboard import dashboard_application
 
-    sources = DashboardSources(
-        reports=RecentReports([]), templates=lambda: {}, hub_snapshot=lambda: None, counters=Counters()
-    )
+    sources = DashboardSources(RecentReports([]), dict, lambda snapshots, templates, now: [], Counters())
     prefix = "/services/gpushare/"
     return dashboard_application(sources, prefix, more=[(prefix, DashboardPage, {})])
 
