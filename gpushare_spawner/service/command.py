@@ -349,7 +349,7 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
     settings, clock = culler_settings(options), WallClock()
     patience = float(os.environ.get("JUPYTERHUB_REQUEST_TIMEOUT") or 60)
     hub = Hub(options.url, token, request_timeout=patience, ssl_options=hub_tls(options), since_set=clock.since_set)
-    groups = UserGroups(lambda: snapshot.users if (snapshot := culler.hub_snapshot) is not None else None)
+    groups = UserGroups(lambda: culler.hub_users)
     templates = TemplateSource(Path(options.templates_dir), groups)
     listeners: list[Callable[[], None]] = []
     async with _agents(options, listeners, hub_name, cluster_agents, templates) as agents:
@@ -452,7 +452,7 @@ def _history(
         return None
     sources = HistorySources(
         snapshots=reports.snapshots,
-        users=lambda: snapshot.users if (snapshot := culler().hub_snapshot) is not None else (),
+        users=lambda: culler().hub_users or (),
         pending=pending.now,
         templates=templates,
         waited=lambda wait: culler().counters.waited(wait),

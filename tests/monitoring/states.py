@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostMemoryReport
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, decide_sessions
+from gpushare_spawner.service.culler.decisions import CullerSettings, decide_sessions
 from gpushare_spawner.service.history.store import Wait, WaitOutcome
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
@@ -76,7 +76,7 @@ def trouble(
     snapshot = ServiceSnapshot(
         now,
         snapshots,
-        decide_sessions(snapshots, HubSnapshot(), TEMPLATES, now, CullerSettings()),
+        decide_sessions(snapshots, (), TEMPLATES, now, CullerSettings()),
         TEMPLATES,
         waiting=waiting_spawns(pending if pending is not None else waiting(12, now), [reported], TEMPLATES),
         quotas=QUOTAS,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,11 +11,10 @@ from gpushare_spawner.model.template import KeepLimits, Template
 from gpushare_spawner.service.culler.decisions import (
     CullerSettings,
     CullerState,
-    HubSnapshot,
     SessionDecision,
     decide_sessions,
 )
-from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.service.hub.client import Hub, HubUser
 from tests.service.fake_agent import FakeAgent, fake_agent
 from tests.service.fake_hub import TOKEN, FakeHub
 
@@ -70,7 +69,9 @@ def with_keeps(templates: Mapping[str, Template], rule: KeepRule) -> dict[str, T
     }
 
 
-def deciding(hub: HubSnapshot | None = None, state: CullerState | None = None) -> Callable[..., list[SessionDecision]]:
+def deciding(
+    hub: Sequence[HubUser] | None = None, state: CullerState | None = None
+) -> Callable[..., list[SessionDecision]]:
     """Decisions without a culler."""
     return lambda snapshots, templates, now: decide_sessions(snapshots, hub, templates, now, CullerSettings(), state)
 

@@ -17,7 +17,7 @@ from gpushare_spawner.service.api import reading
 from gpushare_spawner.service.api.router import Call, Nothing, Services
 from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import CullerState, HubSnapshot
+from gpushare_spawner.service.culler.decisions import CullerState
 from gpushare_spawner.service.dashboard import DashboardAddress, dashboard
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, RecentReports
@@ -165,7 +165,7 @@ def services(
     sources = DashboardSources(
         Reports(snapshots),
         lambda: TEMPLATES,
-        deciding(HubSnapshot(), CullerState(use=use or RecentUse())),
+        deciding((), CullerState(use=use or RecentUse())),
         Counters(),
         lambda: notes,
         waiting,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, decide_sessions
+from gpushare_spawner.service.culler.decisions import CullerSettings, decide_sessions
 from gpushare_spawner.service.history.store import Wait, WaitOutcome
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.sources import ServiceSnapshot
@@ -23,7 +23,7 @@ def samples(state: ServiceState, name: str) -> list[str]:
 
 def test_metrics_of_agents_gpus_sessions_and_culler() -> None:
     snapshots = [NodeSnapshot(NO_AGENT, afternoon()), NodeSnapshot(NO_AGENT, None, "silent")]
-    decisions = decide_sessions(snapshots, HubSnapshot(), TEMPLATES, NOW, CullerSettings())
+    decisions = decide_sessions(snapshots, (), TEMPLATES, NOW, CullerSettings())
     counters = Counters()
     counters.failed("hub")
     counters.round_done(NOW)

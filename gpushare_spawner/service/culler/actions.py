@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpushare_spawner.idle.policy import IdleAction, overdue
@@ -26,7 +26,6 @@ from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import (
     CullerSettings,
     CullerState,
-    HubSnapshot,
     SessionDecision,
     decide_session,
 )
@@ -207,12 +206,14 @@ def judge(
     return ServerVerdict(stop_because=idle_decisions.overdue(excess) if excess is not None else "")
 
 
-def users_to_delete(hub: HubSnapshot | None, settings: CullerSettings, now: float) -> Iterator[tuple[HubUser, str]]:
+def users_to_delete(
+    users: Sequence[HubUser] | None, settings: CullerSettings, now: float
+) -> Iterator[tuple[HubUser, str]]:
     """Yield the idle users without servers, with the reason; none without ``cull_users``.
 
     Without ``cull_admin_users`` only users that the hub lists as no admins are deleted.
     """
-    for user in hub.users if hub is not None and settings.cull_users else ():
+    for user in (users or ()) if settings.cull_users else ():
         if user.servers or (not settings.cull_admin_users and user.admin is not False):
             continue
         excess = overdue(user.last_activity, user.created, now, settings.timeout, settings.max_age)

@@ -37,10 +37,10 @@ from gpushare_spawner.service.culler.actions import (
 from gpushare_spawner.service.culler.decisions import (
     CullerSettings,
     CullerState,
-    HubSnapshot,
     HubWatch,
     SessionDecision,
     decide_sessions,
+    servers_of,
     take_note,
 )
 from gpushare_spawner.service.culler.drained import Drains
@@ -119,9 +119,9 @@ class Culler:
         self._woken = asyncio.Event()
 
     @property
-    def hub_snapshot(self) -> HubSnapshot | None:
-        """The hub's last answer; None if there is no answer yet, or a failure since."""
-        return self._hub.snapshot
+    def hub_users(self) -> Sequence[HubUser] | None:
+        """The users in the hub's last answer; None if there is no answer yet, or a failure since."""
+        return self._hub.users
 
     def clock_was_set(self, by: float) -> None:
         """Correct instants after a step of the clock, so that idle times do not change. Agents do the same."""
@@ -134,7 +134,7 @@ class Culler:
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
     ) -> list[SessionDecision]:
         """Decide on the sessions of all agents that answered, by the hub's last list and the last round's pressure."""
-        return decide_sessions(snapshots, self.hub_snapshot, templates, now, self._settings, self.state)
+        return decide_sessions(snapshots, self.hub_users, templates, now, self._settings, self.state)
 
     def reports_changed(self) -> None:
         """Start the next round at once if a stop waits for new reports."""
@@ -301,9 +301,9 @@ class Culler:
         for decision in decisions:
             if decision.decision.tier is Tier.STOPPED and not decision.dry_run and not _starts_or_stops(decision):
                 yield f"server {decision.name}", partial(self._hub_actions.stop_session, decision)
-        unused = users_to_delete(self.hub_snapshot, self._settings, now)
+        unused = users_to_delete(self.hub_users, self._settings, now)
         if self._settings.dry_run:
-            complete = self.hub_snapshot is not None and all(snapshot.report is not None for snapshot in snapshots)
+            complete = self.hub_users is not None and all(snapshot.report is not None for snapshot in snapshots)
             self._log_dry_run(judged, unused, complete)
             return
         for server, verdict in judged:
@@ -339,7 +339,7 @@ class Culler:
         reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
         with_share = {(session.user, session.server) for report in reports for session in report.sessions}
         all_answered = len(reports) == len(snapshots)
-        for key, server in (self.hub_snapshot.servers if self.hub_snapshot is not None else {}).items():
+        for key, server in servers_of(self.hub_users or ()).items():
             if key not in with_share:
                 yield server, judge(server, templates, self._settings, now, all_answered)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpushare_spawner.idle.policy import Decision, UnitsNeeded, decide
@@ -45,17 +45,6 @@ class CullerSettings:
 
 OLD = 60.0
 """Seconds. Our value: with an older report all GPU work counts as use. A node's clock can differ by some seconds."""
-
-
-@dataclass(frozen=True)
-class HubSnapshot:
-    """The hub's users, and their servers by (user, server name)."""
-
-    users: tuple[HubUser, ...] = ()
-
-    @property
-    def servers(self) -> Mapping[tuple[str, str], HubServer]:
-        return {(server.user, server.name): server for user in self.users for server in user.servers}
 
 
 @dataclass
@@ -103,16 +92,21 @@ class SessionDecision:
         return self.session.user + (f"/{self.session.server}" if self.session.server else "")
 
 
+def servers_of(users: Iterable[HubUser]) -> dict[tuple[str, str], HubServer]:
+    """Return the users' servers by user and server name."""
+    return {(server.user, server.name): server for user in users for server in user.servers}
+
+
 def decide_sessions(
     snapshots: Sequence[NodeSnapshot],
-    hub: HubSnapshot | None,
+    users: Sequence[HubUser] | None,
     templates: Mapping[str, Template],
     now: float,
     settings: CullerSettings,
     state: CullerState | None = None,
 ) -> list[SessionDecision]:
-    """Decide on all sessions of all agents that answered. ``hub`` is None if the hub did not answer."""
-    servers, state = hub.servers if hub is not None else {}, state or CullerState()
+    """Decide on all sessions of all agents that answered. ``users``: the hub's; None if the hub did not answer."""
+    servers, state = servers_of(users or ()), state or CullerState()
     return [
         decide_session(
             node.agent,
@@ -194,8 +188,8 @@ class HubWatch:
     """The hub's list, at most ``max_age`` seconds old while the hub answers."""
 
     def __init__(self, hub: Hub, max_age: float, all_users: bool, counters: Counters) -> None:
-        self.snapshot: HubSnapshot | None = None
-        """The hub's last answer; None if there is no answer yet, or a failure since."""
+        self.users: Sequence[HubUser] | None = None
+        """The users in the hub's last answer; None if there is no answer yet, or a failure since."""
         self._hub = hub
         self._max_age = max_age
         self._all_users = all_users
@@ -210,9 +204,8 @@ class HubWatch:
 
     def clock_was_set(self, by: float) -> None:
         """Move the instants of the hub's last answer by a step of the clock."""
-        if self.snapshot is not None:
-            users = (user.with_instants(lambda instant: instant + by) for user in self.snapshot.users)
-            self.snapshot = HubSnapshot(tuple(users))
+        if self.users is not None:
+            self.users = [user.with_instants(lambda instant: instant + by) for user in self.users]
 
     async def refresh(self, patience: float) -> None:
         """Request the list if it is old, and wait ``patience`` seconds. A later answer counts next time."""
@@ -230,7 +223,7 @@ class HubWatch:
             problem = f"No server is stopped until the hub lists its servers again. {error}"
             if problem != self._problem:
                 log.warning("%s", problem)
-            self.snapshot, self._problem = None, problem
+            self.users, self._problem = None, problem
             self._counters.failed("hub")
         else:
-            self.snapshot, self._problem, self._requested_at = HubSnapshot(tuple(users)), "", began
+            self.users, self._problem, self._requested_at = users, "", began

@@ -38,7 +38,7 @@ from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.asks import AskResponder
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, SessionDecision
+from gpushare_spawner.service.culler.decisions import CullerSettings, SessionDecision
 from gpushare_spawner.service.history.recorder import Meter, SpawnWatch
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
 from gpushare_spawner.service.kubernetes import cluster as cluster_module
@@ -148,7 +148,7 @@ class World:
         actions = ActionContext(self.cluster, hub, lambda: TEMPLATES, clock=lambda: NOW)
         recent = RecentReports(self.cluster, max_age=0)
         sources = DashboardSources(
-            recent, lambda: TEMPLATES, deciding(HubSnapshot(self.known_users)), Counters(),
+            recent, lambda: TEMPLATES, deciding(self.known_users), Counters(),
             quotas=lambda: QUOTAS, clock=lambda: NOW,
         )  # fmt: skip
         shots = ServiceSnapshots(sources)
