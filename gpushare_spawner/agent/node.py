@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from gpushare_spawner.agent.memory.host_memory import GpuMemoryBudget, HostMemor
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed
 from gpushare_spawner.agent.periodic import WELL, GpuHealth, InstanceWatch, Rounds, RoundSettings
-from gpushare_spawner.agent.report import gpu_report, session_report
+from gpushare_spawner.agent.report import session_report
 from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.environment import Libraries, mig_environment, mps_environment, session_environment
 from gpushare_spawner.agent.sessions.processes import (
@@ -68,7 +68,7 @@ from gpushare_spawner.model.control import (
 )
 from gpushare_spawner.model.layers import LAYERS, LayerName, Where, engine_environment
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.report import MAX_TROUBLE, Report, SessionReport
+from gpushare_spawner.model.report import MAX_TROUBLE, GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.wording.amounts import memory
 
@@ -503,26 +503,36 @@ class Node:
     def report(self) -> Report:
         """Return the current report of this node."""
         self.wall_clock()  # moves the instants that the report reads
-        gpus = [
-            gpu_report(
-                arbitration.gpu,
-                replace(self.rounds.states[uuid], healthy=self.health.healthy(uuid)),
-                self.settings.capacity_units,
-                len(arbitration.waiting()),
-            )
-            for uuid, arbitration in self.arbitrations.items()
-        ]
         on_gpus = self.memory.on_gpus()
         sessions = [self._session_report(session, on_gpus) for session in self.sessions.values()]
         trouble = self.registry.store.failure
         return Report(
             node=self.settings.name,
             published_at=self.wall_clock(),
-            gpus=tuple(gpus),
+            gpus=tuple(map(self._gpu_report, self.arbitrations.values())),
             sessions=tuple(sorted(sessions, key=lambda session: (session.begun, session.id))),  # the oldest first
             host_memory=self.memory.report(on_gpus),
             state_trouble=trouble[:MAX_TROUBLE] if trouble is not None else None,
         ).with_cordons(self.cordons.now)
+
+    def _gpu_report(self, arbitration: GpuArbitration) -> GpuReport:
+        gpu = arbitration.gpu
+        state = self.rounds.states[gpu.uuid]
+        return GpuReport(
+            index=gpu.index,
+            uuid=gpu.uuid,
+            model=gpu.model,
+            memory_bytes=gpu.memory_bytes,
+            memory_used_bytes=state.memory_used_bytes,
+            utilisation=state.utilisation,
+            temperature_celsius=state.temperature_celsius,
+            power_watts=state.power_watts,
+            healthy=self.health.healthy(gpu.uuid),
+            simulated=gpu.simulated,
+            capacity_units=gpu.capacity(self.settings.capacity_units),
+            waiting=len(arbitration.waiting()),
+            mig=gpu.mig,
+        )
 
     def session_report(self, session: Session) -> SessionReport:
         """Return the current report of one session."""

@@ -1,29 +1,9 @@
-"""The parts of a node's report: its GPUs and its sessions. node.py makes the whole; the model is in model/report.py."""
+"""The report of one session. node.py makes the report of the node; the model is in model/report.py."""
 
 from __future__ import annotations
 
-from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
 from gpushare_spawner.agent.sessions.session import Activity, Session
-from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostUseReport, SessionReport
-
-
-def gpu_report(gpu: Gpu, state: GpuState, capacity_units: int, waiting: int) -> GpuReport:
-    """Return the report of a GPU. `waiting`: sessions that have work for it and no lease."""
-    return GpuReport(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        model=gpu.model,
-        memory_bytes=gpu.memory_bytes,
-        memory_used_bytes=state.memory_used_bytes,
-        utilisation=state.utilisation,
-        temperature_celsius=state.temperature_celsius,
-        power_watts=state.power_watts,
-        healthy=state.healthy,
-        simulated=gpu.simulated,
-        capacity_units=gpu.capacity(capacity_units),
-        waiting=waiting,
-        mig=gpu.mig,
-    )
+from gpushare_spawner.model.report import DeliveredReport, HostUseReport, SessionReport
 
 
 def session_report(

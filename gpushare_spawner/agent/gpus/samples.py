@@ -9,12 +9,12 @@ together because of earlier figures. Independently of this, the agent's rounds r
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import concurrent.futures
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState, Utilisation
@@ -36,25 +36,17 @@ Result = TypeVar("Result")
 
 def in_daemon_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
     """Run a function in a thread that does not keep the agent from ending. Return a future of its result."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
-
-    def hand_over(finish: Callable[[Any], None], outcome: object) -> None:
-        if not future.done():
-            finish(outcome)
+    future: concurrent.futures.Future[Result] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # a query cannot be cancelled
 
     def run() -> None:
-        finish: Callable[[Any], None] = future.set_result
-        outcome: object
         try:
-            outcome = work()
+            future.set_result(work())
         except Exception as error:
-            finish, outcome = future.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
-            loop.call_soon_threadsafe(hand_over, finish, outcome)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="nvml", daemon=True).start()
-    return future
+    return asyncio.wrap_future(future)
 
 
 class PatientQuery(Generic[Result]):
