@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
@@ -56,14 +56,6 @@ class HamiGpu:
     cores: int
     """In percent, scaled likewise."""
     healthy: bool
-
-
-@dataclass
-class _Left:
-    slots: int
-    memory_mib: int
-    cores: int
-    used: int = 0
 
 
 def render(form: PodSpec, request: LayerRequest) -> PodSpec:
@@ -175,20 +167,19 @@ def _servers(request: LayerRequest, node: ClusterNode, allocated: Iterable[tuple
     """Return the servers that fit on a node's GPUs, as HAMi's `Fit` decides it."""
     cordoned = {uuid.strip() for uuid in node.annotations.get(CORDON, "").split(",")}
     usable = [gpu for gpu in gpus(node) if gpu.healthy and gpu.uuid not in cordoned and request.accepts(gpu.model)]
-    left = {gpu.uuid: _Left(gpu.slots, gpu.memory_mib, gpu.cores) for gpu in usable}
+    left = {gpu.uuid: gpu for gpu in usable}
     for uuid, mib, cores in allocated:
-        if uuid in left:
-            there = left[uuid]
-            there.slots, there.memory_mib, there.cores = there.slots - 1, there.memory_mib - mib, there.cores - cores
-            there.used += 1
+        if (gpu := left.get(uuid)) is not None:
+            left[uuid] = replace(gpu, slots=gpu.slots - 1, memory_mib=gpu.memory_mib - mib, cores=gpu.cores - cores)
     fit = [_on_gpu(request, gpu, left[gpu.uuid]) for gpu in usable]
     count = request.gpu.share.count
     return sum(fit) if count == 1 else sum(1 for number in fit if number > 0) // count
 
 
-def _on_gpu(request: LayerRequest, gpu: HamiGpu, left: _Left) -> int:
+def _on_gpu(request: LayerRequest, gpu: HamiGpu, left: HamiGpu) -> int:
+    """Return the servers that fit on a GPU. ``left``: what the pods there leave of it."""
     units, mib = request.gpu.share.units, _mebibytes(request, gpu.memory_mib)
-    if units == UNITS_PER_GPU == gpu.cores and left.used:
+    if units == UNITS_PER_GPU == gpu.cores and left.slots < gpu.slots:
         # a request of all cores: HAMi gives the GPU to no other pod
         return 0
     by_memory = left.memory_mib // mib if mib else left.slots
