@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -24,82 +23,39 @@ _LAYER_REMEDIES = {
 _LOGS = "See `systemctl status gpushare-agent` and `journalctl -u gpushare-agent`."
 
 
-@dataclass(frozen=True)
-class AgentFacts:
-    """Facts that the probe has read."""
-
-    socket: Path
-    present: bool = False
-    mode: int = 0
-    """Permission bits of the socket."""
-    usable: bool = True
-    """Whether this user may use the socket."""
-    blocked: str = ""
-    """The first folder on the path to the sessions' sockets that other users cannot enter; empty: none."""
-    root: bool = False
-    error: str = ""
-    """Why there is no report."""
-    report: Report | None = None
-    gpus: tuple[Gpu, ...] = ()
-    """The machine's GPUs that can be shared."""
-
-
 def check(socket: Path, gpus: tuple[Gpu, ...]) -> tuple[list[Finding], Report | None]:
-    """Return the findings, and the agent's report for other checks; None if it does not answer."""
-    facts = probe(socket, gpus)
-    return findings(facts), facts.report
+    """Return the findings, and the agent's report for other checks; None if it does not answer.
 
-
-def probe(socket: Path, gpus: tuple[Gpu, ...]) -> AgentFacts:
-    """Read the socket's state, and ask the agent for its report."""
-    root = os.geteuid() == 0
+    ``gpus``: the machine's GPUs that can be shared.
+    """
+    where = str(socket)
+    unusable = skipped(where, "only the agent's user and root can use the socket: run `gpushare doctor` as root")
     try:
-        state = socket.stat()
+        mode = stat.S_IMODE(socket.stat().st_mode)
     except PermissionError:
-        return AgentFacts(socket, present=True, usable=False, gpus=gpus)
+        return [unusable], None
     except OSError:
-        return AgentFacts(socket, root=root, gpus=gpus)
-    error, report = "", None
+        remedy = "Start it: `systemctl enable --now gpushare-agent`. For another socket use --control-socket."
+        return [problem(where, "no agent is running: its control socket does not exist", remedy)], None
+    if not os.access(socket, os.W_OK):
+        return [unusable], None
+    results = []
+    if mode & 0o077:
+        what = f"other users can open the control socket (mode {mode:04o})"
+        results.append(problem(where, what, "Restart the agent: it creates the socket with mode 0600."))
+    blocked = closed_part(socket.resolve().parent / "s")
+    if blocked and os.geteuid() == 0:
+        what = "other users cannot enter this folder, so their programs cannot reach their session's socket"
+        results.append(problem(blocked, what, f"Run `chmod o+x {blocked}`; the unit file creates it with 0711."))
     try:
         report = asyncio.run(AgentClient(socket).report())
     except (AgentUnreachable, ControlRefused) as failure:
-        error = str(failure)
-    return AgentFacts(
-        socket,
-        present=True,
-        mode=stat.S_IMODE(state.st_mode),
-        usable=os.access(socket, os.W_OK),
-        blocked=closed_part(socket.resolve().parent / "s"),
-        root=root,
-        error=error,
-        report=report,
-        gpus=gpus,
-    )
+        return [*results, problem(where, str(failure), _LOGS)], None
+    return results + report_findings(where, report, gpus), report
 
 
-def findings(facts: AgentFacts) -> list[Finding]:
-    """Return the findings that follow from the facts."""
-    where = str(facts.socket)
-    if not facts.present:
-        remedy = "Start it: `systemctl enable --now gpushare-agent`. For another socket use --control-socket."
-        return [problem(where, "no agent is running: its control socket does not exist", remedy)]
-    if not facts.usable:
-        return [skipped(where, "only the agent's user and root can use the socket: run `gpushare doctor` as root")]
-    results = []
-    if facts.mode & 0o077:
-        what = f"other users can open the control socket (mode {facts.mode:04o})"
-        results.append(problem(where, what, "Restart the agent: it creates the socket with mode 0600."))
-    if facts.blocked and facts.root:
-        what = "other users cannot enter this folder, so their programs cannot reach their session's socket"
-        results.append(
-            problem(facts.blocked, what, f"Run `chmod o+x {facts.blocked}`; the unit file creates it with 0711.")
-        )
-    if facts.report is None:
-        return [*results, problem(where, facts.error, _LOGS)]
-    return results + _report_findings(where, facts.report, facts.gpus)
-
-
-def _report_findings(where: str, report: Report, gpus: tuple[Gpu, ...]) -> list[Finding]:
+def report_findings(where: str, report: Report, gpus: tuple[Gpu, ...]) -> list[Finding]:
+    """Return the findings that follow from the report."""
     instances = sum(gpu.mig is not None for gpu in report.gpus)
     counts = f"GPUs: {len({gpu.whole for gpu in report.gpus})}" + (f", MIG instances: {instances}" * (instances > 0))
     results = [ok(where, f"the agent of {report.node} answers; {counts}, sessions: {len(report.sessions)}")]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.doctor.agent import AgentFacts, findings, probe
+from gpushare_spawner.doctor.agent import check, report_findings
 from gpushare_spawner.doctor.finding import Finding, Level
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport, HostMemoryReport, Report, SessionReport
@@ -25,39 +25,41 @@ REPORT = Report(
     gpus=(GpuReport(index=0, uuid=UUID, model="NVIDIA L4", memory_bytes=24 * 2**30),),
     host_memory=HostMemoryReport(budget_bytes=1, needed_bytes=0),
 )
-GOOD = AgentFacts(Path("/run/gpushare/control.sock"), True, 0o600, root=True, report=REPORT, gpus=(GPU,))
+WHERE = "/run/gpushare/control.sock"
 
 
-def wrong(facts: AgentFacts) -> list[Finding]:
-    return [finding for finding in findings(facts) if finding.level is not Level.OK]
+def findings(report: Report = REPORT, gpus: tuple[Gpu, ...] = (GPU,)) -> list[Finding]:
+    return report_findings(WHERE, report, gpus)
+
+
+def wrong(gpus: tuple[Gpu, ...] = (GPU,), **change: object) -> list[Finding]:
+    """The findings about the good report with this change, without those that are fine."""
+    return [finding for finding in findings(REPORT.model_copy(update=change), gpus) if finding.level is not Level.OK]
 
 
 def test_an_agent_that_answers_has_nothing_to_do() -> None:
-    assert not wrong(GOOD)
-    assert "the agent of lab answers; GPUs: 1, sessions: 0" in findings(GOOD)[0].what
+    assert not wrong()
+    assert "the agent of lab answers; GPUs: 1, sessions: 0" in findings()[0].what
 
 
 @pytest.mark.parametrize(
     ("change", "level", "what"),
     [
-        ({"present": False}, Level.PROBLEM, "no agent is running"),
-        ({"usable": False}, Level.SKIPPED, "run `gpushare doctor` as root"),
-        ({"mode": 0o666}, Level.PROBLEM, "mode 0666"),
-        ({"blocked": "/run/gpushare"}, Level.PROBLEM, "cannot enter this folder"),
-        ({"report": None, "error": "the agent did not answer within 5 s"}, Level.PROBLEM, "within 5 s"),
         ({"gpus": (GPU, replace(GPU, index=1, uuid="GPU-new"))}, Level.NOTE, "the agent does not share"),
-        ({"report": REPORT.model_copy(update={"host_memory": None})}, Level.NOTE, "no budget of host memory"),
-        (
-            {"report": REPORT.model_copy(update={"gpus": (REPORT.gpus[0].model_copy(update={"healthy": False}),)})},
-            Level.PROBLEM,
-            "unhealthy",
-        ),
+        ({"host_memory": None}, Level.NOTE, "no budget of host memory"),
     ],
 )
 def test_what_is_wrong_with_an_agent_is_said(change: dict[str, Any], level: Level, what: str) -> None:
-    (found,) = wrong(replace(GOOD, **change))
+    (found,) = wrong(**change)
     assert found.level is level
     assert what in found.what
+
+
+def test_a_gpu_that_is_unhealthy_is_a_problem() -> None:
+    unhealthy = REPORT.gpus[0].model_copy(update={"healthy": False})
+    (found,) = (one for one in findings(REPORT.model_copy(update={"gpus": (unhealthy,)})) if one.level is not Level.OK)
+    assert found.level is Level.PROBLEM
+    assert "unhealthy" in found.what
 
 
 def test_what_a_layer_does_to_a_session_is_a_problem() -> None:
@@ -65,14 +67,14 @@ def test_what_a_layer_does_to_a_session_is_a_problem() -> None:
         id="ada", user="ada", template="t", gpus=(UUID,), share_units=25, tier_since=0, effective_units=25,
         guaranteed_units=25, opened_at=0, layer_trouble="The MPS daemon of GPU 0 does not run.",
     )  # fmt: skip
-    (found,) = wrong(replace(GOOD, report=REPORT.model_copy(update={"sessions": (session,)})))
+    (found,) = wrong(sessions=(session,))
     assert (found.level, found.where) == (Level.PROBLEM, "session ada")
     assert found.what == "The MPS daemon of GPU 0 does not run."
 
 
 def test_instances_are_counted_beside_the_gpus_that_they_are_parts_of() -> None:
     instances = (instance("MIG-1", "1g.10gb"), instance("MIG-2", "1g.10gb", healthy=False))
-    found = findings(replace(GOOD, report=REPORT.model_copy(update={"gpus": (*REPORT.gpus, *instances)})))
+    found = findings(REPORT.model_copy(update={"gpus": (*REPORT.gpus, *instances)}))
     assert "GPUs: 2, MIG instances: 2, sessions: 0" in found[0].what
     assert [one.where for one in found if one.level is Level.PROBLEM] == ["GPU 0, MIG 1g.10gb"]
 
@@ -82,7 +84,7 @@ def test_trouble_of_an_instance_has_its_own_remedy() -> None:
         id="ada", user="ada", template="t", gpus=("MIG-1",), share_units=10, tier_since=0, effective_units=10,
         guaranteed_units=10, opened_at=0, layer=LayerName.MIG, layer_trouble="It was destroyed.",
     )  # fmt: skip
-    (found,) = wrong(replace(GOOD, report=REPORT.model_copy(update={"sessions": (session,)})))
+    (found,) = wrong(sessions=(session,))
     assert "nvidia-smi -L" in found.remedy
 
 
@@ -91,25 +93,42 @@ def test_bypassing_processes_are_a_note_with_their_session() -> None:
         id="ada", user="ada", template="t", gpus=(UUID,), share_units=25, tier_since=0, effective_units=25,
         guaranteed_units=25, opened_at=0, bypassing_pids=(4711,),
     )  # fmt: skip
-    (found,) = wrong(replace(GOOD, report=REPORT.model_copy(update={"sessions": (session,)})))
+    (found,) = wrong(sessions=(session,))
     assert (found.level, found.where) == (Level.NOTE, "session ada")
     assert "4711" in found.what
 
 
-def test_the_probe_of_a_socket_that_nobody_serves(tmp_path: Path) -> None:
-    path = tmp_path / "control.sock"
-    assert not probe(path, ()).present
+def test_a_socket_that_nobody_serves(open_folder: Path) -> None:
+    path = open_folder / "control.sock"
+    (missing,), report = check(path, ())
+    assert (missing.level, report) == (Level.PROBLEM, None)
+    assert "no agent is running" in missing.what
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         os.chmod(path, 0o600)
-        facts = probe(path, ())
-    assert facts.mode == 0o600
-    assert facts.report is None
-    assert "no agent listens" in facts.error
+        (unserved,), _ = check(path, ())
+        assert "no agent listens" in unserved.what
+        os.chmod(path, 0o666)
+        opened, _ = check(path, ())[0]
+    assert (opened.level, opened.where) == (Level.PROBLEM, str(path))
+    assert "mode 0666" in opened.what
 
 
-def test_a_state_folder_that_others_cannot_pass_is_found(open_folder: Path) -> None:
-    (open_folder / "control.sock").touch()
-    assert probe(open_folder / "control.sock", ()).blocked == ""
+def test_a_state_folder_that_others_cannot_pass_is_found(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    path = open_folder / "control.sock"
+    path.touch(0o600)
+    assert len(check(path, ())[0]) == 1
     os.chmod(open_folder, 0o700)
-    assert probe(open_folder / "control.sock", ()).blocked == str(open_folder)
+    blocked, _ = check(path, ())[0]
+    assert blocked.where == str(open_folder)
+    assert "cannot enter this folder" in blocked.what
+
+
+def test_a_socket_of_another_user_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    path = tmp_path / "control.sock"
+    path.touch(0o600)
+    (found,), _ = check(path, ())
+    assert found.level is Level.SKIPPED
+    assert "run `gpushare doctor` as root" in found.what
