@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from gpushare_spawner.agent.metrics import ReportCollector
 from gpushare_spawner.agent.state.folder import AlreadyRunning, PathTooLong, StateFolder
 from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord, Store, short_name
-from gpushare_spawner.doctor.agent import AgentFacts, findings
+from gpushare_spawner.doctor.agent import report_findings
 from gpushare_spawner.doctor.finding import Level
 from gpushare_spawner.model.control import ControlRefused, TierRequest
 from gpushare_spawner.model.share import Tier
@@ -163,7 +163,7 @@ async def test_tier_change_on_a_full_disk_holds_and_is_shown_as_not_durable(
         assert report.sessions[0].tier is Tier.DOWNGRADED
         assert "No space left" in str(report.state_trouble)
         assert "gpushare_node_state_durable 0.0" in metrics_of(agent)
-        found = findings(AgentFacts(Path("/x"), present=True, report=report))
+        found = report_findings("/x", report, ())
         assert [one for one in found if one.level is Level.PROBLEM and "No space left" in one.what]
         said = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
         assert len(said) == 1
