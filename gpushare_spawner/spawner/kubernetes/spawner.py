@@ -17,8 +17,6 @@ from typing import Any
 
 from jupyterhub.utils import maybe_future
 
-from gpushare_spawner.clients.api import ClusterApi
-from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.wording.amounts import missing_package
 
 try:
@@ -32,6 +30,8 @@ from kubernetes_asyncio.client.models import V1Pod
 from kubernetes_asyncio.client.rest import ApiException
 from traitlets import Bool, Float, Integer, TraitError, default, validate
 
+from gpushare_spawner.clients.api import ClusterApi
+from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model.report import MOST_OVERCOMMIT
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
