@@ -135,7 +135,7 @@ async def test_no_failure_ends_a_watch_for_good(
         agent = await seen(nodes, "node-a", has("ann", confirmed=True))
         broken = AsyncMock(side_effect=problem)
         with monkeypatch.context() as patch:
-            patch.setattr(ApiClient, "call_api", broken)
+            patch.setattr(ApiClient, "update_params_for_auth", broken)
             with pytest.raises(AgentUnreachable if isinstance(problem, ConfigException) else RuntimeError):
                 await agent.notify(NoticeRequest(id="ann", tier=None))
 
