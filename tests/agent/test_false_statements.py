@@ -151,7 +151,16 @@ def test_a_session_that_runs_nothing_takes_no_more_than_its_share_whatever_it_sa
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.parametrize(("units", "keeps"), [(5, 0.0), (50, 2.0), (95, None)])
+@pytest.mark.parametrize(
+    ("units", "keeps"),
+    [
+        pytest.param(
+            units, keeps, marks=() if (units, keeps) in [(5, 0.0), (50, 2.0), (95, None)] else pytest.mark.slow
+        )
+        for units in (5, 50, 95)
+        for keeps in (0.0, 2.0, None)
+    ],
+)
 def test_bound_of_debts_forgives_no_time_for_which_others_waited(
     short_folder: Path, units: int, keeps: float | None
 ) -> None:
