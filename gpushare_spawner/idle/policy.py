@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeGuard
 
-from gpushare_spawner.idle.keep import exempts, holds
+from gpushare_spawner.idle.keep import KeepRule, exempts, holds
 from gpushare_spawner.idle.use import Observation
 from gpushare_spawner.model.idle_policy import IdlePolicy, IdleTimes
 from gpushare_spawner.model.quota import Reclaim
@@ -261,12 +261,10 @@ def _earlier(time: float | None, limit: float) -> float:
 
 
 def _bounded_keep(keep: KeepLimits | None, limit: KeepLimits | None) -> KeepLimits | None:
-    """Return a template's limits of keeps within the policy's. Unset fields have the values of `KeepRule`."""
-    if keep is None or limit is None:
-        return keep
-    bounds = limit.model_dump(exclude_none=True)
-    given = keep.model_dump(exclude_none=True)
-    return keep.model_copy(update={name: min(value, bounds.get(name, value)) for name, value in given.items()})
+    """Return a template's limits of keeps within the policy's, which also bound the built-in values of `KeepRule`."""
+    given, bounds = ({} if limits is None else limits.model_dump(exclude_none=True) for limits in (keep, limit))
+    lower = {name: bound for name, bound in bounds.items() if bound < given.get(name, getattr(KeepRule, name))}
+    return (keep or KeepLimits()).model_copy(update=lower) if lower else keep
 
 
 def _consistent(template: Template, values: dict[str, Any]) -> dict[str, Any]:

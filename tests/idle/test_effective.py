@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpushare_spawner.idle.keep import KeepRule
 from gpushare_spawner.idle.policy import effective_idle
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.template import Idle, Template
@@ -35,6 +36,13 @@ def test_defaults_are_for_what_the_template_does_not_give() -> None:
 def test_null_in_a_template_means_never() -> None:
     assert effective_idle(template(stop_after=None), policy(defaults={"stop_after": "8h"})).stop_after is None
     assert effective_idle(template(), policy(defaults={"stop_after": "8h"})).stop_after == 8 * HOUR
+
+
+def test_limits_bound_the_built_in_limits_of_keeps_too() -> None:
+    bounds = policy(limits={"keep": {"longest": "2h", "per_day": 9}})
+    assert KeepRule.of(effective_idle(template(), bounds)) == KeepRule(2 * HOUR, 2, 2)
+    assert KeepRule.of(effective_idle(template(keep={"per_day": 12}), bounds)) == KeepRule(2 * HOUR, 9, 2)
+    assert effective_idle(template(), policy(limits={"keep": {"longest": "9h"}})).keep is None
 
 
 def test_the_first_group_of_the_file_overrides_the_template() -> None:
