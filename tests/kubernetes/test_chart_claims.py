@@ -52,7 +52,7 @@ def test_the_agent_gets_the_kubelets_folders_for_plugins() -> None:
     pod = one(render({**DRA, "node": {"kubeletDir": "/data/kubelet"}}), "DaemonSet")["spec"]["template"]["spec"]
     (agent,) = pod["containers"]
     options = subcommand_parser("agent").parse_args(agent["args"][1:])
-    assert options.kubelet == "dra"
+    assert options.kubernetes == "dra"
     folders = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
     writable = {mount["mountPath"]: mount["name"] for mount in agent["volumeMounts"] if not mount.get("readOnly")}
     assert {where: folders.get(name) for where, name in writable.items()} == {
