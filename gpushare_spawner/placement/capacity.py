@@ -7,7 +7,7 @@ sums up the obstacles of all nodes, as data: the sentences are in `wording.spawn
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from heapq import heapify, heappop, heappush
@@ -168,6 +168,11 @@ class Rating:
         return Rated((), ())
 
 
+def admission(rating: Rating) -> Callable[[Demand, NodeCapacity], bool]:
+    """Return the filter of the nodes to rate: `fits` for an admin's own strategy that has only `Rating.rate`."""
+    return getattr(rating, "admits", fits)
+
+
 UNRATED = Rating()
 """Rating of an index that serves only obstacles."""
 
@@ -257,7 +262,7 @@ class CapacityIndex:
         chosen = list(islice(self._changed, limit))
         # many at once: rebuilding the heap is cheaper than one push each
         at_once = len(chosen) > len(self._heap) // 4
-        demand, entries, nodes, admits = self._demand, self._entries, self._nodes, self._rating.admits
+        demand, entries, nodes, admits = self._demand, self._entries, self._nodes, admission(self._rating)
         for name in chosen:
             node = nodes.get(name)
             if node is not None and admits(demand, node := node.left_for(demand)):
@@ -373,7 +378,7 @@ class FreeCapacity:
         if not only:
             return self._index(demand, rating).best(left_out)
         node = self._left_for(demand, only)
-        if node is None or only in left_out or not rating.admits(demand, node):
+        if node is None or only in left_out or not admission(rating)(demand, node):
             return None
         return Best(only, rating.rate(demand, node).gpus)
 
@@ -382,7 +387,7 @@ class FreeCapacity:
         if not only:
             return self._index(demand, rating).admitted()
         node = self._left_for(demand, only)
-        return {only} if node is not None and rating.admits(demand, node) else frozenset()
+        return {only} if node is not None and admission(rating)(demand, node) else frozenset()
 
     def prepare(self, demand: Demand, rating: Rating, limit: int) -> int:
         """Rate at most ``limit`` nodes for later calls of `best`; return the number of nodes that are left."""
@@ -440,7 +445,7 @@ class FreeCapacity:
         indexes = (
             index
             for (index_demand, rating), index in reversed(self._indexes.items())
-            if index_demand == demand and type(rating).admits is Rating.admits
+            if index_demand == demand and getattr(type(rating), "admits", Rating.admits) is Rating.admits
         )
         return next(indexes, None) or self._index(demand, UNRATED)
 

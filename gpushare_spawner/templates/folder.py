@@ -93,8 +93,9 @@ class PolicyFolder:
         if self._read_at is not None and now - self._read_at < max_age:
             return self._now
         self._read_at = now
-        if self._read_changes() and (policy := self._gather()) != self._now:
-            before, self._now = self._now, policy
+        # also for equal policies: a field that is written with its default value outranks one that is not written
+        if self._read_changes():
+            before, self._now = self._now, self._gather()
             self._log_changes(before)
         return self._now
 
@@ -201,7 +202,8 @@ def _entries(folder: Path) -> dict[str, Signature | None]:
                 continue
             try:
                 status = entry.stat()  # follows links: Kubernetes swaps the target of a ConfigMap's link
-                if not stat.S_ISDIR(status.st_mode):
+                # a mount without its source is a directory: the file of that name stays in force, and is a problem
+                if entry.name in RESERVED or not stat.S_ISDIR(status.st_mode):
                     signatures[entry.name] = signature_of(status)
             except OSError:
                 signatures[entry.name] = None

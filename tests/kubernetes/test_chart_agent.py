@@ -329,6 +329,8 @@ def test_right_to_suspend_processes_is_off_by_default_and_needs_the_hosts_pids()
     environment = {one["name"]: one.get("value") for one in suspending["env"]}
     assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
     assert quantity(suspending["resources"]["limits"]["memory"]) > quantity(agent["resources"]["limits"]["memory"])
+    chosen = container(render({"suspend": {"enabled": True}, "resources": {"limits": {"memory": "3Gi"}}}))
+    assert chosen["resources"]["limits"]["memory"] == "3Gi"
     with pytest.raises(Exception, match=r"node\.hostPID has to be true"):
         render({"suspend": {"enabled": True}, "node": {"hostPID": False}})
 
@@ -462,7 +464,9 @@ def test_before_an_upgrade_a_job_checks_the_templates_as_the_hub_would(
 
 
 def test_there_is_no_job_without_templates() -> None:
-    assert not [item for item in render({"templates": {"gone": None}}) if item["kind"] == "Job"]
+    for templates in ({"gone": None}, {}):
+        items = render({"templates": templates, "quotas": {"users": {"ada": {"guarantee": 1}}}})
+        assert not [item for item in items if item["kind"] == "Job"]
 
 
 def test_quotas_are_one_more_file_for_the_hub() -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import strategy as stranding_aware_fgd
-from gpushare_spawner.placement.capacity import Best, FreeCapacity, fits
+from gpushare_spawner.placement.capacity import Best, FreeCapacity, Rated, fits
 from gpushare_spawner.placement.ledger import Ledger
-from gpushare_spawner.placement.node import NodeResources
+from gpushare_spawner.placement.node import NodeCapacity, NodeResources
 from gpushare_spawner.placement.request import Demand, PlacementRequest, workload_of
 from gpushare_spawner.placement.strategy import (
     BestFit,
@@ -203,6 +203,26 @@ class _Old:
 class _Fitting:
     def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
         return None
+
+
+class _Fullest:
+    """An admin's own strategy that extends nothing: it rates nodes and lets the capacity find the best."""
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        return BestFit().rate(demand, node)
+
+    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
+        return capacity.best(request.demand, self, request.left_out, request.node)  # type: ignore[arg-type]
+
+
+def test_a_strategy_needs_no_base_to_use_the_index() -> None:
+    ledger = ledger_of([report("node", [gpu("a", 0), gpu("b", 1)])])
+    placement = ledger.place(request(25), _Fullest())
+    assert placement is not None
+    assert placement == ledger.place(request(25), BestFit())
+    too_many = request(count=3)
+    assert ledger.place(too_many, _Fullest()) is None
+    assert ledger.capacity.obstacles(too_many.demand)[1] == 0
 
 
 def test_a_gpu_without_cpu_weighs_as_much_as_a_fragment_that_nobody_wants() -> None:

@@ -187,3 +187,33 @@ def test_each_problem_is_logged_once(folder: Path, caplog: pytest.LogCaptureFixt
     (folder / "15-bad.yaml").unlink()
     loader.load()
     assert "all problems are solved" in caplog.text
+
+
+def test_a_field_written_with_its_default_value_takes_effect(folder: Path) -> None:
+    """A group that says "never" outranks the defaults, and equals one that says nothing by its values alone."""
+    idle = folder / "idle.yaml"
+    idle.write_text("defaults: {stop_after: 1h}\ngroups: {staff: {}}\n")
+    policies = PolicyFolder(folder)
+    assert "stop_after" not in present(policies.load().idle).groups["staff"].model_fields_set
+    idle.write_text("defaults: {stop_after: 1h}\ngroups: {staff: {stop_after: null}}\n")
+    assert "stop_after" in present(policies.load().idle).groups["staff"].model_fields_set
+
+
+@pytest.mark.parametrize("name", ["quotas.yaml", "idle.yaml", "layers.yaml"])
+def test_a_directory_in_place_of_a_policy_file_is_a_problem_and_the_last_version_stays(folder: Path, name: str) -> None:
+    content = {
+        "quotas.yaml": "groups: {staff: {guarantee: 1}}\n",
+        "idle.yaml": "defaults: {stop_after: 1h}\n",
+        "layers.yaml": "rules: [{layer: native}]\n",
+    }[name]
+    (folder / name).write_text(content)
+    policies = PolicyFolder(folder)
+    before = policies.load()
+    assert before.problems == ()
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    after = policies.load()
+    assert (after.quotas, after.idle, after.layers) == (before.quotas, before.idle, before.layers)
+    (problem,) = after.problems
+    assert name in str(problem)
+    assert "stay" in str(problem)

@@ -121,7 +121,7 @@ class FirstIdentities:
 
     def forget(self, there: Iterable[str], count: int) -> None:
         """Forget the pods that left first, beyond `MOST_GONE`. ``there``: the uids of the ``count`` watched pods."""
-        if len(self._first) <= count + MOST_GONE:
+        if len(self._first) <= count + 2 * MOST_GONE:  # not at each pod that leaves: this reads all of them
             return
         present = set(there)
         gone = [uid for uid in self._first if uid not in present]

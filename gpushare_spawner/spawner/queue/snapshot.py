@@ -23,8 +23,8 @@ from gpushare_spawner.model.report import GpuReport, Notice, in_order_of_claim
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.template import Template, TemplateGpu
 from gpushare_spawner.placement.node import Requested
-from gpushare_spawner.placement.request import ByLayer, PlacementRequest, RecentSpawns, suits
-from gpushare_spawner.placement.strategy import StrandingAwareFgd, Strategy
+from gpushare_spawner.placement.request import ByLayer, PlacementRequest, RecentSpawns, Workload, suits
+from gpushare_spawner.placement.strategy import Strategy
 from gpushare_spawner.sharing.base import LayerRequest, Tenant
 
 
@@ -406,9 +406,10 @@ class ExpectedWorkload:
 
     def strategy(self, strategy: Strategy, snapshot: GpuSnapshot, now: float) -> Strategy:
         """Return the strategy for the current workload; a strategy that ignores the workload is returned unchanged."""
-        if not isinstance(strategy, StrandingAwareFgd):
+        for_workload: Callable[[Workload], Strategy] | None = getattr(strategy, "for_workload", None)
+        if for_workload is None:
             return strategy
         demands = {
             template.name: snapshot.request(template).demand for template in self.offered() if snapshot.native(template)
         }
-        return strategy.for_workload(self._spawns.workload(demands, now))
+        return for_workload(self._spawns.workload(demands, now))
