@@ -45,9 +45,9 @@ class RoundSettings:
     alternate.
     """
     reconnect_within: float = 10.0
-    """Seconds from a restart in which processes may connect again before they count as bypassing."""
+    """Seconds after a restart in which processes may reconnect before they count as bypassing."""
     save_every: float = 10.0
-    """Least seconds between two writes of a record for newer activity alone."""
+    """Minimum seconds between writes of a record for newer activity alone."""
 
 
 class Rounds:
@@ -202,7 +202,7 @@ class InstanceWatch:
         for gpu in instances:
             recorded = self._rounds.gpus.get(gpu.uuid)
             if recorded is not None and recorded != gpu and gpu.uuid not in used:
-                # the driver makes UUIDs of the ids of GPU and instance, which another instance can have
+                # the driver makes UUIDs from the GPU and instance ids, which another instance can have
                 # later
                 log.info("%s (%s) is another instance now", recorded.label, gpu.uuid)
                 self._drop(recorded)

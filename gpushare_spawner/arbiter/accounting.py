@@ -25,12 +25,12 @@ TOLERANCE = 1e-9
 MEMORY = 3.0
 """Seconds for which the estimate is kept, so that late samples can correct it."""
 SATURATED = 0.92
-"""Share of its time for which a saturated GPU is busy: no program launches its kernels without any gap."""
+"""Part of the time for which a saturated GPU is busy: no program launches kernels without gaps."""
 ROUNDING = 0.005
 """Part of the GPU by which a session can have used more than the sample shows: NVML's utilisation of a process is a
-whole percent. 50 processes with 2 % each were shown with 84 % together."""
+whole percent. 50 processes of 2 % each showed 84 % in total."""
 LOAD_LIMIT = 0.9
-"""Part of the possible time from which a session counts as able to use all of it."""
+"""Part of the possible time at which a session counts as able to use all of it."""
 SHORT = 0.02
 """Seconds below which a time on the GPU gives no information about a session's demand."""
 UNUSED = 0.5
@@ -150,11 +150,11 @@ class Accounts:
         return self._accounts[session].entitled
 
     def delivered(self, session: str) -> float:
-        """Return the GPU seconds that it received in that time."""
+        """Return the GPU seconds received while others worked."""
         return self._accounts[session].delivered
 
     def received(self, session: str) -> float:
-        """Return the estimated GPU seconds that it received in all."""
+        """Return the session's estimated GPU seconds in total."""
         return self._accounts[session].received
 
     def lag(self, session: str) -> float:
@@ -213,7 +213,7 @@ class Accounts:
                 self._spans.popleft()
 
     def sample(self, since: float, until: float, busy: Mapping[str, float]) -> None:
-        """Correct the accounts by a driver sample: seconds of each session's processes on the GPU in an interval.
+        """Correct the accounts with a driver sample: GPU seconds of each session's processes in an interval.
 
         Sessions that the driver does not show are not in `busy`, and keep their estimate. Samples may be up
         to `MEMORY` seconds late; older parts of the interval are ignored. Sessions that kept others out of the memory
@@ -349,9 +349,9 @@ class Accounts:
             account.delivered += seconds
 
     def _repay(self, concerned: Iterable[str], elapsed: float, served: float) -> None:
-        """Fade lags without competition, and reduce debts of absent sessions as if these waited.
+        """Fade lags without competition, and reduce absent sessions' debts as if they waited.
 
-        Sessions absent for less than `long_pause` are excluded: a session that always returns after seconds would
+        Sessions absent for less than `long_pause` are excluded: a session always returning within seconds would
         otherwise never repay.
         """
         present = set(concerned)
@@ -490,7 +490,7 @@ def divide(weights: Mapping[str, int], limits: Mapping[str, float]) -> dict[str,
 
 
 class Charging:
-    """Updates of the accounts from the roster."""
+    """Updates the accounts from the roster."""
 
     def __init__(self, roster: Roster, settings: ArbiterSettings) -> None:
         self._roster = roster

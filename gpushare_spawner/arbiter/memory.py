@@ -1,10 +1,10 @@
 """Model of the GPU's memory: managed pages on the GPU, clients that fit together, and the order of page-outs.
 
 The driver does not report residency, so the model assumes it. A client with a lease has its working set on the GPU, as
-far as it fits. Orders to page out are assumed to be obeyed, and corrected by the clients' reports. A report counts only
+far as it fits. Page-out orders are assumed to be obeyed until the clients' reports correct this. A report counts only
 as the answer to an order, and up to the bytes of the order.
 
-The order of page-outs keeps page-ins of returning users short. A user does not notice a page-in of some milliseconds,
+The order of page-outs keeps page-ins of returning users short. Users do not notice a page-in of a few milliseconds,
 so many sessions that lack a little are better than a few that lack all. A session whose return takes noticeable time
 anyway is not delayed much more by the rest of its pages. schedule.py chooses the clients on the GPU.
 """
@@ -21,7 +21,7 @@ from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 @dataclass(frozen=True)
 class Answered:
-    """Answer of a client to an order to move memory."""
+    """A client's answer to an order to move memory."""
 
     amount: int
     """Moved bytes, at most the bytes of the order."""
@@ -46,12 +46,12 @@ class _Order:
 class _Pages:
     resident: int = 0
     away: int = 0
-    """Bytes paged out on an order and not fetched since. Other memory outside the GPU was probably never there: a fetch
+    """Bytes paged out on an order and not fetched since. Other memory off the GPU was probably never on it: a fetch
     would only populate it."""
     outward: deque[_Order] = field(default_factory=deque)
     """Page-outs in progress, oldest first."""
     inward: _Order | None = None
-    """Prefetch of the present lease, until its answer."""
+    """Unanswered prefetch of the present lease."""
 
 
 class Residency:
@@ -96,7 +96,7 @@ class Residency:
         pages.away = max(0, min(pages.away, client.allocated - pages.resident))
 
     def moved(self, client: Client) -> None:
-        """Update the pages of a client in a session that moves as a whole: all or none is on the GPU."""
+        """Update the pages of a client whose session moves as a whole: all or none are on the GPU."""
         pages, presence = self._pages[client], client.session.presence
         pages.resident = client.working_set if presence in (Presence.ON_GPU, Presence.COMING) else 0
         pages.away = client.working_set if presence is Presence.AWAY else 0
@@ -118,7 +118,7 @@ class Residency:
         self._pages[client].resident = min(client.working_set, capacity)
 
     def order_out(self, client: Client, amount: int, now: float) -> int:
-        """Order a client to page out so much, or all that it has. Return the bytes of the order."""
+        """Order a client to page out `amount`, or all it has. Return the bytes of the order."""
         if client.session.moves_whole:
             return amount  # `Suspensions` orders it
         pages = self._pages[client]
@@ -153,7 +153,7 @@ class Residency:
     ) -> list[tuple[Client, int]]:
         """Order page-outs so that `need` bytes of `capacity` are free. Return each client with its bytes.
 
-        `order`: clients with the most bytes that each pages out at this place; a repeated client pages out more. The
+        `order`: clients with the most bytes that each pages out at this point; a repeated client pages out more. The
         orders count as sent. A session that moves as a whole is chosen once, with all its memory.
         """
         amounts: dict[Client, int] = {}
@@ -197,7 +197,7 @@ class VramBudget:
         self._exclusive = exclusive
 
     def fits(self, group: Iterable[Client]) -> bool:
-        """Return whether these may hold leases together. A single client always may."""
+        """Return if the group may hold leases together. A single client always may."""
         clients = list(group)
         if len({client.unit for client in clients}) <= 1:
             return True
@@ -226,7 +226,7 @@ class VramBudget:
         return list(chosen)
 
     def blockers(self, waiter: Client, group: list[Client]) -> list[Client]:
-        """Return the clients of the group that keep the waiter out: it would fit without one, or never beside it.
+        """Return the group's blockers: clients without which the waiter would fit, or beside which it never fits.
 
         All of them if no single client blocks it; none if it fits.
         """
@@ -254,7 +254,7 @@ def page_out_order(
     """Yield clients without a lease, with the most bytes that each pages out; a client can occur more than once.
 
     First come idle clients with an already noticeable page-in, with all their memory. Then idle clients up to the
-    unnoticed amount. Then all. The least recently used comes first each time; waiting and parked clients come last.
+    unnoticed amount, then all. The least recently used comes first each time; waiting and parked clients come last.
     `capacity`: bytes for managed pages. `page_in_bandwidth`: bytes per second. The client of a session that moves
     as a whole represents the session.
     """

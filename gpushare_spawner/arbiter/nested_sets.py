@@ -17,9 +17,9 @@ from gpushare_spawner.arbiter.settings import ArbiterSettings
 OVERRUN_MEMORY = 0.5
 """Weight of the old estimate after another overrun (moving average)."""
 LONGEST_PATIENCE = 0.05
-"""Maximum of the seconds for which a quiet holder keeps its place."""
+"""Maximum seconds for which a quiet holder keeps its place."""
 LONGEST_OVERRUN = 10.0
-"""Maximum of the expected overrun in seconds."""
+"""Maximum expected overrun in seconds."""
 
 
 @dataclass

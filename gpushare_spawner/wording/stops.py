@@ -31,5 +31,5 @@ def by_culler(decision: Decision) -> str:
 
 
 def overdue(why: str) -> str:
-    """Return why the idle culler stopped a server. ``why``: a part of a sentence, see `idle_decisions.overdue`."""
+    """Return why the idle culler stopped a server. ``why``: part of a sentence, see `idle_decisions.overdue`."""
     return f"The server was stopped: {why}. Files stay. Variables in kernels are lost."

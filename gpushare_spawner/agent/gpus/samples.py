@@ -128,7 +128,7 @@ class Delivery(_Queries):
     ) -> None:
         """Prepare for reading. `every`: seconds between two readings.
 
-        `sessions_of` returns the sessions of processes by the kernel's facts, in the thread that queries the driver.
+        `sessions_of` returns the sessions of processes from kernel data, in the thread that queries the driver.
         """
         super().__init__(gpu, source)
         self._every = every
@@ -232,7 +232,7 @@ class Pids:
         return bool(self._left)
 
     def by_session(self, busy: Mapping[int, float], strangers: Mapping[int, str]) -> dict[str, float]:
-        """Add up seconds by session from seconds by pid.
+        """Sum seconds per pid into seconds per session.
 
         Sessions with a process that the agent cannot see are left out. `strangers`: sessions of processes by
         pid, which count for processes that never connected.
@@ -253,7 +253,7 @@ class Pids:
 
 
 AT_ONCE_EVERY = 0.02
-"""Least seconds between two queries, however many processes send their first request."""
+"""Minimum seconds between queries, however many processes send their first request."""
 
 
 class MemoryQueries(_Queries):

@@ -2,7 +2,7 @@
 
 Without the option no package for Kubernetes is imported.
 
-`WithoutProcesses` is NVML without its figures of processes. The driver uses the host's process ids. In a pid namespace
+`WithoutProcesses` is NVML without its per-process figures. The driver uses the host's process ids. In a pid namespace
 of its own (a pod without hostPID) the agent can match none of them: the kernel gives it pid 0 for a process of another
 namespace, and an id that exists in both belongs to another process.
 """
@@ -117,7 +117,7 @@ class ClusterOptions:
     cdi: str
     preload_file: bool
     observes: bool = False
-    """Another layer gives out the GPUs."""
+    """Another layer allocates the GPUs."""
 
     def allocatable(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         """Return the agent's GPUs among those here. Raises NoGpu."""
@@ -234,7 +234,7 @@ def _unit_size(text: str) -> int:
 
 def _namespace_of_this_pod() -> str | None:
     if not os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return None  # as for clients/cluster.py: the mounted files alone do not mean that the agent is in a pod
+        return None  # as in clients/cluster.py: the mounted files alone do not mean that the agent is in a pod
     try:
         return _SERVICE_ACCOUNT.read_text().strip() or None
     except OSError:
@@ -242,7 +242,7 @@ def _namespace_of_this_pod() -> str | None:
 
 
 class WithoutProcesses:
-    """Figures of GPUs without those of processes."""
+    """GPU figures without per-process figures."""
 
     def __init__(self, source: GpuSource) -> None:
         self._source = source

@@ -162,9 +162,9 @@ def _asks(report: Report) -> object:
 
 
 def _works_before_its_stop(report: Report, written: Report) -> bool:
-    """Return whether a session that is about to be stopped works, and the service counts it as idle.
+    """Return whether a session about to be stopped is working while the service counts it as idle.
 
-    Only the start of work counts: a later idle session can wait, since it loses nothing.
+    Only the start of work counts: a later idle report can wait, since it loses nothing.
     """
     for session in report.sessions:
         works = session.gpu_busy or session.kernels_busy

@@ -8,11 +8,11 @@ Budget of a node: the memory of all sessions beyond the size of its GPUs must fi
 allocations, and at least for its guarantee: so the node's budget never refuses an allocation within the guarantee.
 
 Budget of a session: all of its movable memory must fit into the rest of its server's memory limit, since all of it can
-be paged out: its guarantee stays only while it works. A session with a whole GPU has no neighbours, and only the part
-beyond the GPU counts. While it is idle and lends units, borrowers get only so much of the GPU that the memory beyond
-its server's memory limit stays there.
+be paged out: the guarantee holds only while it works. A session with a whole GPU has no neighbours, and only the part
+beyond the GPU counts. While it is idle and lends units, borrowers must leave room on the GPU for its memory beyond
+its server's memory limit.
 
-`NodeMemory` reads the kernel's figures and applies these rules. `HostUse` measures CPU and host memory of pods: a
+`NodeMemory` reads the kernel's figures and applies these rules. `HostUse` measures pods' CPU and host memory: a
 released session's pod must not request less. `tell_arbiters` passes the driver's figures of device memory to the
 arbiters. Limits of device memory are in session_limit.py.
 """
@@ -51,7 +51,7 @@ class SessionOnGpu:
     """The part of `counted` that can be paged out."""
     guarantee: int
     whole_gpu: bool = False
-    """Whether its share is the whole GPU: others can only borrow of it."""
+    """Whether its share is the whole GPU: others only borrow from it."""
     must_stay: int = 0
     """The part of `movable` that exceeds its server's memory limit."""
 
@@ -86,9 +86,9 @@ def node_needs(gpus: Iterable[GpuMemoryBudget]) -> int:
 
 
 def node_left(gpus: Mapping[str, GpuMemoryBudget], gpu: str, session: str, budget: int | None) -> int:
-    """Return the bytes that the node's budget lets the session allocate on the GPU in addition.
+    """Return how many more bytes the node's budget lets the session allocate on the GPU.
 
-    At least the rest of its guarantee. `budget` None if there is no budget.
+    At least the rest of its guarantee. `budget`: None if there is none.
     """
     if budget is None:
         return UNLIMITED
@@ -109,7 +109,7 @@ def session_needs(on_gpus: Iterable[tuple[GpuMemoryBudget, SessionOnGpu]]) -> in
 
 
 def session_left(gpus: Mapping[str, GpuMemoryBudget], gpu: str, session: str, budget: int | None) -> int:
-    """Return the bytes of movable memory that the session's own budget lets it allocate on the GPU in addition."""
+    """Return how many more bytes of movable memory the session's own budget lets it allocate on the GPU."""
     if budget is None:
         return UNLIMITED
     on_gpus = {name: (there, there.sessions[session]) for name, there in gpus.items() if session in there.sessions}
@@ -128,7 +128,7 @@ def node_budget(desired: int, total: int, available: int, paged_out: int) -> int
 
 
 def session_budget(limit: int, used: int, paged_out: int) -> int:
-    """Return a session's budget: its server's limit without the memory in use.
+    """Return a session's budget: its server's limit minus the memory in use.
 
     Memory that is already paged out may be part of the memory in use; it does not count twice.
     """
@@ -150,7 +150,7 @@ class _Sample:
     at: float
     cpu_seconds: float
     cores: float | None = None
-    """Over the interval before `at`; None if there was none."""
+    """Use in the interval before `at`; None without one."""
 
 
 class HostUse:
@@ -185,13 +185,13 @@ class HostUse:
 
 
 FRESH = 0.5
-"""Seconds for which a figure of the kernel is used again."""
+"""Seconds for which a kernel figure is reused."""
 REPORT_FRESH = 10.0
-"""Seconds for which a session's budget in reports is used again: its figures are in several files, and a report is for
+"""Seconds for which reports reuse a session's budget: its figures are in several files, and reports are only for
 people.
 """
 _ROUND = 64 * 2**20
-"""Budgets are reported in steps of so many bytes: the kernel's figures change all the time."""
+"""Bytes to which reported budgets are rounded: the kernel's figures change all the time."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class NodeMemory:
         self._use = HostUse(self._cgroups, self.clock)
 
     def left_for(self, session: MemorySession, gpu: str, kind: ReserveKind) -> tuple[int, MemoryLimit]:
-        """Return the bytes that the session may allocate on the GPU in addition, and the limiting budget."""
+        """Return how many more bytes the session may allocate on the GPU, and the limiting budget."""
         if self.settings.node == "off":
             return UNLIMITED, MemoryLimit.NODE_HOST_MEMORY
         gpus = self.on_gpus()
@@ -296,7 +296,7 @@ class NodeMemory:
         return (budget, guaranteed) if budget < guaranteed and session.record.request.oversubscribe else None
 
     def lacks_host_memory(self, session: MemorySession, amount: int) -> str | None:
-        """Return why the budgets do not hold `amount` more bytes of the session in host memory; None if they do."""
+        """Return why `amount` more bytes of the session exceed the host memory budgets; None if they fit."""
         of_session, of_node = self.session_budget(session), self.node_budget()
         if of_session is not None and amount > of_session:
             return (
@@ -354,7 +354,7 @@ class NodeMemory:
     def session_budget(self, session: MemorySession, fresh: float = FRESH) -> int | None:
         """Return the session's budget in bytes; None if its server has no readable memory limit of its own.
 
-        ``fresh``: the age in seconds up to which a figure is used again.
+        ``fresh``: the age in seconds up to which a figure is reused.
         """
         if self.settings.node == "off":
             return None
@@ -371,7 +371,7 @@ class NodeMemory:
         if record.pod is not None:
             group = self._cgroups.of_pod(record.pod.uid)
         elif record.process is not None and (path := processes.cgroup(record.process.pid)) is not None:
-            # groups that the agent is in as well are shared with other sessions
+            # groups that also contain the agent are shared with other sessions
             group = self._cgroups.of_path(path, below=processes.cgroup_of_self() or "/")
         else:
             group = None
@@ -426,7 +426,7 @@ def tell_arbiters(
     A process with several connections counts once, for its first connection. ``unstated``: bytes that a process
     holds beyond its stated memory, by pid and GPU. The figures bound a process's use of its stated memory. NVML of
     a real driver is not known to count managed memory for its process: there the bound is the memory in use on the
-    whole GPU, without the figures of other processes. A process that the driver does not list has no memory on the
+    whole GPU, minus the figures of other processes. A process that the driver does not list has no memory on the
     GPU.
     """
     sessions = list(sessions)

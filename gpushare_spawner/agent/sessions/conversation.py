@@ -46,10 +46,10 @@ Key = TypeVar("Key")
 
 
 class CpuBudget(Protocol):
-    """The CPU time of the agent that a session may use."""
+    """The agent's CPU time that a session may use."""
 
     def spare_in(self) -> float:
-        """Return the seconds until the budget exceeds the need of the session's connections; 0: it does now."""
+        """Return the seconds until the budget exceeds what the session's connections need; 0 if it does now."""
 
     def charge(self, work: Callable[[], None]) -> None:
         """Do the work and count its CPU time."""
@@ -69,11 +69,11 @@ class BurstFrames(Generic[Key]):
         self._tell = tell
         self._call_later = call_later
         self._held: dict[Key, tuple[Frame, ...]] = {}
-        """The longest held first."""
+        """Longest held first."""
         self._timer: asyncio.TimerHandle | None = None
 
     def received(self, key: Key, frame: Frame) -> None:
-        """Tell the arbiter of a BUSY or an IDLE, now or later."""
+        """Send the arbiter a BUSY or IDLE frame, now or later."""
         if not self._held and not self._budget.spare_in():
             self._tell(key, frame)  # the reader counts the time
             return
@@ -83,7 +83,7 @@ class BurstFrames(Generic[Key]):
         self._schedule()
 
     def catch_up(self, key: Key) -> None:
-        """Pass the held frames of a process to the arbiter, before another of its frames."""
+        """Pass a process's held frames to the arbiter before passing its next frame."""
         for frame in self._held.pop(key, ()):
             self._tell(key, frame)
 
@@ -96,7 +96,7 @@ class BurstFrames(Generic[Key]):
             self._timer = self._call_later(self._budget.spare_in(), self._next)
 
     def _next(self) -> None:
-        """Pass the frames of one process in each turn of the event loop, so that other sessions have theirs."""
+        """Pass one process's frames per event loop iteration, so that other sessions get their turn."""
         self._timer = None
         if self._held and not self._budget.spare_in():
             key = next(iter(self._held))
@@ -173,9 +173,9 @@ _NEVER = 2**64 - 1
 _NO_FIGURES = (0, 0, 0, LeaseState.NONE, 0)
 """Fields of STATUS for a session whose GPU is gone, see `Conversation._figures`."""
 MEMORY_EVERY = 0.01
-"""Seconds between two times at which the last MEMORY frame of each process takes effect."""
+"""Seconds between the times at which each process's last MEMORY frame takes effect."""
 MEMORY_AT_ONCE = 4
-"""Number of processes of a session with an effective MEMORY frame each time; the others follow."""
+"""Number of a session's processes whose MEMORY frame takes effect each time; the others follow."""
 CONTEXT_BYTES = 512 * 2**20
 """Bytes to allocate for a process that is short of memory if the call does not state a size, see protocol.md."""
 AGENT_FEATURES = (
@@ -211,7 +211,7 @@ class Surroundings(Protocol):
 
     @property
     def arbitrations(self) -> Mapping[str, GpuArbitration]:
-        """By the GPU's UUID."""
+        """Keyed by GPU UUID."""
 
     def work_begins(self, session: Session) -> None:
         """Restore a downgraded or released session before the lease request of a burst."""
@@ -254,10 +254,10 @@ class Conversation:
         self._memory_at = 0.0
         """Time of the event loop at which MEMORY frames last took effect."""
         self._memory: dict[tuple[Connection, str], Frame] = {}
-        """MEMORY frames since then, the oldest first."""
+        """MEMORY frames since then, oldest first."""
         self._memory_timer: asyncio.TimerHandle | None = None
         self._bursts: BurstFrames[tuple[Connection, str]] | None = None
-        """Created with the first connection: all connections of the session have one budget."""
+        """Created with the first connection: the session's connections share one budget."""
 
     def received(self, connection: Connection, frame: Frame) -> None:
         """Handle a frame. Raises FrameRefused before HELLO, for another role, or for a GPU of another session."""
@@ -340,7 +340,7 @@ class Conversation:
             self._say_memory(connection, Role.CUDA if connection in self._session.cuda else Role.OBSERVER)
 
     def tell_notice(self) -> None:
-        """Notify the session's observers of its notice, or that there is none."""
+        """Tell the session's observers its notice, or that there is none."""
         for connection in self._session.observers:
             self._send_notice(connection)
 
@@ -352,7 +352,7 @@ class Conversation:
     def tell_messages(self) -> None:
         """Notify the session's observers of their user's messages.
 
-        A withdrawn message is missing in the next answer to QUERY.
+        A withdrawn message is not in the next answer to QUERY.
         """
         for connection in self._session.observers:
             self._messages(connection)
@@ -455,7 +455,7 @@ class Conversation:
             record.effective_units,
             record.borrowed_units,
             int(session.converts_memory),
-            # an observer waits for as many DEVICE and STATUS frames, and gets one frame without a GPU where
+            # an observer awaits this many DEVICE and STATUS frames, and gets one frame without a GPU if
             # no GPU is left
             len(self._names(role)) if role is Role.CUDA else max(1, len(session.gpus)),
             self._features(role),
@@ -480,7 +480,7 @@ class Conversation:
         return Feature.OBSERVE if role is Role.CUDA else OBSERVED_FEATURES
 
     def _names(self, role: Role) -> dict[bytes, str]:
-        """Return the session's UUIDs as a process of that role can know them, each with the report's UUID."""
+        """Return the GPU UUIDs that a process of that role can know, each with the UUID in the report."""
         return self._uuids if role is Role.CUDA else {gpu_bytes(gpu.uuid): gpu.uuid for gpu in self._session.gpus}
 
     def _say_memory(self, connection: Connection, role: Role) -> None:
@@ -561,7 +561,7 @@ class Conversation:
         return snapshot.memory_bytes, snapshot.resident_bytes, limit, lease, on_gpu | with_work << 32
 
     def _uses(self) -> dict[str, tuple[float, list[tuple[Connection, float]]]]:
-        """Return the GPU time of the session in the last second, and of its busiest processes, by GPU."""
+        """Return the GPU time of the session and its busiest processes in the last second, by GPU."""
         processes = {process.number: process for process, _ in self._limits.processes()}
         uses = {}
         for gpu in self._session.gpus:
@@ -581,12 +581,12 @@ class Conversation:
                 observer.send(Kind.USE, *fields, gpu=gpu_bytes(uuid))
 
     def _past(self, instant: int) -> float | None:
-        """Convert an instant that a process states to seconds since the epoch, never in the future; None for 0."""
+        """Convert an instant stated by a process to seconds since the epoch, never in the future; None for 0."""
         return min(instant / NANOSECONDS, self._around.wall_clock()) if instant else None
 
 
 def _check_observed(frame: Frame) -> None:
-    """Raise FrameRefused for a frame that a process does not send if another layer shares the GPU."""
+    """Raise FrameRefused for a frame that a process must not send if another layer shares the GPU."""
     if frame.kind not in _OF_OBSERVED_PROCESSES:
         raise FrameRefused(NOT_ALLOWED, f"{frame.kind.name} where another layer shares the GPU")
     if frame.kind is not Kind.MEMORY and frame.fields[0]:

@@ -48,7 +48,7 @@ class PodOwner(BaseModel):
     folders: tuple[str, ...] = ()
     """Names of its mounted folders; empty: one for each grant, named after its ids."""
     seen: tuple[str, ...] = ()
-    """The handled decisions on the tier in the pod's annotations, the latest last."""
+    """The handled decisions on the tier in the pod's annotations, latest last."""
     averted: Notice | None = None
     """The notice in the pod's annotations that the agent has withdrawn, as work averts its action; None if there is
     none.
@@ -58,7 +58,7 @@ class PodOwner(BaseModel):
     moved there.
     """
     notice_moved: float = 0.0
-    """Seconds by which the clock was set since."""
+    """Clock change in seconds since then."""
     placed_units: Units | None = None
     """Units that its devices stand for, on each of its GPUs; None if they stand for the session's share, which has not
     changed."""
@@ -121,7 +121,7 @@ class Clock(BaseModel):
     boot: str
     """The kernel's boot id."""
     offset: Annotated[float, Field(allow_inf_nan=False)]
-    """Seconds between it and the clock that starts with the machine."""
+    """Seconds between the wall clock and the boot clock."""
 
 
 class SessionRecord(BaseModel):
@@ -133,9 +133,9 @@ class SessionRecord(BaseModel):
     version: Literal[1] = 1
     request: OpenRequest
     opened_at: Instant
-    """By the clock of that time: the session's name in other processes. Durations count from `begun`."""
+    """By the clock at that time; names the session in other processes. Durations count from `begun`."""
     clock_moved: float = 0.0
-    """Seconds by which the clock was set since then."""
+    """Clock change in seconds since then."""
     clock: Clock | None = None
     """The clock of the instants below."""
     borrowed_units: Units
@@ -153,7 +153,7 @@ class SessionRecord(BaseModel):
     """End of the time for which the units that its tier took are kept for spawns in quota; None if they are not."""
     controls: Controls = NO_CONTROLS
     messages: tuple[Message, ...] = ()
-    """Messages of the session's user, one of each cause, the earliest first."""
+    """Messages of the session's user, one per cause, earliest first."""
     gpu_busy: bool = False
     """Whether there was work when this was written."""
     last_gpu_activity: Instant | None = None
@@ -238,9 +238,9 @@ def regular_content(path: Path) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file; a crash leaves the old or the new file. Raises OSError; the old file is whole then.
+    """Replace a file; a crash leaves the old or the new file. Raises OSError, leaving the old file whole.
 
-    The file belongs to this user alone, whatever the umask: other users can pass the state folder, and must not
+    The file belongs to this user alone, whatever the umask: others can traverse the state folder, but must not
     read its records.
     """
     fresh = path.with_suffix(".new")
@@ -330,7 +330,7 @@ class RecordFolder:
         return sorted(records, key=lambda record: record.opened_at)
 
     def write(self, name: str, record: bytes | None) -> None:
-        """Replace a record, or remove it. Raises OSError; the old record is whole then."""
+        """Replace a record, or remove it. Raises OSError, leaving the old record whole."""
         path = self.folder / name
         if record is None:
             path.unlink(missing_ok=True)
@@ -362,7 +362,7 @@ class RecordFolder:
 
 
 class Store:
-    """Writer of records in a thread, in order, only the latest of each session.
+    """Writes records in a thread, in order, only the latest of each session.
 
     A failing disk (full, read-only) stops nothing: the agent continues from memory, logs the failure once, and
     writes the missing records with each `retry`.
@@ -411,7 +411,7 @@ class Store:
         return self.failure if f"{short_name(session_id)}.json" in self._refused else None
 
     def retry(self) -> None:
-        """Write the records that the disk refused again."""
+        """Retry the writes that the disk refused."""
         if self._unwritten:
             self._start()
 

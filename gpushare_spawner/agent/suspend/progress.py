@@ -1,6 +1,6 @@
 """Progress of the suspension or resumption of one session, and the reasons for a failed step.
 
-`SuspendParts` also requests memory of the other sessions on a GPU meanwhile. `may_attach` and `why_not` state in
+Meanwhile, `SuspendParts` recalls memory from the other sessions on a GPU. `may_attach` and `why_not` state in
 words whether processes can be suspended here: the driver, its functions, the right to use them. The steps are in
 steps.py.
 """
@@ -26,7 +26,7 @@ from gpushare_spawner.agent.suspend.driver import CheckpointResult, Code, Driver
 from gpushare_spawner.model.frames import Frame
 
 SOON, LATER = 2.0, 60.0
-"""Seconds until the next attempt to suspend a session: after a busy session; after another cause."""
+"""Seconds until the next attempt to suspend a session: after it was busy; after another failure."""
 MOMENT = 10.0
 """The longest pause in seconds for which other sessions wait for the memory of a busy session.
 
@@ -81,7 +81,7 @@ class CannotResume(Exception):
 
 
 class CannotRestore(CannotResume):
-    """Refusal of the driver, regardless of the free memory."""
+    """Refusal by the driver, regardless of the free memory."""
 
 
 @dataclass(eq=False)
@@ -104,7 +104,7 @@ class SuspendProgress:
     task: asyncio.Task[None] | None = None
     retry: asyncio.TimerHandle | None = None
     check: asyncio.TimerHandle | None = None
-    """Timer of the next check whether the suspended processes have ended."""
+    """Timer for the next check for the end of the suspended processes."""
 
     def cancel_timers(self) -> None:
         """Cancel the timers of the next attempts and checks."""
@@ -126,7 +126,7 @@ class SuspendParts:
 
     checkpoints: DriverCheckpoints
     arbitrations: Mapping[str, GpuArbitration]
-    """By the GPU's UUID."""
+    """Keyed by GPU UUID."""
     sessions: Mapping[str, Session]
     """By id."""
     source: GpuSource
@@ -135,7 +135,7 @@ class SuspendParts:
     records: Store
     """Keeps records of processes that outlive their session."""
     lacks_host_memory: Callable[[Session, int], str | None]
-    """Returns why so many bytes of a session exceed the budgets of host memory; None if they fit."""
+    """Returns why the given bytes of a session exceed the host memory budgets; None if they fit."""
     save: Callable[[Session], Coroutine[Any, Any, None]]
     """Writes a session's record to the disk. Raises OSError."""
     news: Callable[[], None]
@@ -148,7 +148,7 @@ class SuspendParts:
 
     @contextlib.contextmanager
     def hold_grants(self, session: str, gpu: Gpu) -> Iterator[None]:
-        """Keep the arbiter from granting memory on the GPU to other sessions. They may have memory in advance."""
+        """Keep the arbiter from granting memory on the GPU to other sessions. They may hold unused grants."""
         self.holds.begin(gpu.uuid, session)
         try:
             yield
@@ -169,7 +169,7 @@ class SuspendParts:
 
 
 _CAP_SYS_PTRACE = 19
-"""Bit of include/uapi/linux/capability.h."""
+"""Bit in include/uapi/linux/capability.h."""
 
 _WHY = {
     Code.NO_DRIVER: "there is no CUDA driver (libcuda.so.1) beside NVML; containers need NVIDIA_DRIVER_CAPABILITIES="
@@ -213,12 +213,12 @@ def may_attach(proc: Path = Path("/proc")) -> bool:
 
 
 async def why_not(checkpoints: DriverCheckpoints, may_attach: bool) -> str | None:
-    """Return a sentence why this machine cannot suspend processes; None if it can.
+    """Return why this machine cannot suspend processes (a sentence), or None.
 
-    Causes are the driver and this process's rights.
+    Causes: the driver or this process's rights.
     """
     answer = await checkpoints.state()
-    # the worker has no context; drivers may answer in these ways then
+    # the worker has no context; drivers may then answer in these ways
     if not answer.ok and answer.code not in (Code.INVALID_VALUE, Code.NOT_INITIALIZED):
         return reason_of(answer, "Processes cannot be suspended")
     if not may_attach:

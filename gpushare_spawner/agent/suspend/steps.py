@@ -1,7 +1,7 @@
 """The steps of a suspension and of a resumption.
 
 Suspension: all processes of the session get SUSPEND, then are locked, then checkpointed. A failed step raises
-CannotSuspend. Processes that are locked or checkpointed then stay so; `ResumeSteps` restores and unlocks them.
+CannotSuspend. Locked or checkpointed processes then remain so; `ResumeSteps` restores and unlocks them.
 
 Resumption: wait for free memory, then restore and unlock the processes. `ResumeSteps` serves processes of sessions, and
 `LeftoverProcesses`: suspended processes that outlive their session, or could not be resumed with it. Each of these has
@@ -112,7 +112,7 @@ class SuspendSteps:
             progress.answered.set()
 
     async def _ask(self, progress: SuspendProgress) -> None:
-        """Send SUSPEND to all processes: make no driver calls, and answer whether they can be suspended."""
+        """Send SUSPEND: all processes stop driver calls and answer whether they can be suspended."""
         recipients = set(progress.session.cuda)
         older = [connection.peer.pid for connection in recipients if Feature.SUSPEND not in connection.features]
         if older:
@@ -136,7 +136,7 @@ class SuspendSteps:
     async def _sizes(self, progress: SuspendProgress) -> dict[ProcessName, int]:
         """Return the bytes on the GPU of each process that has a CUDA context.
 
-        Raises CannotSuspend if a process is not the session's by the kernel's facts: a connection alone does
+        Raises CannotSuspend if the kernel does not show a process as the session's: a connection alone does
         not make a process part of a session.
         """
         session = progress.session
@@ -306,7 +306,7 @@ class ResumeSteps:
         return answer.ok and answer.state in (ProcessState.RUNNING, ProcessState.LOCKED)
 
     async def unlock(self, names: Iterable[ProcessName]) -> None:
-        """Unlock processes that are only locked. Checkpointed processes stay so.
+        """Unlock processes that are only locked. Checkpointed ones remain so.
 
         The call about a process can wait for the end of its checkpoint; the others do not wait for that.
         """
@@ -321,7 +321,7 @@ class ResumeSteps:
 
     @contextlib.asynccontextmanager
     async def _memory(self, session: str, gpu: Gpu, needed: int, spare: int) -> AsyncIterator[None]:
-        """Wait until so many bytes are free, and keep them free while the body restores processes into them.
+        """Wait until `needed` bytes are free, and keep them free while the body restores processes there.
 
         Raises CannotResume if they are not.
         """
@@ -380,7 +380,7 @@ class LeftoverProcesses:
         """Start without processes.
 
         `report` is called with a session's id, the pid of a process, and the driver's reason why it cannot be
-        restored. Reason None if the process runs again or has ended.
+        restored. None if the process runs again or has ended.
         """
         self._resume_steps = resume_steps
         self._records = records
@@ -479,7 +479,7 @@ async def resume_all(
 async def _resume_record(
     record: SessionRecord, gpus: dict[str, Gpu], resume_steps: ResumeSteps, say: Callable[[str], None]
 ) -> bool:
-    """Return whether there was a suspended process and all of them run, or have ended."""
+    """Return whether there were suspended processes and all now run or have ended."""
     session, suspension = record.request.id, record.suspension
     if suspension is None:
         return False

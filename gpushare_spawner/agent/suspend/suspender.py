@@ -73,7 +73,7 @@ class Suspender:
     async def close(self) -> None:
         """Stop between two steps or in a step. Processes that are only locked are unlocked.
 
-        Checkpointed processes stay so; the next agent continues from the records.
+        Checkpointed ones remain so; the next agent continues from the records.
         """
         self._closed = True
         under_way = [
@@ -199,7 +199,7 @@ class Suspender:
             self._begin(progress, work(progress))
 
     def _begin(self, progress: SuspendProgress, work: Coroutine[Any, Any, None]) -> None:
-        """Schedule the work after the session's current task; nothing once the agent stops."""
+        """Schedule the work after the session's current task, unless the agent is stopping."""
         if self._closed:
             work.close()
             return
@@ -240,7 +240,7 @@ class Suspender:
             self._forget_ended(progress)  # processes may have ended meanwhile without a check
 
     async def _suspension_failed(self, progress: SuspendProgress, error: Exception) -> None:
-        """Restore the session's processes, and set when the next attempt comes."""
+        """Restore the session's processes, and schedule the next attempt."""
         session = progress.session
         refusal = error if isinstance(error, CannotSuspend) else CannotSuspend(f"An error of the agent: {error!r}.")
         if refusal is not error:
@@ -256,7 +256,7 @@ class Suspender:
         self._arbitration(session).not_suspended(session.id)
 
     async def _end_suspension(self, progress: SuspendProgress, suspension: Suspension) -> None:
-        """Write that the session's processes run, and schedule further attempts for those that were not restored."""
+        """Record that the session's processes run, and schedule retries for those that were not restored."""
         progress.session.record.suspension = None
         with contextlib.suppress(OSError):  # written later; the log has the reason
             await self._parts.save(progress.session)
@@ -304,7 +304,7 @@ class Suspender:
     async def _recover(self, progress: SuspendProgress) -> None:
         """Determine the progress of an earlier run of the agent.
 
-        A session with all processes suspended stays so.
+        A fully suspended session stays suspended.
         """
         session, suspension = progress.session, progress.session.record.suspension
         assert suspension is not None

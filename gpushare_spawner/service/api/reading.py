@@ -58,7 +58,7 @@ class PageArguments(Arguments):
 
 
 class SessionsQuery(PageArguments):
-    """Filters of sessions, and their order."""
+    """Session filters and sort order."""
 
     q: Annotated[str, Field(max_length=200)] = ""
     """A part of the name of the user, server, node, template or group; case is ignored."""

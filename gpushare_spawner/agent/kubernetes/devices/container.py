@@ -39,7 +39,7 @@ class ContainerResponses:
 
     libraries: HostLibraries
     preload_file: bool = False
-    """Preload the library by /etc/ld.so.preload rather than LD_PRELOAD, which a program can replace."""
+    """Preload the library via /etc/ld.so.preload, not LD_PRELOAD, which a program can replace."""
 
     def answer(self, gpu: Gpu, folder: Path, cdi_name: str | None) -> messages.ContainerAllocateResponse:
         """Return the answer for a container that gets devices of this GPU.

@@ -54,7 +54,7 @@ class Handed:
     offered: Mapping[str, frozenset[str]]
     """Resource name -> ids of all healthy devices, of all plugins on the node."""
     started: float | None = None
-    """Creation time of the kubelet's socket, by the node's clock: another one means a new start."""
+    """Creation time of the kubelet's socket, by the node's clock: a new time means a restart."""
 
 
 class PodResources:

@@ -119,7 +119,7 @@ def needed_share_patch(annotated: PodSession, record: SessionRecord) -> dict[str
 
 
 MAX_SEEN = 16
-"""Decisions that a record keeps."""
+"""Maximum decisions per record."""
 
 
 class Moves(Protocol):
@@ -240,7 +240,7 @@ def remember(hold: PodOwner, dealt_with: Iterable[str]) -> None:
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
-"""Seconds between tries of a patch."""
+"""Seconds between patch attempts."""
 
 
 class Api(Protocol):
