@@ -1,6 +1,7 @@
 """The base of all sharing spawners: their settings, and the objects that the spawners of one hub share.
 
-The steps of a spawn are in `local.mixin` and `kubernetes.spawner`; its state is in `attempt`.
+The common steps of a spawn are here (`_prepare`, `_reserve_share`), the others in `local.mixin` and
+`kubernetes.spawner`; its state is in `attempt`.
 """
 
 from __future__ import annotations

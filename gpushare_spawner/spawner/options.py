@@ -2,7 +2,7 @@
 
 A profile is a compute template or an admin's own entry in KubeSpawner's profile_list conventions. `choose` checks a
 request on the server, the same for the form and for the API. `Overrides` sets the traits of a kubespawner_override on
-any spawner for one spawn, and restores them afterwards. Does not render: see ``form``.
+any spawner for one spawn, and restores them afterwards. Does not render, nor read the form's fields: see ``form``.
 """
 
 from __future__ import annotations

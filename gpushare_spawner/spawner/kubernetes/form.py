@@ -1,9 +1,8 @@
-"""The cluster's form, the choice that a user's options mean, and the settings that `GPUShareSpawner` adds.
+"""The cluster's form, and the choice that a user's options mean.
 
 Cards are compute templates and the profiles of KubeSpawner's ``profile_list``. The form is ours, or an admin's
 replacement of KubeSpawner's with templates as entries. Options of templates are checked by `spawner.options`, options
-of profiles by KubeSpawner. Each function of a setting makes one trait for the spawner's class. The settings of all our
-spawners are in `spawner.base`.
+of profiles by KubeSpawner.
 """
 
 from __future__ import annotations

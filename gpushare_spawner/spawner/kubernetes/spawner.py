@@ -1,8 +1,8 @@
 """KubeSpawner with shared GPUs: an adapter from its methods to the parts in this package.
 
-A spawn goes through `options` (the choice), `reservations` (a place, perhaps after a wait), `pod` (the pod) and
-`attempt` (its state and tries, and whether the node admits the pod). `cluster.watches` keeps the watches running,
-`cluster.snapshot` reads them; `owned_objects` removes obstructing pods.
+A spawn goes through `base` (the common steps), `options` (the choice), `reservations` (a place, perhaps after a
+wait), `pod` (the pod) and `attempt` (its state and tries, and whether the node admits the pod). `cluster.watches`
+keeps the watches running, `cluster.snapshot` reads them; `owned_objects` removes obstructing pods.
 """
 
 from __future__ import annotations

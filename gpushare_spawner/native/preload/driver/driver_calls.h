@@ -18,6 +18,7 @@
        puts work into the default stream; the twin `name_ptds` into the thread's own.
    SINGLE(name, symbol-for name, version, parameters, arguments, stream)
        puts work into a stream; has no twin.
+   The wrappers of the last three are in wrappers/gated_calls.c.
 
    A file defines the words that it needs. COUNTED is HELD, and HELD and WATCHED are WRAPPED, where they are not
    defined; the others are nothing. All are undefined at the end. */

@@ -29,9 +29,9 @@ enum gate_wait_end {
     GATE_WAIT_UNANSWERED,  /* the agent has not answered for too long: continue without it */
 };
 
-/* Wait while `*word` is `shut`, and have the background thread ask the agent for the GPU: 35 s without an answer at
-   most. The word is a gate, the suspension of the process (launch.c), or a count of grants (shortage.c). Holds no lock,
-   and must not be inside a call. */
+/* Wait while `*word` is `shut`, and have the background thread (lease_step) ask the agent for the GPU: 35 s without an
+   answer at most. The word is a gate, the suspension of the process (launch.c), or a count of grants (shortage.c).
+   Holds no lock, and must not be inside a call. */
 enum gate_wait_end gate_wait(_Atomic uint32_t *word, uint32_t shut, struct gpu *gpu, struct passage *passage);
 
 /* Whether a wait that a signal has interrupted may end now; a few of the thread's calls may pass then. While the
