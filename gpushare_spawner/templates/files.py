@@ -42,9 +42,11 @@ class WatchedFile(Generic[Content]):
     def read(
         cls, kind: FileKind[Content], path: Path, signature: Signature | None, previous: WatchedFile[Content] | None
     ) -> WatchedFile[Content]:
-        """Read the file now. ``previous``: the reading before. Raises nothing."""
+        """Read the file now. ``previous``: the reading before, whose objects are kept if nothing changed."""
         read_at = time.time()
         parsed = read_file(kind, path)
+        if previous is not None and parsed == previous.parsed:
+            parsed = previous.parsed  # also its lines are equal, so the same fields are written
         good = parsed if parsed.content is not None else previous.good if previous is not None else None
         return cls(signature, read_at, parsed, good)
 

@@ -116,8 +116,8 @@ class PolicyFolder:
             previous = self._files.get(name)
             if previous is None or previous.outdated(signature):
                 kind = RESERVED.get(name, TEMPLATE)
-                self._files[name] = WatchedFile.read(kind, self.path / name, signature, previous)
-                changed = True
+                file = self._files[name] = WatchedFile.read(kind, self.path / name, signature, previous)
+                changed = changed or previous is None or file.parsed is not previous.parsed
         return changed
 
     def _gather(self) -> Policy:
