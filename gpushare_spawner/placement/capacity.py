@@ -157,11 +157,10 @@ class Rated(NamedTuple):
 
 
 class Rating:
-    """How a strategy compares nodes; this one treats all alike. Equal ratings (by ``==``) share an index."""
+    """How a strategy compares nodes; this one treats all alike. Equal ratings (by ``==``) share an index.
 
-    def admits(self, demand: Demand, node: NodeCapacity) -> bool:
-        """Return whether to rate a node: by default if it can take the demand now."""
-        return fits(demand, node)
+    A rating with a method ``admits(demand, node)`` selects its nodes by it; others rate the nodes that `fits` names.
+    """
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
         """Rate the best place on an admitted node; equal for equal demands and nodes in equal state."""
@@ -169,7 +168,7 @@ class Rating:
 
 
 def admission(rating: Rating) -> Callable[[Demand, NodeCapacity], bool]:
-    """Return the filter of the nodes to rate: `fits` for an admin's own strategy that has only `Rating.rate`."""
+    """Return the filter of the nodes to rate."""
     return getattr(rating, "admits", fits)
 
 
@@ -445,7 +444,7 @@ class FreeCapacity:
         indexes = (
             index
             for (index_demand, rating), index in reversed(self._indexes.items())
-            if index_demand == demand and getattr(type(rating), "admits", Rating.admits) is Rating.admits
+            if index_demand == demand and admission(rating) is fits
         )
         return next(indexes, None) or self._index(demand, UNRATED)
 

@@ -24,6 +24,7 @@ from urllib.parse import urlparse
 from jupyterhub.utils import make_ssl_context
 from tornado.web import Application
 
+from gpushare_spawner.background import cancel
 from gpushare_spawner.clients.agent import default_control_socket
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.descriptors import allow_many
@@ -436,9 +437,7 @@ async def _run_until_stopped(options: argparse.Namespace, work: list[Coroutine[A
         where = f"agents of the namespace {options.namespace}"
     log.info("Idle culler and dashboard for the %s, templates in %s", where, options.templates_dir)
     await stop.wait()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await cancel(*tasks)
 
 
 def _history(

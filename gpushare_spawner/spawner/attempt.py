@@ -16,6 +16,7 @@ from enum import Enum
 from html import escape
 from typing import Any, Generic, TypeVar
 
+from gpushare_spawner.background import cancel
 from gpushare_spawner.model.control import LONGEST_TEXT, QueueProgress
 from gpushare_spawner.model.layers import LAYERS
 from gpushare_spawner.model.template import Template
@@ -167,9 +168,7 @@ async def interleaved(first: AsyncIterator[Any], second: AsyncIterator[Any]) -> 
                 else:
                     yield event
     finally:
-        for task in coming.values():
-            task.cancel()
-        await asyncio.gather(*coming.values(), return_exceptions=True)
+        await cancel(*coming.values())
 
 
 Reserved = TypeVar("Reserved", bound=Reservation)

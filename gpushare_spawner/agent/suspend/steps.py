@@ -38,6 +38,7 @@ from gpushare_spawner.agent.suspend.progress import (
     SuspendProgress,
     reason_of,
 )
+from gpushare_spawner.background import cancel
 from gpushare_spawner.model.frames import Feature, Frame, Kind
 from gpushare_spawner.wording.amounts import memory
 
@@ -407,9 +408,7 @@ class LeftoverProcesses:
         """Stop. Returns the records of unfinished resumptions."""
         self._closed = True
         left = dict(self._tasks)
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await cancel(*left)
         return list(left.values())
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -24,6 +24,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_type_hint
 from pydantic import BaseModel, ConfigDict, ValidationError
 from tornado.iostream import StreamClosedError
 
+from gpushare_spawner.background import cancel
 from gpushare_spawner.clocks import Budget
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.api.answers import Refusal
@@ -453,8 +454,7 @@ class OperationHandler(ApiPage):
                 following = asyncio.ensure_future(anext(events))
                 await asyncio.wait({following, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if not following.done():
-                    following.cancel()
-                    await asyncio.gather(following, return_exceptions=True)
+                    await cancel(following)
                     return
                 self.set_header("Content-Type", "text/event-stream")
                 # otherwise nginx holds back the events until a buffer is full
