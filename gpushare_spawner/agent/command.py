@@ -35,7 +35,7 @@ from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sockets.control_socket import CannotListen, ControlSocket
 from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints
 from gpushare_spawner.agent.state.folder import AlreadyRunning, PathTooLong, StateFolder
-from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
+from gpushare_spawner.agent.suspend.checkpoints import DriverCheckpoints
 from gpushare_spawner.agent.suspend.steps import resume_all
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.descriptors import allow_many

@@ -26,22 +26,21 @@ from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed
 from gpushare_spawner.agent.periodic import WELL, GpuHealth, InstanceWatch, Rounds, RoundSettings
 from gpushare_spawner.agent.report import session_report
-from gpushare_spawner.agent.sessions.conversation import Conversation
-from gpushare_spawner.agent.sessions.environment import Libraries, mig_environment, mps_environment, session_environment
-from gpushare_spawner.agent.sessions.processes import (
+from gpushare_spawner.agent.sessions.attribution import (
     ContextMemory,
     UnconnectedProcesses,
     UnstatedMemory,
     stated_bytes,
 )
+from gpushare_spawner.agent.sessions.conversation import Conversation
+from gpushare_spawner.agent.sessions.environment import Libraries, mig_environment, mps_environment, session_environment
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.sessions.tiers import Shares
 from gpushare_spawner.agent.sockets.session_socket import ProcessEndpoints, SessionEndpoints
-from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.agent.state.folder import StateFolder
-from gpushare_spawner.agent.state.records import SessionRecord
-from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
+from gpushare_spawner.agent.state.records import Cordons, SessionRecord
+from gpushare_spawner.agent.suspend.checkpoints import DriverCheckpoints
 from gpushare_spawner.agent.suspend.progress import SuspendParts
 from gpushare_spawner.agent.suspend.suspender import Suspender
 from gpushare_spawner.arbiter.settings import ArbiterSettings

@@ -1,7 +1,7 @@
 """The periodic rounds of the agent: session checks, NVML, processes that bypass the library.
 
-The checks themselves are in node.py and sessions/processes.py. `GpuHealth` decides whether a GPU may be allocated, with
-the reason. `InstanceWatch` detects MIG instances that an admin makes and destroys while the agent runs.
+The checks themselves are in node.py and sessions/attribution.py. `GpuHealth` decides whether a GPU may be allocated,
+with the reason. `InstanceWatch` detects MIG instances that an admin makes and destroys while the agent runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, GpuSource, GpuState
 from gpushare_spawner.agent.gpus.samples import PatientQuery
-from gpushare_spawner.agent.sessions.processes import BypassWatch
+from gpushare_spawner.agent.sessions.attribution import BypassWatch
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.background import Repeated
 from gpushare_spawner.model.layers import LayerName

@@ -1,6 +1,6 @@
 """Processes of this machine, from /proc.
 
-A pid alone does not identify a process: the kernel uses it again. Sessions' processes are in sessions/processes.py.
+A pid alone does not identify a process: the kernel uses it again. Sessions' processes are in sessions/attribution.py.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pathlib import Path
 import pynvml
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, NoGpu, Nvml
-from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
+from gpushare_spawner.agent.suspend.checkpoints import DriverCheckpoints
 from gpushare_spawner.agent.suspend.progress import may_attach, why_not
 from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem, skipped
 from gpushare_spawner.wording.amounts import memory

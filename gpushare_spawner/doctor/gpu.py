@@ -24,7 +24,7 @@ from typing import Any
 from gpushare_spawner import native
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.suspend.driver import CheckpointResult, DriverCheckpoints
+from gpushare_spawner.agent.suspend.checkpoints import CheckpointResult, DriverCheckpoints
 from gpushare_spawner.agent.suspend.progress import may_attach, reason_of, why_not
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
 from gpushare_spawner.doctor.gpu_programs import PROGRAMS, Program, ScriptedAgent, ScriptedPeer, free_memory, installed

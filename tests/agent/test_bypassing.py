@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 from gpushare_spawner.agent.gpus.nvml import GpuState
-from gpushare_spawner.agent.sessions import processes
-from gpushare_spawner.agent.sessions.processes import UNCLAIMED_SLACK
+from gpushare_spawner.agent.sessions import attribution
+from gpushare_spawner.agent.sessions.attribution import UNCLAIMED_SLACK
 from gpushare_spawner.agent.state.records import PodOwner
 from gpushare_spawner.model.control import ConfirmRequest
 from gpushare_spawner.model.frames import Kind
@@ -142,7 +142,7 @@ async def test_process_of_a_pod_that_another_layer_serves_can_do_without_the_lib
 ) -> None:
     agent.open(layer=LayerName.MPS, oversubscribe=False)
     agent.node.sessions["ada"].record.pod = PodOwner(namespace="hub", name="jupyter-ada", uid="1", devices={})
-    monkeypatch.setattr(processes, "attributed", lambda pids, owners: {"ada": set(pids)})
+    monkeypatch.setattr(attribution, "attributed", lambda pids, owners: {"ada": set(pids)})
     shows(agent, {child.pid: GIB})
     await polls(agent)
     assert accused(agent) == ()

@@ -11,7 +11,7 @@ import pytest
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.suspend.checkpoint_worker import ENDED, SUCCESS, answer
-from gpushare_spawner.agent.suspend.driver import Code
+from gpushare_spawner.agent.suspend.checkpoints import Code
 
 
 class Driver:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gpushare_spawner.agent.gpus.nvml import GpuState
-from gpushare_spawner.agent.sessions.processes import LARGEST, ContextMemory, stated_bytes
+from gpushare_spawner.agent.sessions.attribution import LARGEST, ContextMemory, stated_bytes
 from gpushare_spawner.agent.sessions.session import Session
 from tests.agent.peers import FIRST
 

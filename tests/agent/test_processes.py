@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.sessions.processes import ProcessOwner, attributed, of_other_users
+from gpushare_spawner.agent.sessions.attribution import ProcessOwner, attributed, of_other_users
 
 
 @pytest.fixture

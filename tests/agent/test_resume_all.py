@@ -15,7 +15,7 @@ from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.state.folder import FolderLock
 from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord, Store, Suspension
 from gpushare_spawner.agent.suspend import steps
-from gpushare_spawner.agent.suspend.driver import ProcessState
+from gpushare_spawner.agent.suspend.checkpoints import ProcessState
 from tests.agent.conftest import request_for
 from tests.agent.peers import FIRST, GpusOnPaper
 from tests.agent.test_suspender_failures import SIZE, ScriptedDriver

@@ -17,7 +17,7 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.state.records import SessionRecord, Suspension, short_name
-from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
+from gpushare_spawner.agent.suspend.checkpoints import DriverCheckpoints
 from gpushare_spawner.model.control import TierRequest
 from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.layers import MemoryEngine

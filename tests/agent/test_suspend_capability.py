@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.suspend.driver import CheckpointResult, Code, DriverCheckpoints, ProcessState
+from gpushare_spawner.agent.suspend.checkpoints import CheckpointResult, Code, DriverCheckpoints, ProcessState
 from gpushare_spawner.agent.suspend.progress import may_attach, why_not
 
 

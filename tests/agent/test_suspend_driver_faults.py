@@ -24,10 +24,10 @@ SECONDS = 3.0
 """After which the agent takes a call to hang, instead of 30 and 60."""
 IMPATIENT = f"""
 import sys
-from gpushare_spawner.agent.suspend import driver as driver_checkpoint
+from gpushare_spawner.agent.suspend import checkpoints as checkpoints_module
 from gpushare_spawner.cli import main
-driver_checkpoint.START_WITHIN = driver_checkpoint.GIVE_UP = {SECONDS}
-driver_checkpoint.processes.stopped = lambda pid: False  # a stopped process stands for a driver that hangs
+checkpoints_module.START_WITHIN = checkpoints_module.GIVE_UP = {SECONDS}
+checkpoints_module.processes.stopped = lambda pid: False  # a stopped process stands for a driver that hangs
 sys.exit(main(sys.argv[1:]))
 """
 

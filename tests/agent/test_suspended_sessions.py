@@ -15,7 +15,7 @@ from statistics import median
 import pytest
 
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.suspend.driver import CheckpointResult, Code, ProcessState
+from gpushare_spawner.agent.suspend.checkpoints import CheckpointResult, Code, ProcessState
 from gpushare_spawner.model.control import CordonRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.frames import Feature, Kind

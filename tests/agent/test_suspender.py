@@ -12,7 +12,7 @@ import pytest
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds
-from gpushare_spawner.agent.suspend.driver import Code
+from gpushare_spawner.agent.suspend.checkpoints import Code
 from gpushare_spawner.agent.suspend.progress import SuspendParts
 from gpushare_spawner.agent.suspend.suspender import Suspender
 from gpushare_spawner.arbiter.settings import ArbiterSettings

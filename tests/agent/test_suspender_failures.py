@@ -17,9 +17,9 @@ from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.state.records import SessionRecord, Suspension
-from gpushare_spawner.agent.suspend import driver as driver_checkpoint
+from gpushare_spawner.agent.suspend import checkpoints as checkpoints_module
 from gpushare_spawner.agent.suspend import progress, steps, suspender
-from gpushare_spawner.agent.suspend.driver import CheckpointResult, Code, DriverCheckpoints, ProcessState
+from gpushare_spawner.agent.suspend.checkpoints import CheckpointResult, Code, DriverCheckpoints, ProcessState
 from gpushare_spawner.agent.suspend.suspender import Suspender
 from gpushare_spawner.model.frames import Feature, Frame, Kind
 from tests.agent.conftest import request_for
@@ -333,8 +333,8 @@ class Unanswered(DriverCheckpoints):
 async def test_stopped_process_is_not_restored_when_it_goes_on_and_keeps_nobody_waiting(
     pids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_checkpoint, "STOPPED_FOR", 0.05)
-    monkeypatch.setattr(driver_checkpoint, "CHECK_EVERY", 0.01)
+    monkeypatch.setattr(checkpoints_module, "STOPPED_FOR", 0.05)
+    monkeypatch.setattr(checkpoints_module, "CHECK_EVERY", 0.01)
     driver = Unanswered()
     restore = asyncio.create_task(driver.restore(named(pids[0]), 2**30))
     await asyncio.sleep(0.1)

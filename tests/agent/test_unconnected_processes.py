@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, Utilisation
-from gpushare_spawner.agent.sessions import processes
-from gpushare_spawner.agent.sessions.processes import UnconnectedProcesses
+from gpushare_spawner.agent.sessions import attribution
+from gpushare_spawner.agent.sessions.attribution import UnconnectedProcesses
 from gpushare_spawner.model.control import ConfirmRequest
 from gpushare_spawner.model.frames import Kind
 from tests.agent.conftest import Agent
@@ -60,7 +60,7 @@ def test_an_answer_is_kept_for_a_second(server: subprocess.Popen[bytes], monkeyp
         asked.append(pids)
         return {"ada": {pid for pid in pids if pid == server.pid}}
 
-    monkeypatch.setattr(processes, "attributed", attributed)
+    monkeypatch.setattr(attribution, "attributed", attributed)
     finder = UnconnectedProcesses({}, clock=lambda: clock[0])
     for clock[0] in (0.0, 0.9, 1.1):
         assert finder.sessions_of([server.pid, 1]) == {server.pid: "ada"}
@@ -78,7 +78,7 @@ def test_two_threads_each_get_their_answer_whatever_the_other_forgets(monkeypatc
             assert go_on.wait(10)
         return {"ada": set(pids)}
 
-    monkeypatch.setattr(processes, "attributed", attributed)
+    monkeypatch.setattr(attribution, "attributed", attributed)
     finder = UnconnectedProcesses({}, clock=lambda: clock[0])
     assert finder.sessions_of([7]) == {7: "ada"}
     with ThreadPoolExecutor(1) as pool:
@@ -91,8 +91,8 @@ def test_two_threads_each_get_their_answer_whatever_the_other_forgets(monkeypatc
 
 
 def test_many_threads_lose_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "REMEMBERED", 0.0005)
-    monkeypatch.setattr(processes, "attributed", lambda pids, owners: {"ada": set(pids)})
+    monkeypatch.setattr(attribution, "REMEMBERED", 0.0005)
+    monkeypatch.setattr(attribution, "attributed", lambda pids, owners: {"ada": set(pids)})
     finder = UnconnectedProcesses({})
 
     def ask(thread: int) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
-from gpushare_spawner.agent.sessions.processes import STEP, UnstatedMemory, stated_bytes
+from gpushare_spawner.agent.sessions.attribution import STEP, UnstatedMemory, stated_bytes
 from gpushare_spawner.agent.sessions.session import Session
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, GIB

@@ -15,7 +15,7 @@ from gpushare_spawner.agent.kubernetes.devices.owners import MAX_DEVICES, Device
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
 from gpushare_spawner.agent.kubernetes.options import ClusterOptions
 from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
-from gpushare_spawner.agent.sessions.processes import _pod_uid
+from gpushare_spawner.agent.sessions.attribution import _pod_uid
 
 GPUS = tuple(Gpu(index, f"GPU-{index}{index}{index}", "A100", 1, minor=index + 4) for index in range(3))
 ZERO, ONE, TWO = GPUS

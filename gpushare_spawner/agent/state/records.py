@@ -2,7 +2,8 @@
 
 Each record is a JSON file, read without waiting and replaced atomically: a crash leaves the old or the new file.
 `RecordFolder` reads and writes the files and blocks on the disk; `Store` writes without delaying the event loop.
-sessions/session.py has the state of a session that a restart loses.
+`Cordons` keeps the cordons of the node and its GPUs. sessions/session.py has the state of a session that a restart
+loses.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ import hashlib
 import logging
 import os
 import stat
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.controls import NO_CONTROLS, Controls, Message
+from gpushare_spawner.model.controls import NO_CONTROLS, Controls, Cordon, Message
 from gpushare_spawner.model.kubernetes.annotations import ShareChangeAnswer
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quantity import LATEST, Instant
 from gpushare_spawner.model.report import NO_HITS, NOTHING, Delivered, MemoryLimitHits, Notice, Units
 from gpushare_spawner.model.share import Tier, UseRule
+from gpushare_spawner.wording.actions import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -454,3 +457,47 @@ class Store:
                     log.warning("records of sessions are written again")
                 self.failure = failure
                 self._changed()
+
+
+CORDON_AUTHOR = "gpushare-agent"
+"""The author of the cordon of a node with unknown cordons."""
+_CORDONS = TypeAdapter(tuple[Cordon, ...])
+
+
+class Cordons:
+    """``cordons.json``, replaced atomically: a crash leaves the old or the new file."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        """Read the file. A missing file means no cordons.
+
+        An unreadable file means a cordon of the node until an admin ends it: a GPU that an admin has cordoned
+        must not get sessions now. `clock`: seconds since the epoch.
+        """
+        self.path = path
+        self._writing = asyncio.Lock()
+        self.now: tuple[Cordon, ...] = ()
+        try:
+            self.now = _CORDONS.validate_json(regular_content(path))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, ValidationError) as error:
+            self.now = (Cordon(by=CORDON_AUTHOR, reason=UNREADABLE, since=clock()),)
+            log.error("cannot read the cordons of this node, %s; no new session comes to its GPUs: %s", path, error)
+
+    async def put(self, gpu: str, cordon: Cordon | None) -> None:
+        """Set the cordon of a GPU (UUID), or of the node (empty). Raises OSError, without a change."""
+        async with self._writing:
+            others = [other for other in self.now if other.gpu != gpu]
+            await self._write([*others, *([cordon] if cordon is not None else [])])
+
+    async def replace(self, cordons: Iterable[Cordon]) -> None:
+        """Set all cordons; nothing is written if they are the same. Raises OSError."""
+        cordons = sorted(cordons, key=lambda cordon: cordon.gpu)
+        async with self._writing:
+            if cordons != sorted(self.now, key=lambda entry: entry.gpu):
+                await self._write(cordons)
+
+    async def _write(self, cordons: list[Cordon]) -> None:
+        # Write them to the disk first, so that an answered request survives a crash.
+        await asyncio.to_thread(replace_file, self.path, _CORDONS.dump_json(tuple(cordons)))
+        self.now = tuple(cordons)

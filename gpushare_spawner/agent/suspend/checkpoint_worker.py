@@ -1,10 +1,10 @@
 """The worker program that calls the driver's checkpoint functions (CUDA 12.8 and driver 570).
 
 The functions are cuCheckpointProcessLock, ...Checkpoint, ...Restore, ...Unlock and ...GetState. A call can hang
-without limit, so the agent makes none itself: driver.py starts this program, and kills it if a call takes too long.
-The worker reads a request on each line of standard input and writes its answer on a line of standard output, both
-JSON. It ends with its input, and is killed when the agent ends: a call must not overlap with calls of the next agent.
-It makes no CUDA context, and imports little, so that it starts quickly.
+without limit, so the agent makes none itself: checkpoints.py starts this program, and kills it if a call takes too
+long. The worker reads a request on each line of standard input and writes its answer on a line of standard output,
+both JSON. It ends with its input, and is killed when the agent ends: a call must not overlap with calls of the next
+agent. It makes no CUDA context, and imports little, so that it starts quickly.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from gpushare_spawner.agent.kubernetes.devices.owners import folder_names
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, PodKey
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
 from gpushare_spawner.agent.node import Node
-from gpushare_spawner.agent.sessions.processes import UnconnectedProcesses
+from gpushare_spawner.agent.sessions.attribution import UnconnectedProcesses
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.background import Repeated
