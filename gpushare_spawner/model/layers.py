@@ -7,7 +7,6 @@ variables of CUDA frameworks that a session with a share starts with, unless the
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -319,10 +318,5 @@ FRAMEWORK_DEFAULTS = {
     # TensorFlow reserves all of it
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
-"""Other kernels of the session cannot use memory that a framework reserves in advance."""
-
-
-def choose_frameworks_defaults(environment: MutableMapping[str, str]) -> None:
-    """Set the missing variables. A variable that is set keeps its value, even if it is empty."""
-    for name, value in FRAMEWORK_DEFAULTS.items():
-        environment.setdefault(name, value)
+"""Variables for a session, unless they are set, even to nothing: other kernels of the session cannot use memory that a
+framework reserves in advance."""

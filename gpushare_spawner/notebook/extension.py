@@ -26,7 +26,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from gpushare_spawner.model.layers import LAYER_VARIABLE, LAYERS, IdleReach, LayerName, choose_frameworks_defaults
+from gpushare_spawner.model.layers import FRAMEWORK_DEFAULTS, LAYER_VARIABLE, LAYERS, IdleReach, LayerName
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.share_status import ControlsStatus, ShareStatus
 from gpushare_spawner.notebook.client import AgentUnavailable
@@ -125,7 +125,8 @@ def _load_jupyter_server_extension(server: Any) -> None:
     if client.shared:
         # not in the pod's manifest, where it would override the image's settings; kernels and terminals inherit this
         # process's environment
-        choose_frameworks_defaults(os.environ)
+        for name, value in FRAMEWORK_DEFAULTS.items():
+            os.environ.setdefault(name, value)
         server.io_loop.add_callback(_start, server, client)  # the loop does not run yet
     elif os.environ.get(LAYER_VARIABLE):
         server.io_loop.add_callback(_keep_active, server)

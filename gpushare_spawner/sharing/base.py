@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from gpushare_spawner.model.kubernetes.annotations import PREFIX
 from gpushare_spawner.model.kubernetes.container_requests import millicores, notebook_container, quantity
-from gpushare_spawner.model.kubernetes.objects import is_mirror, required_of_node
+from gpushare_spawner.model.kubernetes.objects import is_mirror, pinned, required_of_node
 from gpushare_spawner.model.layer_rules import LayerOptions, LayerRule, MigProfile, matches
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, session_id
@@ -460,13 +460,14 @@ class LayerRequest:
         able = frozenset(node.name for node in open_nodes if at_most[node.name] > 0)
         return LayerCapacity(sum(by_node.values()), sum(at_most.values()), by_node=by_node, able=able)
 
-    def resource_capacity(self, nodes: Sequence[ClusterNode], resource: str, amount: int) -> LayerCapacity:
-        """Return the servers that fit on nodes if each needs so much of one resource."""
-        return self.counted(
-            nodes,
-            lambda node: self.facts.free(node, resource) // amount,
-            lambda node: node.allocatable.get(resource, 0) // amount,
+    def resource_capacity(self, choice: ResourceChoice) -> LayerCapacity:
+        """Return the servers that fit on the nodes of a choice by its resource."""
+        capacity = self.counted(
+            choice.nodes,
+            lambda node: self.facts.free(node, choice.resource) // choice.amount,
+            lambda node: node.allocatable.get(choice.resource, 0) // choice.amount,
         )
+        return replace(capacity, profile=choice.profile)
 
     def _beside(self, node: ClusterNode, *, empty: bool = False) -> int:
         """Return the servers of the template that fit by a node's CPU, memory and number of pods.
@@ -509,6 +510,19 @@ class LayerCapacity:
 
 
 @dataclass(frozen=True)
+class ResourceChoice:
+    """Extended resource with which a device plugin gives a server its share, and the nodes that have it."""
+
+    resource: str
+    amount: int
+    nodes: Sequence[ClusterNode]
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Labels of these nodes, in addition to those of `LayerRequest.node_labels`."""
+    profile: MigProfile | None = None
+    """Profile of the MIG device; None: no MIG device."""
+
+
+@dataclass(frozen=True)
 class PodChange:
     """Additions to a pod. They replace entries of the same name."""
 
@@ -520,12 +534,16 @@ class PodChange:
     """Environment of the notebook server's container."""
     node_labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Allowed values of each label of a node."""
+    node: str = ""
+    """The only node; empty: any."""
     scheduler: str = ""
     """Scheduler; empty: the pod's own."""
     priority_class: str = ""
     """Priority class; empty: the pod's own."""
     claim_templates: Mapping[str, str] = field(default_factory=dict)
     """ResourceClaimTemplates for claims of the notebook server's container, by the claim's name in the pod."""
+    claims: Mapping[str, str] = field(default_factory=dict)
+    """ResourceClaims of the pod that no container names, by the claim's name in the pod."""
     volumes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Sources of volumes by name."""
     mounts: Sequence[Mapping[str, Any]] = ()
@@ -546,12 +564,15 @@ class PodChange:
         }
         if self.node_labels:
             new_spec["affinity"] = with_node_labels(spec.get("affinity"), self.node_labels)
+        if self.node:
+            new_spec["affinity"] = pinned(new_spec.get("affinity"), self.node)
         if self.scheduler:
             new_spec["schedulerName"] = self.scheduler
         if self.priority_class:
             new_spec["priorityClassName"] = self.priority_class
-        if self.claim_templates:
-            claims = [{"name": name, "resourceClaimTemplateName": of} for name, of in self.claim_templates.items()]
+        claims = [{"name": name, "resourceClaimTemplateName": of} for name, of in self.claim_templates.items()]
+        claims += [{"name": name, "resourceClaimName": of} for name, of in self.claims.items()]
+        if claims:
             new_spec["resourceClaims"] = _replaced(spec.get("resourceClaims") or [], claims)
         if self.volumes:
             volumes = [{"name": name, **source} for name, source in self.volumes.items()]
@@ -571,6 +592,16 @@ class PodChange:
         if self.mounts:
             changed["volumeMounts"] = [*(notebook.get("volumeMounts") or []), *self.mounts]
         return changed
+
+
+def servers_by_parts(whole: int, used: Iterable[Fraction], each: Fraction) -> int:
+    """Return the servers that fit on GPUs if each server takes so much of one, or so many whole GPUs.
+
+    ``whole``: unused GPUs; ``used``: the used part of each other GPU.
+    """
+    if each >= 1:
+        return max(0, whole) // int(each)
+    return max(0, whole) * int(1 / each) + sum(max(0, int((1 - part) / each)) for part in used)
 
 
 def with_node_labels(affinity: Mapping[str, Any] | None, labels: Mapping[str, Sequence[str]]) -> dict[str, Any]:

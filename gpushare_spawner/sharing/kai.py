@@ -25,6 +25,7 @@ from gpushare_spawner.sharing.base import (
     PodChange,
     PodSpec,
     gpu_part,
+    servers_by_parts,
 )
 
 GPU = "nvidia.com/gpu"
@@ -134,9 +135,7 @@ def _servers(request: LayerRequest, node: ClusterNode, each: Fraction, *, empty:
     groups, reserved = _groups(request, node, pods)
     # a reservation pod requests the whole GPU of its group
     whole = node.allocatable.get(GPU, 0) - sum(pod.requests.get(GPU, 0) for pod in pods) - len(groups.keys() - reserved)
-    if each >= 1:
-        return max(0, whole) // int(each)
-    return max(0, whole) * int(1 / each) + sum(max(0, int((1 - used) / each)) for used in groups.values())
+    return servers_by_parts(whole, groups.values(), each)
 
 
 def _groups(

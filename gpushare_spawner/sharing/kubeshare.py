@@ -18,6 +18,7 @@ from gpushare_spawner.sharing.base import (
     PodChange,
     PodSpec,
     gpu_part,
+    servers_by_parts,
 )
 
 SCHEDULER = "kubeshare-scheduler"
@@ -61,12 +62,9 @@ def _servers(request: LayerRequest, node: ClusterNode, pods: list[ClusterPod]) -
         uuids = [uuid for uuid in pod.annotations.get(UUID, "").split(",") if uuid]
         for uuid in uuids:
             used[uuid] = used.get(uuid, Fraction(0)) + _requested(pod) / len(uuids)
-    share = request.gpu.share
-    untouched = max(0, _gpus(node) - len(used))
-    if share.units == UNITS_PER_GPU:
-        return untouched // share.count
-    each = Fraction(share.units, UNITS_PER_GPU)
-    return untouched * int(1 / each) + sum(max(0, int((1 - part) / each)) for part in used.values())
+    gpus = node.gpu_count if node.gpu_count is not None else node.allocatable.get("nvidia.com/gpu", 0)
+    each = Fraction(request.gpu.share.total_units, UNITS_PER_GPU)
+    return servers_by_parts(gpus - len(used), used.values(), each)
 
 
 def _requested(pod: ClusterPod) -> Fraction:
@@ -75,10 +73,6 @@ def _requested(pod: ClusterPod) -> Fraction:
         return gpu_part(pod.labels[REQUEST])
     except (KeyError, ValueError):
         return Fraction(1)
-
-
-def _gpus(node: ClusterNode) -> int:
-    return node.gpu_count if node.gpu_count is not None else node.allocatable.get("nvidia.com/gpu", 0)
 
 
 def _memory(request: LayerRequest) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 from gpushare_spawner.model.layer_rules import MEMORY_SLICES, MigOptions, MigProfile, guaranteed_memory, smallest
@@ -30,8 +30,7 @@ from gpushare_spawner.sharing.base import (
     LayerCannot,
     LayerCapacity,
     LayerRequest,
-    PodChange,
-    PodSpec,
+    ResourceChoice,
 )
 
 _PROFILE = re.compile(r"(?P<slices>[1-7])g\.(?P<gb>[1-9]\d*)gb(?P<suffix>[.+-][a-z0-9.+-]+)?")
@@ -100,33 +99,26 @@ SINGLE_MARK = "-MIG-"
 """Mark before the profile in a node's product label, with the strategy "single"."""
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """One way to serve the request: a resource on some nodes."""
-
-    resource: str
-    amount: int
-    nodes: tuple[ClusterNode, ...]
-    profile: MigProfile | None = None
-    """Profile of the MIG device; None: whole GPUs."""
-
-
-def render(form: PodSpec, request: LayerRequest) -> PodSpec:
-    """Return the pod with one MIG device, or with whole GPUs. Raises LayerCannot if no profile is large enough.
+def choose(request: LayerRequest) -> ResourceChoice:
+    """Return one MIG device, or whole GPUs. Raises LayerCannot if no profile is large enough.
 
     Of several GPU models the smallest profile with free devices counts: a pod can request one resource only.
     """
-    choice, _ = _best(request)
+    choices = list(_choices(request))
+    if not choices:
+        nodes, options = request.facts.nodes, request.options_as(MigOptions)
+        there = sorted({candidate.name for node in nodes for candidate, _ in profiles(node, options)})
+        present = (
+            f"there are {', '.join(there)}" if there else f"no node has MIG devices, by the label {STRATEGY_LABEL}"
+        )
+        raise LayerCannot(
+            f"No MIG profile of the nodes holds {request.gpu.share} with the memory that the template guarantees: "
+            f"{present}."
+        )
+    best = min(choices, key=lambda choice: _rank(choice, request.resource_capacity(choice)))
     # the rule's nodes can also have GPUs of other models, or other profiles
-    products = sorted({node.labels[PRODUCT_LABEL] for node in choice.nodes if PRODUCT_LABEL in node.labels})
-    labels = {**request.node_labels(), **({PRODUCT_LABEL: products} if products else {})}
-    return PodChange(limits={choice.resource: str(choice.amount)}, node_labels=labels).apply(form)
-
-
-def free(request: LayerRequest) -> LayerCapacity:
-    """Return the free capacity of the profile that `render` takes. Raises LayerCannot as `render` does."""
-    choice, capacity = _best(request)
-    return replace(capacity, profile=choice.profile)
+    products = sorted({node.labels[PRODUCT_LABEL] for node in best.nodes if PRODUCT_LABEL in node.labels})
+    return replace(best, labels={PRODUCT_LABEL: products} if products else {})
 
 
 def profiles(node: ClusterNode, options: MigOptions) -> Iterator[tuple[MigProfile, str]]:
@@ -148,29 +140,12 @@ def profiles(node: ClusterNode, options: MigOptions) -> Iterator[tuple[MigProfil
                 yield match, resource
 
 
-def _best(request: LayerRequest) -> tuple[_Choice, LayerCapacity]:
-    choices = [
-        (choice, request.resource_capacity(choice.nodes, choice.resource, choice.amount))
-        for choice in _choices(request)
-    ]
-    if not choices:
-        nodes, options = request.facts.nodes, request.options_as(MigOptions)
-        there = sorted({candidate.name for node in nodes for candidate, _ in profiles(node, options)})
-        present = (
-            f"there are {', '.join(there)}" if there else f"no node has MIG devices, by the label {STRATEGY_LABEL}"
-        )
-        raise LayerCannot(
-            f"No MIG profile of the nodes holds {request.gpu.share} with the memory that the template guarantees: "
-            f"{present}."
-        )
-    return min(choices, key=lambda pair: (pair[1].servers == 0, pair[1].at_most == 0, *_size(pair[0])))
+def _rank(choice: ResourceChoice, capacity: LayerCapacity) -> tuple[object, ...]:
+    size = choice.profile.size if choice.profile is not None else (UNITS_PER_GPU,)
+    return capacity.servers == 0, capacity.at_most == 0, *size
 
 
-def _size(choice: _Choice) -> tuple[object, ...]:
-    return choice.profile.size if choice.profile is not None else (UNITS_PER_GPU,)
-
-
-def _choices(request: LayerRequest) -> Iterator[_Choice]:
+def _choices(request: LayerRequest) -> Iterator[ResourceChoice]:
     options, share = request.options_as(MigOptions), request.gpu.share
     by_profile: dict[tuple[str, MigProfile], list[ClusterNode]] = {}
     whole: list[ClusterNode] = []
@@ -184,6 +159,7 @@ def _choices(request: LayerRequest) -> Iterator[_Choice]:
         elif share.units == UNITS_PER_GPU and SINGLE_MARK not in node.labels.get(PRODUCT_LABEL, ""):
             whole.append(node)
     for (resource, best), nodes in by_profile.items():
-        yield _Choice(resource, 1, tuple(nodes), best)
-    if any(GPU in node.allocatable for node in whole):
-        yield _Choice(GPU, share.count, tuple(node for node in whole if GPU in node.allocatable))
+        yield ResourceChoice(resource, 1, nodes, profile=best)
+    whole = [node for node in whole if GPU in node.allocatable]
+    if whole:
+        yield ResourceChoice(GPU, share.count, whole)

@@ -24,10 +24,9 @@ from gpushare_spawner.model.kubernetes.objects import (
     POD_CLAIM,
     claim_folder,
     claim_spec,
-    pinned,
     resource_limits,
 )
-from gpushare_spawner.model.layers import LayerName, Placement, choose_frameworks_defaults, engine_environment
+from gpushare_spawner.model.layers import FRAMEWORK_DEFAULTS, LayerName, Placement, engine_environment
 from gpushare_spawner.model.report import ClaimsReport, GpuReport, MountReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import PodChange, PodSpec, Tenant
@@ -55,14 +54,13 @@ class NativePodLayer:
             # each GPU is a separate resource, and the kubelet keeps only the first plugin's answer for a variable
             uuids = ",".join(session.gpus)
             variables |= {"NVIDIA_VISIBLE_DEVICES": uuids, "CUDA_VISIBLE_DEVICES": uuids}
-        pod = PodChange(
+        return PodChange(
             annotations=session.annotations(),
             labels=labels(),
             limits=resource_limits(session.share_units, session.gpu_indices, self.unit_size),
             variables=variables,
+            node=self.node,
         ).apply(form)
-        spec = pod["spec"]
-        return {**pod, "spec": {**spec, "affinity": pinned(spec.get("affinity"), self.node)}}
 
 
 def granted_session(
@@ -102,9 +100,7 @@ def process_environment(environment: Mapping[str, str], additions: Mapping[str, 
     Variables that keep frameworks from reserving the GPU's memory in advance are added unless the environment sets
     them.
     """
-    result = merged(environment, additions)
-    choose_frameworks_defaults(result)
-    return result
+    return {**FRAMEWORK_DEFAULTS, **merged(environment, additions)}
 
 
 def open_request(
@@ -185,26 +181,18 @@ class NativeClaimLayer:
         mounts = [MountReport(host_path=folder, container_path=folder), *self.claims.mounts]
         variables = self._variables(notebook_container(form.get("spec") or {}), folder)
         named = {f"{_VOLUME}-{number}": mount for number, mount in enumerate(mounts)}
-        pod = PodChange(
+        return PodChange(
             annotations=self.session.annotations(),
             labels=labels(),
             variables=variables,
+            node=self.node,
+            claims={POD_CLAIM: self.claim},
             volumes={name: {"hostPath": {"path": mount.host_path}} for name, mount in named.items()},
             mounts=[
                 {"name": name, "mountPath": mount.container_path, "readOnly": mount.read_only}
                 for name, mount in named.items()
             ],
         ).apply(form)
-        spec = pod["spec"]
-        claim = {"name": POD_CLAIM, "resourceClaimName": self.claim}
-        return {
-            **pod,
-            "spec": {
-                **spec,
-                "affinity": pinned(spec.get("affinity"), self.node),
-                "resourceClaims": [*(spec.get("resourceClaims") or []), claim],
-            },
-        }
 
     def manifest(self, pod_name: str, pod_uid: str) -> dict[str, Any]:
         """Return the claim of the pod, which is deleted with the pod."""

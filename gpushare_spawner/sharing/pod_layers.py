@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.sharing import dra, hami, kai, kubeshare, metagpu, mig, nvshare
-from gpushare_spawner.sharing.base import LayerCapacity, LayerRequest, PodSpec
-from gpushare_spawner.sharing.replicas import MPS, TIME_SLICING
+from gpushare_spawner.sharing import dra, hami, kai, kubeshare, mig, replicas
+from gpushare_spawner.sharing.base import LayerCapacity, LayerRequest, PodChange, PodSpec, ResourceChoice
 
 Manifest = dict[str, Any]
 
@@ -35,15 +34,28 @@ class PodLayer:
     `objects`: users can create objects in their own namespace."""
 
 
+def _by_resource(choose: Callable[[LayerRequest], ResourceChoice]) -> PodLayer:
+    """Return the functions of a layer with an extended resource. Both raise LayerCannot as ``choose`` does."""
+
+    def render(form: PodSpec, request: LayerRequest) -> PodSpec:
+        choice = choose(request)
+        labels = {**request.node_labels(), **choice.labels}
+        return PodChange(limits={choice.resource: str(choice.amount)}, node_labels=labels).apply(form)
+
+    return PodLayer(render, lambda request: request.resource_capacity(choose(request)))
+
+
 POD_LAYERS: Mapping[LayerName, PodLayer] = {
-    LayerName.TIME_SLICING: PodLayer(TIME_SLICING.render, TIME_SLICING.free),
-    LayerName.MPS: PodLayer(MPS.render, MPS.free),
-    LayerName.MIG: PodLayer(mig.render, mig.free),
+    LayerName.TIME_SLICING: _by_resource(
+        lambda request: replicas.choose_replica(request, LayerName.TIME_SLICING, memory_divided=False)
+    ),
+    LayerName.MPS: _by_resource(lambda request: replicas.choose_replica(request, LayerName.MPS, memory_divided=True)),
+    LayerName.MIG: _by_resource(mig.choose),
     LayerName.HAMI: PodLayer(hami.render, hami.free),
     LayerName.KAI: PodLayer(kai.render, kai.free),
     LayerName.DRA: PodLayer(dra.render, dra.free, dra.objects, dra.same),
-    LayerName.METAGPU: PodLayer(metagpu.render, metagpu.free),
-    LayerName.NVSHARE: PodLayer(nvshare.render, nvshare.free),
+    LayerName.METAGPU: _by_resource(replicas.choose_parts),
+    LayerName.NVSHARE: _by_resource(replicas.choose_place),
     LayerName.KUBESHARE: PodLayer(kubeshare.render, kubeshare.free),
 }
 """All layers but the native layer, which the hub's ledger places."""

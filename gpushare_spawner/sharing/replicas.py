@@ -1,19 +1,24 @@
-"""NVIDIA's device plugin with replicas, time-slicing or MPS: a session has one replica of a GPU.
+"""Device plugins with replicas or parts of GPUs as a resource: NVIDIA's time-slicing and MPS, MetaGPU, nvshare.
 
-Facts: NVIDIA/k8s-device-plugin 0.20.0. A label has the number of replicas of each GPU (internal/lm/resource.go). A
-request for several replicas is rejected with MPS and gives no more GPU time with time-slicing
-(api/config/v1/replicas.go). The label `nvidia.com/gpu.product` ends in -SHARED only if the resource is not renamed.
+With time-slicing or MPS a session has one replica of a GPU. Facts: NVIDIA/k8s-device-plugin 0.20.0. A label has the
+number of replicas of each GPU (internal/lm/resource.go). A request for several replicas is rejected with MPS and gives
+no more GPU time with time-slicing (api/config/v1/replicas.go). The label `nvidia.com/gpu.product` ends in -SHARED only
+if the resource is not renamed.
+
+Each part of MetaGPU has an equal part of the GPU's memory, and a server with a larger memory guarantee gets more parts.
+Facts: cnvrg/metagpu aa4ac9c (November 2022), README.md and config/config.yaml. Its allocator splits a share over
+several GPUs if none has enough parts left, so free capacity counts by node.
+
+nvshare gives a place on a node's only GPU. Its sessions take turns and have all its memory. Facts: grgalex/nvshare
+1a8f211 (March 2025), kubernetes/device-plugin/server.go and README.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from gpushare_spawner.model.layer_rules import ReplicaOptions
+from gpushare_spawner.model.layer_rules import MetaGpuOptions, ReplicaOptions
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.sharing.base import ClusterNode, LayerCannot, LayerCapacity, LayerRequest, PodChange, PodSpec
+from gpushare_spawner.sharing.base import MEMORY_LABEL, ClusterNode, LayerCannot, LayerRequest, ResourceChoice
 
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
@@ -21,64 +26,36 @@ SHARED = "nvidia.com/gpu.shared"
 STRATEGY_LABEL = "nvidia.com/gpu.sharing-strategy"
 REPLICAS_LABEL = "nvidia.com/gpu.replicas"
 """Label with the replicas of each GPU of a node, not of all together."""
+NVSHARE = "nvshare.com/gpu"
+"""Resource of nvshare's device plugin: a place on a node's GPU."""
 
 
-@dataclass(frozen=True)
-class _Replicas:
-    """Request of a server: a resource on some nodes."""
+def choose_replica(request: LayerRequest, layer: LayerName, memory_divided: bool) -> ResourceChoice:
+    """Return a replica, or whole GPUs. Raises LayerCannot if no node has replicas of that size.
 
-    resource: str
-    amount: int
-    labels: dict[str, Sequence[str]]
-    nodes: tuple[ClusterNode, ...]
-
-
-@dataclass(frozen=True)
-class ReplicaLayer:
-    """Time-slicing or MPS. ``name``: also the value of the nodes' label."""
-
-    name: LayerName
-    memory_divided: bool
-    """Whether each replica has an equal part of the GPU's memory; otherwise all replicas share it."""
-
-    def render(self, form: PodSpec, request: LayerRequest) -> PodSpec:
-        """Return the pod with a replica. Raises LayerCannot if no node has replicas of that size."""
-        replicas = self._requested_replicas(request)
-        labels = {**request.node_labels(), **replicas.labels}
-        return PodChange(limits={replicas.resource: str(replicas.amount)}, node_labels=labels).apply(form)
-
-    def free(self, request: LayerRequest) -> LayerCapacity:
-        """Return the free capacity. Raises LayerCannot as `render` does."""
-        replicas = self._requested_replicas(request)
-        return request.resource_capacity(replicas.nodes, replicas.resource, replicas.amount)
-
-    def _requested_replicas(self, request: LayerRequest) -> _Replicas:
-        options = request.options_as(ReplicaOptions)
-        share = request.gpu.share
-        if share.units == UNITS_PER_GPU:
-            # Replicas are shared, so a whole GPU needs a node where the plugin does not share.
-            whole = tuple(node for node in request.suitable_nodes() if node.labels.get(STRATEGY_LABEL) == "none")
-            return _Replicas(GPU, share.count, {STRATEGY_LABEL: ["none"]}, whole)
-        shared = [node for node in request.suitable_nodes() if node.labels.get(STRATEGY_LABEL) == self.name]
-        most = {node.name: _most_replicas(request, node, self.memory_divided) for node in shared}
-        fit = {node.name: replicas for node in shared if 1 < (replicas := _replicas(node, options)) <= most[node.name]}
-        if not fit:
-            there = sorted({_replicas(node, options) for node in shared})
-            present = f"nodes have {', '.join(map(str, there))}" if there else "there is no such node"
-            raise LayerCannot(
-                f"No node has at most {min(most.values(), default=UNITS_PER_GPU // share.units)} replicas of each GPU "
-                f"with {STRATEGY_LABEL}={self.name}: {present}."
-            )
-        best = max(fit.values())
-        nodes = tuple(node for node in shared if fit.get(node.name) == best)
-        labels: dict[str, Sequence[str]] = {STRATEGY_LABEL: [self.name.value]}
-        if options.replicas is None:
-            labels[REPLICAS_LABEL] = [str(best)]
-        return _Replicas(_resource(options, nodes), 1, labels, nodes)
-
-
-TIME_SLICING = ReplicaLayer(LayerName.TIME_SLICING, memory_divided=False)
-MPS = ReplicaLayer(LayerName.MPS, memory_divided=True)
+    ``layer``: also the value of the nodes' label. ``memory_divided``: whether each replica has an equal part of the
+    GPU's memory; otherwise all replicas share it.
+    """
+    options, share = request.options_as(ReplicaOptions), request.gpu.share
+    if share.units == UNITS_PER_GPU:
+        # Replicas are shared, so a whole GPU needs a node where the plugin does not share.
+        whole = [node for node in request.suitable_nodes() if node.labels.get(STRATEGY_LABEL) == "none"]
+        return ResourceChoice(GPU, share.count, whole, {STRATEGY_LABEL: ["none"]})
+    shared = [node for node in request.suitable_nodes() if node.labels.get(STRATEGY_LABEL) == layer]
+    most = {node.name: _most_replicas(request, node, memory_divided) for node in shared}
+    fit = {node.name: replicas for node in shared if 1 < (replicas := _replicas(node, options)) <= most[node.name]}
+    if not fit:
+        there = sorted({_replicas(node, options) for node in shared})
+        present = f"nodes have {', '.join(map(str, there))}" if there else "there is no such node"
+        raise LayerCannot(
+            f"No node has at most {min(most.values(), default=UNITS_PER_GPU // share.units)} replicas of each GPU "
+            f"with {STRATEGY_LABEL}={layer}: {present}."
+        )
+    best = max(fit.values())
+    nodes = [node for node in shared if fit.get(node.name) == best]
+    labels = {STRATEGY_LABEL: [layer.value]} | ({REPLICAS_LABEL: [str(best)]} if options.replicas is None else {})
+    resource = options.resource or (SHARED if any(SHARED in node.allocatable for node in nodes) else GPU)
+    return ResourceChoice(resource, 1, nodes, labels)
 
 
 def _replicas(node: ClusterNode, options: ReplicaOptions) -> int:
@@ -96,7 +73,26 @@ def _most_replicas(request: LayerRequest, node: ClusterNode, memory_divided: boo
     return most
 
 
-def _resource(options: ReplicaOptions, nodes: Sequence[ClusterNode]) -> str:
-    if options.resource is not None:
-        return options.resource
-    return SHARED if any(SHARED in node.allocatable for node in nodes) else GPU
+def choose_parts(request: LayerRequest) -> ResourceChoice:
+    """Return parts of GPUs by MetaGPU. Raises LayerCannot for memory that no GPU has, or of unknown part."""
+    options = request.options_as(MetaGpuOptions)
+    share, guarantee, nodes = request.gpu.share, request.gpu.memory.guarantee, request.suitable_nodes()
+    of_any_gpu = guarantee is None or guarantee.endswith("%")
+    if not of_any_gpu and not all(node.gpu_memory_bytes for node in nodes):
+        raise LayerCannot(
+            f"MetaGPU gives memory in parts of a GPU, and the label {MEMORY_LABEL} does not tell the size of each "
+            f"node's GPUs: write gpu.memory.guarantee ({guarantee}) as a percentage."
+        )
+    # a percentage needs no node
+    candidates = nodes or [ClusterNode("")]
+    units = max([share.units, *(request.units_with_memory(node) for node in candidates)])
+    if units > UNITS_PER_GPU:
+        raise LayerCannot(f"gpu.memory.guarantee ({guarantee}) is more than a GPU of the nodes has: write less.")
+    return ResourceChoice(options.resource, -(-units * share.count * options.per_gpu // UNITS_PER_GPU), nodes)
+
+
+def choose_place(request: LayerRequest) -> ResourceChoice:
+    """Return a place on a GPU by nvshare. Raises LayerCannot for several GPUs: a node has one."""
+    if request.gpu.share.count > 1:
+        raise LayerCannot(f"nvshare shares one GPU of each node, and the template asks for {request.gpu.share}.")
+    return ResourceChoice(NVSHARE, 1, request.suitable_nodes())

@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.layer_rules import LayerOptions, MetaGpuOptions
-from gpushare_spawner.sharing import kubeshare, metagpu, nvshare
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.sharing import kubeshare
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCannot, LayerCapacity
+from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from tests.sharing.requests import LOADED, POD, node, notebook, request
 
+metagpu, nvshare = POD_LAYERS[LayerName.METAGPU], POD_LAYERS[LayerName.NVSHARE]
 # pkg/scheduler/pod.go of KubeShare a862311, as its FindString reads it: the whole text must match
 VALUE = re.compile(r"[0]+.[0-9]+|[1-9]+[0-9]*[.]+[0]+|[1-9]+")
 

@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.layer_rules import MigOptions, MigProfile, smallest
-from gpushare_spawner.sharing import mig
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCannot, LayerCapacity
 from gpushare_spawner.sharing.mig import profile
+from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from tests.sharing.requests import A100, GIB, H100, LOADED, POD, node, notebook, request, required
 
+mig = POD_LAYERS[LayerName.MIG]
 STRATEGY = "nvidia.com/mig.strategy"
 # NVIDIA MIG user guide, "Supported MIG Profiles": name, parts of the memory (in eighths) and of the SMs
 GUIDE = {

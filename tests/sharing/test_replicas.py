@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.layer_rules import LayerRule, ReplicaOptions
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCannot, LayerCapacity
-from gpushare_spawner.sharing.replicas import MPS, TIME_SLICING
+from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from tests.sharing.requests import A100, LOADED, POD, node, notebook, request, required
 
+TIME_SLICING, MPS = POD_LAYERS[LayerName.TIME_SLICING], POD_LAYERS[LayerName.MPS]
 STRATEGY, REPLICAS = "nvidia.com/gpu.sharing-strategy", "nvidia.com/gpu.replicas"
 OPTIONS = ReplicaOptions()
 
