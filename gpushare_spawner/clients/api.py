@@ -145,9 +145,9 @@ class ClusterApi:
         """Replace the object of the same name; its version must be the present one."""
         return await self._call("PUT", path, body=item)
 
-    async def delete(self, path: str) -> Json:
-        """Delete an object."""
-        return await self._call("DELETE", path)
+    async def delete(self, path: str, options: Json | None = None) -> Json:
+        """Delete an object. ``options``: Kubernetes' DeleteOptions."""
+        return await self._call("DELETE", path, body=options)
 
     async def patch(self, path: str, patch: Json) -> Json:
         """Merge into an object (RFC 7386). Return the merged object."""

@@ -21,6 +21,7 @@ from typing import Any
 from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
+from gpushare_spawner.clients.api import ApiFailure
 from gpushare_spawner.model.kubernetes.annotations import TEMPLATE
 from gpushare_spawner.model.kubernetes.objects import RESOURCE_PREFIX
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase, SpawnProgress, interleaved
@@ -471,7 +472,7 @@ class PodLauncher:
             except NotAdmitted as error:
                 failures += error.distrust
                 await self._leave(error, share, last=failures >= START_ATTEMPTS)
-            except (ApiException, ClientError, SnapshotStale) as error:
+            except (ApiException, ApiFailure, ClientError, SnapshotStale) as error:
                 failures += 1
                 if not may_pass(error) or failures >= START_ATTEMPTS:
                     raise api_refused(error) from error

@@ -1,8 +1,9 @@
 """Makes the objects of a pod, the claim of its share and the Secret with its server's token, and removes pods.
 
 The pod exists first: it owns these objects, so that an aborted start leaves none. The scheduler waits for the claims
-that a pod names, and the kubelet for the Secrets. `PodObjects` also removes pods of an earlier or a failed start,
-and of servers that the hub has forgotten.
+that a pod names, and the kubelet for the Secrets. `PodObjects` also makes a layer's objects in the server's namespace
+before the pod, like a ResourceClaimTemplate, and it removes pods of an earlier or a failed start, and of servers that
+the hub has forgotten.
 """
 
 from __future__ import annotations
@@ -12,30 +13,22 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cached_property
 from typing import Any
 
-from aiohttp import ClientError
-from kubernetes_asyncio.client import (
-    AuthorizationV1Api,
-    CustomObjectsApi,
-    V1EnvVar,
-    V1EnvVarSource,
-    V1Pod,
-    V1ResourceAttributes,
-    V1SecretKeySelector,
-    V1SelfSubjectAccessReview,
-    V1SelfSubjectAccessReviewSpec,
-)
-from kubernetes_asyncio.client.rest import ApiException
+from kubernetes_asyncio.client import V1EnvVar, V1EnvVarSource, V1Pod, V1SecretKeySelector
 
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi
 from gpushare_spawner.model.kubernetes.annotations import LAYER
 from gpushare_spawner.model.kubernetes.objects import CLAIMS_API, claim_name
 from gpushare_spawner.model.layers import LAYERS, LayerName
-from gpushare_spawner.spawner.kubernetes.attempt import may_pass, worded
+from gpushare_spawner.sharing.pod_layers import POD_LAYERS
+from gpushare_spawner.spawner.hub import SpawnRefused
+from gpushare_spawner.spawner.kubernetes.attempt import may_pass
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import holds_share, orphans
 from gpushare_spawner.spawner.kubernetes.pod import claim_layer
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
+from gpushare_spawner.spawner.queue.snapshot import LayerOffer
+from gpushare_spawner.wording import spawn_form as words
 
 PAUSES = 0.1, 2.0
 """Seconds between tries: the first, and the longest."""
@@ -43,7 +36,11 @@ ASK_AGAIN_SECONDS = 300.0
 """Seconds until the right to make Secrets is checked again: rights can change. Our value: as
 `cluster.capacity.ASK_AGAIN_SECONDS`.
 """
-_GROUP, _VERSION = CLAIMS_API.removeprefix("/apis/").split("/")
+_TRIES = 3
+"""Tries for an object that another client deletes as soon as it exists."""
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_APIS = {"Pod": "/api/v1", "Secret": "/api/v1", "ResourceClaim": CLAIMS_API, "ResourceClaimTemplate": CLAIMS_API}
+"""The API of each kind."""
 
 Object = dict[str, Any]
 OfOwner = Callable[[str], Object]
@@ -85,12 +82,14 @@ def claim_of(share: PodShare | None, pod: str, namespace: str) -> OfOwner | None
     return None if layer is None else lambda uid: layer.manifest(pod, uid)
 
 
-def _where(namespace: str) -> tuple[str, str, str, str]:
-    return _GROUP, _VERSION, namespace, "resourceclaims"
+def _path(namespace: str, kind: str, name: str = "") -> str:
+    """Return the path of an object; without a name, of all objects of its kind."""
+    return f"{_APIS[kind]}/namespaces/{namespace}/{kind.lower()}s" + (f"/{name}" if name else "")
 
 
-def _is_pod(error: ApiException, pod: str) -> bool:
-    return f'pods \\"{pod}\\"' in str(error.body) or f'pods "{pod}"' in str(error.body)
+def _owners(item: Object) -> list[str]:
+    """Return the uids of an object's owners."""
+    return [owner["uid"] for owner in item["metadata"].get("ownerReferences") or []]
 
 
 ORPHANS_EVERY = 60.0
@@ -100,13 +99,10 @@ ORPHAN_AGE = 120.0
 
 
 class PodObjects:
-    """The objects that pods own, and the pods that are in the way. One object for a hub.
+    """The objects that pods own or need, and the pods that are in the way. One object for a hub."""
 
-    ``core`` is Kubernetes' core API.
-    """
-
-    def __init__(self, core: Any, reservations: PodReservations, log: logging.Logger) -> None:
-        self._core = core
+    def __init__(self, api: ClusterApi, reservations: PodReservations, log: logging.Logger) -> None:
+        self._api = api
         self._reservations = reservations
         self._log = log
         self._rights: dict[str, tuple[bool, float]] = {}
@@ -114,22 +110,17 @@ class PodObjects:
         self._searched_at = -ORPHANS_EVERY
         """Time of the last search for pods without a server (monotonic clock, seconds)."""
 
-    @cached_property
-    def _objects(self) -> CustomObjectsApi:
-        return CustomObjectsApi(self._core.api_client)
-
     async def may_make_secrets(self, namespace: str) -> bool:
-        """Return whether the hub may make Secrets in a namespace. Raises the API's errors.
+        """Return whether the hub may make Secrets in a namespace. Raises ApiFailure.
 
         Checks again later, and logs the start of a refusal.
         """
         before, ask_at = self._rights.get(namespace, (True, 0.0))
         if time.monotonic() < ask_at:
             return before
-        what = V1ResourceAttributes(namespace=namespace, verb="create", resource="secrets")
-        request = V1SelfSubjectAccessReview(spec=V1SelfSubjectAccessReviewSpec(resource_attributes=what))
-        api = AuthorizationV1Api(self._core.api_client)
-        allowed = bool((await api.create_self_subject_access_review(request)).status.allowed)
+        what = {"resourceAttributes": {"namespace": namespace, "verb": "create", "resource": "secrets"}}
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": what}
+        allowed = bool((await self._api.create(_REVIEWS, review))["status"]["allowed"])
         self._rights[namespace] = (allowed, time.monotonic() + ASK_AGAIN_SECONDS)
         if before and not allowed:
             self._log.warning(
@@ -143,23 +134,23 @@ class PodObjects:
     async def make(self, pod: str, namespace: str, *objects: OfOwner | None) -> None:
         """Make the objects of a new pod; None is left out.
 
-        Retries until it is done or cancelled, after failures of the API that can pass. Raises ApiException for others.
+        Retries until it is done or cancelled, after failures of the API that can pass. Raises ApiFailure for others.
         """
         missing = [of_owner for of_owner in objects if of_owner is not None]
         pause, longest = PAUSES
         while missing:
             try:
-                uid = (await self._core.read_namespaced_pod(pod, namespace)).metadata.uid
+                uid = (await self._api.get(_path(namespace, "Pod", pod)))["metadata"]["uid"]
                 while missing and await self._create(namespace, missing[0](uid), uid):
                     del missing[0]
                 if not missing:
                     return
-            except (ApiException, ClientError, TimeoutError) as error:
-                if isinstance(error, ApiException) and error.status == 404 and _is_pod(error, pod):
+            except ApiFailure as failure:
+                if failure.status == 404 and f'pods "{pod}"' in str(failure):
                     return  # the pod was deleted meanwhile, and its start ends by that
-                if not may_pass(error):
+                if not may_pass(failure):
                     raise
-                self._log.warning("What belongs to pod %s is not made yet: %s", pod, worded(error))
+                self._log.warning("What belongs to pod %s is not made yet: %s", pod, failure)
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
@@ -178,46 +169,57 @@ class PodObjects:
         try:
             for kind, name in sorted(named):
                 if name.startswith(before_token):
-                    await self._owners(metadata["namespace"], kind, name)
-        except ApiException as error:
-            return bool(error.status == 404)
-        except (ClientError, TimeoutError):
-            pass
+                    await self._api.get(_path(metadata["namespace"], kind, name))
+        except ApiFailure as failure:
+            return failure.status == 404
         return False
 
     async def _create(self, namespace: str, manifest: Object, uid: str) -> bool:
         """Return whether the object exists and belongs to this pod."""
-        name = manifest["metadata"]["name"]
-        try:
-            if manifest["kind"] == "Secret":
-                await self._core.create_namespaced_secret(namespace, manifest)
-            else:
-                await self._objects.create_namespaced_custom_object(*_where(namespace), manifest)
-        except ApiException as error:
-            if error.status != 409:
-                raise
-        else:
-            return True
+        existing = await self._existing(namespace, manifest)
         # an answer was lost, or the object belongs to an earlier pod of this spawn and awaits the garbage collector
+        if existing is None or uid in _owners(existing):
+            return True
         try:
-            if uid in await self._owners(namespace, manifest["kind"], name):
-                return True
-            if manifest["kind"] == "Secret":
-                await self._core.delete_namespaced_secret(name, namespace)
-            else:
-                await self._objects.delete_namespaced_custom_object(*_where(namespace), name)
-        except ApiException as error:
-            if error.status != 404:
+            await self._api.delete(_path(namespace, manifest["kind"], manifest["metadata"]["name"]))
+        except ApiFailure as failure:
+            if failure.status != 404:
                 raise
         return False
 
-    async def _owners(self, namespace: str, kind: str, name: str) -> list[str]:
-        """Return the uids of an object's owners."""
-        if kind == "Secret":
-            secret = await self._core.read_namespaced_secret(name, namespace)
-            return [owner.uid for owner in secret.metadata.owner_references or []]
-        claim = await self._objects.get_namespaced_custom_object(*_where(namespace), name)
-        return [owner["uid"] for owner in claim["metadata"].get("ownerReferences") or []]
+    async def _existing(self, namespace: str, manifest: Object) -> Object | None:
+        """Create an object. Return the existing object of its name; None if it was created."""
+        kind, tries = manifest["kind"], 0
+        while True:
+            tries += 1
+            try:
+                await self._api.create(_path(namespace, kind), manifest)
+            except ApiFailure as failure:
+                if failure.status != 409:
+                    raise
+            else:
+                return None
+            try:
+                return await self._api.get(_path(namespace, kind, manifest["metadata"]["name"]))
+            except ApiFailure as failure:
+                if failure.status != 404 or tries >= _TRIES:
+                    raise
+
+    async def make_for_layer(self, namespace: str, offer: LayerOffer) -> None:
+        """Create the objects of an offer that do not exist yet: its pod is not their owner, other pods use them too.
+
+        Raises SpawnRefused if another object has the name of one of them, ApiFailure, and LayerCannot if the layer can
+        no longer give the share.
+        """
+        layer = POD_LAYERS[offer.layer]
+        for manifest in layer.objects(offer.request):
+            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            existing = await self._existing(namespace, manifest)
+            if existing is None:
+                self._log.info("Created %s %s in %s", kind, name, namespace)
+            elif not layer.same(manifest, existing):
+                message = words.other_object(kind, name, namespace)
+                raise SpawnRefused(message, reason="other-object", status=409)
 
     # -- pods that are in the way --
 
@@ -269,8 +271,6 @@ class PodObjects:
         name, namespace = metadata["name"], metadata["namespace"]
         self._log.warning("Removing pod %s/%s: %s", namespace, name, why)
         try:
-            await self._core.delete_namespaced_pod(
-                name=name, namespace=namespace, body={"preconditions": {"uid": metadata["uid"]}}
-            )
-        except (ApiException, ClientError, TimeoutError) as error:
-            self._log.warning("Pod %s/%s is not removed yet: %s", namespace, name, worded(error))
+            await self._api.delete(_path(namespace, "Pod", name), {"preconditions": {"uid": metadata["uid"]}})
+        except ApiFailure as failure:
+            self._log.warning("Pod %s/%s is not removed yet: %s", namespace, name, failure)

@@ -2,21 +2,16 @@
 
 `build_pod` adds a share to KubeSpawner's manifest: the sharing layer renders the share, and `with_last_word` keeps the
 values that the admin's template sets. `fragment` and `put_back` convert between the client's models, as KubeSpawner and
-an admin's `modify_pod_hook` use them, and the plain data of sharing layers. `create_objects`
-makes a layer's objects in the server's namespace before the pod, like a ResourceClaimTemplate.
-
-`pinned_node`, `pod_constraints` and `requested` are pure: ``settings`` are values of the spawner's traits, by their
-names.
+an admin's `modify_pod_hook` use them, and the plain data of sharing layers. Does not call the API server: see
+`owned_objects`. ``settings`` are values of the spawner's traits, by their names.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kubernetes_asyncio.client import CustomObjectsApi
 from kubernetes_asyncio.client.models import (
     V1Affinity,
     V1EnvVar,
@@ -30,7 +25,6 @@ from kubernetes_asyncio.client.models import (
     V1Volume,
     V1VolumeMount,
 )
-from kubernetes_asyncio.client.rest import ApiException
 from kubespawner.utils import get_k8s_model
 
 from gpushare_spawner.model.kubernetes.annotations import HUB, LayerSession, PodSession, gpu_names
@@ -55,7 +49,6 @@ from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, po
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.queue.snapshot import LayerOffer
 from gpushare_spawner.wording import spawn_failures as words
-from gpushare_spawner.wording import spawn_form as layer_words
 
 _SPEC = {"scheduler_name": "schedulerName", "priority_class_name": "priorityClassName"}
 """KubeSpawner's settings of one value, with their fields in a pod's spec."""
@@ -171,52 +164,6 @@ def claim_layer(share: PodShare, since: float, pod: str, namespace: str) -> Nati
         return None
     claim = claim_name(pod, share.token)
     return NativeClaimLayer(_session(share, since), share.placement.node, share.gpus, share.claims, namespace, claim)
-
-
-_PLURALS = {"ResourceClaimTemplate": "resourceclaimtemplates"}
-_NOT_FOUND, _CONFLICT = 404, 409
-_TRIES = 3
-"""Tries for an object that another client deletes as soon as it exists."""
-
-
-async def create_objects(api: CustomObjectsApi, namespace: str, offer: LayerOffer, log: logging.Logger) -> None:
-    """Create the objects of an offer that do not exist yet.
-
-    Raises SpawnRefused if another object has the name of one of them, ApiException and aiohttp.ClientError, and
-    LayerCannot if the layer can no longer give the share.
-    """
-    layer = POD_LAYERS[offer.layer]
-    for manifest in layer.objects(offer.request):
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
-        existing = await _create(api, namespace, manifest)
-        if existing is None:
-            log.info("Created %s %s in %s", kind, name, namespace)
-        elif not layer.same(manifest, existing):
-            message = layer_words.other_object(kind, name, namespace)
-            raise SpawnRefused(message, reason="other-object", status=409)
-
-
-async def _create(api: CustomObjectsApi, namespace: str, manifest: dict[str, Any]) -> dict[str, Any] | None:
-    """Create an object. Return the existing object of its name; None if it was created."""
-    group, _, version = manifest["apiVersion"].partition("/")
-    where = (group, version, namespace, _PLURALS[manifest["kind"]])
-    tries = 0
-    while True:
-        tries += 1
-        try:
-            await api.create_namespaced_custom_object(*where, manifest)
-        except ApiException as error:
-            if error.status != _CONFLICT:
-                raise
-        else:
-            return None
-        try:
-            existing: dict[str, Any] = await api.get_namespaced_custom_object(*where, manifest["metadata"]["name"])
-        except ApiException as error:
-            if error.status != _NOT_FOUND or tries >= _TRIES:
-                raise
-        else:
-            return existing
 
 
 CONSTRAINING = ("node_selector", "node_affinity_required", "tolerations", "extra_pod_config", "modify_pod_hook")

@@ -24,13 +24,10 @@ try:
 except ImportError as error:
     raise ImportError(missing_package("GPUShareSpawner", error)) from error
 
-from aiohttp import ClientError
-from kubernetes_asyncio.client import CustomObjectsApi
 from kubernetes_asyncio.client.models import V1Pod
-from kubernetes_asyncio.client.rest import ApiException
 from traitlets import Bool, Float, Integer, TraitError, default, validate
 
-from gpushare_spawner.clients.api import ClusterApi
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model.report import MOST_OVERCOMMIT
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -39,7 +36,7 @@ from gpushare_spawner.sharing.base import LayerCannot, Tenant
 from gpushare_spawner.spawner.attempt import SpawnPhase, SpawnProgress
 from gpushare_spawner.spawner.base import FORM_SECONDS, GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
-from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt, PodLauncher, ServerPod, worded
+from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt, PodLauncher, ServerPod
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.layers import LayerReader
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import ReportReflector
@@ -53,7 +50,6 @@ from gpushare_spawner.spawner.kubernetes.pod import (
     REQUESTING,
     WITHOUT_GPU,
     build_pod,
-    create_objects,
     pinned_node,
     pod_constraints,
     requested,
@@ -149,8 +145,8 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return self._kube.default_namespace() if self.enable_user_namespaces else str(self.namespace)
 
     def _new_reservations(self) -> PodReservations:
-        api = ClusterApi(KubeconfigConnection(self.api.api_client))
-        policy, capacity = self._policy_in_force(), ClusterCapacity(api, self.log)
+        api, policy = self._cluster_api(), self._policy_in_force()
+        capacity = ClusterCapacity(api, self.log)
         layers = LayerReader(
             capacity,
             api,
@@ -169,6 +165,9 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         )
         return PodReservations(cluster, self.log, nodes_are_added=self.nodes_are_added, **self._queue_settings())
 
+    def _cluster_api(self) -> ClusterApi:
+        return ClusterApi(KubeconfigConnection(self.api.api_client))
+
     @property
     def _reports_key(self) -> tuple[str, str]:
         return (REPORTS, self._reports_namespace)
@@ -182,7 +181,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     @property
     def _pod_objects(self) -> PodObjects:
-        return self._shared(("objects",), lambda: PodObjects(self.api, self.reservations, self.log))
+        return self._shared(("objects",), lambda: PodObjects(self._cluster_api(), self.reservations, self.log))
 
     def _new_attempt(self) -> PodAttempt:
         return PodAttempt(
@@ -419,7 +418,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         offer = attempt.reservation.offer if attempt.reservation is not None else None
         if offer is not None:
             try:
-                await create_objects(CustomObjectsApi(self.api.api_client), self.namespace, offer, self.log)
+                await self._pod_objects.make_for_layer(self.namespace, offer)
             except LayerCannot as error:
                 raise SpawnRefused(str(error), reason="bad-template", status=500) from None
         return await self._kube.start_pod()
@@ -470,8 +469,8 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             if attempt.secret[0] is not pod:
                 may = await self._pod_objects.may_make_secrets(self.namespace)
                 attempt.secret = pod, token_secret(pod, self.api_token) if may else None
-        except (ApiException, ClientError, TimeoutError) as error:
-            self.log.warning("Pod %s is not created yet: %s", self.pod_name, worded(error))
+        except ApiFailure as failure:
+            self.log.warning("Pod %s is not created yet: %s", self.pod_name, failure)
             return False
         request = super()._make_create_pod_request(pod, request_timeout)
         created = await attempt.pod_created(request, self.pod_name, self.log)

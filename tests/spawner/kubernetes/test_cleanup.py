@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 import pytest
-from kubernetes_asyncio.client.rest import ApiException
 
+from gpushare_spawner.clients.api import ApiFailure
 from gpushare_spawner.spawner.kubernetes.owned_objects import ORPHANS_EVERY, PodObjects
 
 from .parts import FakeReservations, pod, share
@@ -16,16 +16,16 @@ HUB = "http://hub/api"
 
 
 class FakeApi:
-    """Kubernetes' core API, as far as it is asked. ``failure``: what it raises."""
+    """The API server, as far as it is asked. ``failure``: what it raises."""
 
     def __init__(self) -> None:
         self.deleted: list[tuple[str, str]] = []
         self.failure: Exception | None = None
 
-    async def delete_namespaced_pod(self, name: str, namespace: str, body: dict[str, Any]) -> None:
+    async def delete(self, path: str, options: dict[str, Any]) -> None:
         if self.failure is not None:
             raise self.failure
-        self.deleted.append((name, body["preconditions"]["uid"]))
+        self.deleted.append((path.removeprefix("/api/v1/namespaces/hub/pods/"), options["preconditions"]["uid"]))
 
 
 @pytest.fixture
@@ -82,11 +82,11 @@ async def test_orphans_are_looked_for_now_and_then(cleanup: PodObjects, reservat
 async def test_a_pod_that_cannot_be_removed_is_logged(
     cleanup: PodObjects, reservations: FakeReservations, api: FakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api.failure = ApiException(status=500, reason="Internal")
+    api.failure = ApiFailure(500, "the API server says 500: Internal")
     reservations.seen = [pod("Running")]
     cleanup.remove_orphans_soon(HUB, lambda user, server: False)
     await reservations.finish()
-    assert "is not removed yet: 500 Internal" in caplog.text
+    assert "is not removed yet: the API server says 500: Internal" in caplog.text
 
 
 @pytest.mark.parametrize(

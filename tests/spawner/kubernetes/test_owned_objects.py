@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import ANY
 
 import pytest
 from kubernetes_asyncio.client import ApiClient, V1Container, V1EnvVar, V1ObjectMeta, V1Pod, V1PodSpec
-from kubernetes_asyncio.client.rest import ApiException
 
+from gpushare_spawner.clients.api import ApiFailure
 from gpushare_spawner.model.kubernetes.annotations import LAYER
 from gpushare_spawner.model.layers import LAYERS
 from gpushare_spawner.spawner.kubernetes import owned_objects
@@ -83,39 +82,40 @@ def test_a_pod_without_the_token_is_left_as_it_is(token: str) -> None:
     assert not [one for one in made.spec.containers[0].env if one.value_from]
 
 
-class Core:
-    """An API server with one pod. ``faults`` are raised one by one."""
+class Api:
+    """An API server with one pod. ``faults`` are raised one by one; an answer without a status is lost."""
 
-    def __init__(self, *faults: Exception | None) -> None:
-        self.api_client = SimpleNamespace()
+    def __init__(self, *faults: ApiFailure) -> None:
         self.faults = list(faults)
-        self.secrets: dict[str, dict[str, Any]] = {}
+        self.objects: dict[str, dict[str, Any]] = {}
         self.asked: list[str] = []
 
-    async def read_namespaced_pod(self, name: str, namespace: str) -> Any:
-        return SimpleNamespace(metadata=SimpleNamespace(uid="u1"))
+    async def get(self, path: str) -> Any:
+        if path == "/api/v1/namespaces/jhub/pods/jupyter-ada":
+            return {"metadata": {"uid": "u1"}}
+        return self.objects[path]
 
-    async def create_namespaced_secret(self, namespace: str, manifest: dict[str, Any]) -> None:
+    async def create(self, path: str, manifest: dict[str, Any]) -> None:
         self.asked.append("create")
         fault = self.faults.pop(0) if self.faults else None
-        if manifest["metadata"]["name"] in self.secrets:
-            raise ApiException(status=409)
-        if not isinstance(fault, ApiException):
-            self.secrets[manifest["metadata"]["name"]] = manifest
+        path += f"/{manifest['metadata']['name']}"
+        if path in self.objects:
+            raise ApiFailure(409, "exists")
+        if fault is None or not fault.status:
+            self.objects[path] = manifest
         if fault is not None:
             raise fault
 
-    async def read_namespaced_secret(self, name: str, namespace: str) -> Any:
-        owners = [SimpleNamespace(uid=one["uid"]) for one in self.secrets[name]["metadata"]["ownerReferences"]]
-        return SimpleNamespace(metadata=SimpleNamespace(owner_references=owners))
-
-    async def delete_namespaced_secret(self, name: str, namespace: str) -> None:
+    async def delete(self, path: str) -> None:
         self.asked.append("delete")
-        del self.secrets[name]
+        del self.objects[path]
 
 
-def objects(core: Core) -> PodObjects:
-    return PodObjects(core, None, LOG)  # type: ignore[arg-type]
+SECRET = "/api/v1/namespaces/jhub/secrets/s"
+
+
+def objects(api: Any) -> PodObjects:
+    return PodObjects(api, None, LOG)  # type: ignore[arg-type]
 
 
 def manifest(uid: str) -> dict[str, Any]:
@@ -126,34 +126,34 @@ def manifest(uid: str) -> dict[str, Any]:
     ("faults", "asked"),
     [
         ([], ["create"]),
-        ([ApiException(status=503)], ["create", "create"]),
-        ([ApiException(status=429), ApiException(status=500)], ["create", "create", "create"]),
-        ([TimeoutError()], ["create", "create"]),
+        ([ApiFailure(503, "busy")], ["create", "create"]),
+        ([ApiFailure(429, "busy"), ApiFailure(500, "busy")], ["create", "create", "create"]),
+        ([ApiFailure(0, "lost")], ["create", "create"]),
     ],
     ids=["at-once", "unavailable", "busy", "answer-lost"],
 )
 async def test_a_secret_is_made_however_the_api_fails_for_a_moment(
-    faults: list[Exception], asked: list[str], monkeypatch: pytest.MonkeyPatch
+    faults: list[ApiFailure], asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owned_objects, "PAUSES", (0.0, 0.0))
-    core = Core(*faults)
-    await objects(core).make("jupyter-ada", "jhub", manifest, None)
-    assert core.asked == asked
-    assert core.secrets["s"]["metadata"]["ownerReferences"][0]["uid"] == "u1"
+    api = Api(*faults)
+    await objects(api).make("jupyter-ada", "jhub", manifest, None)
+    assert api.asked == asked
+    assert api.objects[SECRET]["metadata"]["ownerReferences"][0]["uid"] == "u1"
 
 
 async def test_a_secret_of_an_earlier_pod_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owned_objects, "PAUSES", (0.0, 0.0))
-    core = Core()
-    core.secrets["s"] = manifest("older")
-    await objects(core).make("jupyter-ada", "jhub", manifest)
-    assert core.asked == ["create", "delete", "create"]
-    assert core.secrets["s"] == manifest("u1")
+    api = Api()
+    api.objects[SECRET] = manifest("older")
+    await objects(api).make("jupyter-ada", "jhub", manifest)
+    assert api.asked == ["create", "delete", "create"]
+    assert api.objects[SECRET] == manifest("u1")
 
 
 async def test_what_will_not_pass_is_raised() -> None:
-    with pytest.raises(ApiException):
-        await objects(Core(ApiException(status=403))).make("jupyter-ada", "jhub", manifest)
+    with pytest.raises(ApiFailure):
+        await objects(Api(ApiFailure(403, "forbidden"))).make("jupyter-ada", "jhub", manifest)
 
 
 async def test_the_right_to_make_secrets_is_asked_for_once_and_a_refusal_again_after_minutes(
@@ -162,18 +162,15 @@ async def test_the_right_to_make_secrets_is_asked_for_once_and_a_refusal_again_a
     answers = [False, False, True]
 
     class Reviews:
-        def __init__(self, client: object) -> None:
-            pass
+        async def create(self, path: str, review: Any) -> Any:
+            assert path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+            asked = review["spec"]["resourceAttributes"]
+            assert (asked["namespace"], asked["verb"], asked["resource"]) == ("jhub", "create", "secrets")
+            return {"status": {"allowed": answers.pop(0)}}
 
-        async def create_self_subject_access_review(self, review: Any) -> Any:
-            asked = review.spec.resource_attributes
-            assert (asked.namespace, asked.verb, asked.resource) == ("jhub", "create", "secrets")
-            return SimpleNamespace(status=SimpleNamespace(allowed=answers.pop(0)))
-
-    monkeypatch.setattr(owned_objects, "AuthorizationV1Api", Reviews)
     now = [1000.0]
     monkeypatch.setattr("gpushare_spawner.spawner.kubernetes.owned_objects.time.monotonic", lambda: now[0])
-    rights = objects(Core())
+    rights = objects(Reviews())
     assert [await rights.may_make_secrets("jhub") for _ in range(3)] == [False] * 3
     now[0] += owned_objects.ASK_AGAIN_SECONDS
     assert not await rights.may_make_secrets("jhub")
@@ -200,15 +197,11 @@ def test_a_pod_that_its_layer_replaces_keeps_its_token() -> None:
 async def test_a_pod_whose_secret_or_claim_was_never_made_is_known(kind: str, status: int, missing: bool) -> None:
     asked: list[str] = []
 
-    class Objects(PodObjects):
-        def __init__(self) -> None:
-            """Without an API."""
-
-        async def _owners(self, namespace: str, kind: str, name: str) -> list[str]:
-            asked.append(f"{kind} {namespace}/{name}")
+    class Reading:
+        async def get(self, path: str) -> Any:
+            asked.append(path)
             if status != 200:
-                raise ApiException(status=status)
-            return ["u1"]
+                raise ApiFailure(status, "failed")
 
     spec: dict[str, Any] = {"containers": [{"env": [{"name": "A", "value": "b"}]}]}
     if kind == "Secret":
@@ -217,5 +210,6 @@ async def test_a_pod_whose_secret_or_claim_was_never_made_is_known(kind: str, st
     else:
         spec["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "jupyter-ada-01234567"}]
     left = {"metadata": {"name": "jupyter-ada", "namespace": "jhub"}, "spec": spec}
-    assert await Objects().missing(left) is missing
-    assert asked == [f"{kind} jhub/jupyter-ada-01234567"]
+    assert await objects(Reading()).missing(left) is missing
+    where = "/api/v1" if kind == "Secret" else "/apis/resource.k8s.io/v1"
+    assert asked == [f"{where}/namespaces/jhub/{kind.lower()}s/jupyter-ada-01234567"]

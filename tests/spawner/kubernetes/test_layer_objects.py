@@ -7,14 +7,14 @@ import logging
 from typing import Any
 
 import pytest
-from kubernetes_asyncio.client.rest import ApiException
 
+from gpushare_spawner.clients.api import ApiFailure
 from gpushare_spawner.model.layer_rules import DraOptions
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.sharing import dra
 from gpushare_spawner.sharing.base import ClusterDevice, ClusterFacts, ClusterNode, ClusterSlice, LayerRequest
 from gpushare_spawner.spawner.hub import SpawnRefused
-from gpushare_spawner.spawner.kubernetes.pod import create_objects
+from gpushare_spawner.spawner.kubernetes.owned_objects import PodObjects
 from gpushare_spawner.spawner.queue.snapshot import LayerOffer
 from tests.sharing.requests import GIB, request
 
@@ -36,20 +36,19 @@ class Api:
         self.deleted = deleted
         self.created = 0
 
-    async def create_namespaced_custom_object(
-        self, group: str, version: str, where: str, plural: str, one: Any
-    ) -> None:
-        assert (group, version, where, plural) == ("resource.k8s.io", "v1", "ada", "resourceclaimtemplates")
+    async def create(self, path: str, item: Any) -> None:
+        assert path == "/apis/resource.k8s.io/v1/namespaces/ada/resourceclaimtemplates"
         self.created += 1
-        if one["metadata"]["name"] in self.found:
-            raise ApiException(status=409)
-        self.found[one["metadata"]["name"]] = one
+        if item["metadata"]["name"] in self.found:
+            raise ApiFailure(409, "exists")
+        self.found[item["metadata"]["name"]] = item
 
-    async def get_namespaced_custom_object(self, group: str, version: str, where: str, plural: str, name: str) -> Any:
+    async def get(self, path: str) -> Any:
+        name = path.rpartition("/")[2]
         if self.deleted:
             self.deleted -= 1
             del self.found[name]
-            raise ApiException(status=404)
+            raise ApiFailure(404, "404")
         return self.found[name]
 
 
@@ -64,7 +63,8 @@ def as_the_server_shows_it(template: dict[str, Any]) -> dict[str, Any]:
 
 
 async def created(api: Api, request: LayerRequest) -> None:
-    await create_objects(api, "ada", LayerOffer(LayerName.DRA, request), logging.getLogger("test"))  # type: ignore[arg-type]
+    objects = PodObjects(api, None, logging.getLogger("test"))  # type: ignore[arg-type]
+    await objects.make_for_layer("ada", LayerOffer(LayerName.DRA, request))
 
 
 async def test_an_object_that_is_there_is_used_if_it_says_the_same() -> None:
@@ -123,9 +123,9 @@ async def test_an_object_that_is_deleted_before_it_is_read_is_made_again_a_few_t
     assert (api.created, api.found) == (2, {name: template})
 
     class Deleting(Api):
-        async def create_namespaced_custom_object(self, *arguments: Any) -> None:
+        async def create(self, *arguments: Any) -> None:
             self.found[name] = template
-            await super().create_namespaced_custom_object(*arguments)
+            await super().create(*arguments)
 
-    with pytest.raises(ApiException, match="404"):
+    with pytest.raises(ApiFailure, match="404"):
         await created(Deleting(deleted=9), half)
