@@ -26,12 +26,7 @@ from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed
 from gpushare_spawner.agent.periodic import WELL, GpuHealth, InstanceWatch, Rounds, RoundSettings
 from gpushare_spawner.agent.report import session_report
-from gpushare_spawner.agent.sessions.attribution import (
-    ContextMemory,
-    UnconnectedProcesses,
-    UnstatedMemory,
-    stated_bytes,
-)
+from gpushare_spawner.agent.sessions.attribution import BypassWatch, UnconnectedProcesses, UnstatedMemory
 from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.environment import Libraries, mig_environment, mps_environment, session_environment
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
@@ -427,8 +422,7 @@ class Node:
         self.arbitrations = {uuid: self._arbitration(gpu) for uuid, gpu in self.gpus.items()}
         context_bytes = settings.arbiter.context_bytes
         self.memory = NodeMemory(settings.host_memory, self.gpus, sessions, context_bytes, self._paged_out)
-        self.holds = MemoryHolds(asyncio.get_running_loop().time)
-        self.holds.over = self._hold_over
+        self.holds = MemoryHolds(asyncio.get_running_loop().time, self._hold_over)
         self.shares = Shares(self.gpus.values(), settings.capacity_units, self.arbitrations)
         self.registry = SessionRegistry(
             sessions,
@@ -457,13 +451,12 @@ class Node:
                 news=self.news,
             )
         )
-        self._contexts = ContextMemory()
         self.registry.came, self.registry.went = self.suspensions.opened, self._went
         self.registry.left = self._left_suspended
         whole = {uuid: gpu for uuid, gpu in self.gpus.items() if gpu.mig is None}
         self.mps = MpsDaemons(whole, folder.mps, sessions, self.wall_clock, self.news)
         self._unstated = UnstatedMemory(self.gpus, context_bytes)
-        self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, context_bytes)
+        self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, BypassWatch(self._unstated))
         self.health = GpuHealth(self.rounds)
         self.instances = InstanceWatch(instances, self.rounds, sessions, self._add_gpu, self._drop_gpu)
         self.cordons = Cordons(folder.cordons, self.wall_clock)
@@ -605,15 +598,13 @@ class Node:
     # -- answers of the driver -----------------------------------------------------------------------------------------
 
     def _memory_seen(self, states: Mapping[str, GpuState]) -> None:
-        sessions = self.registry.sessions.values()
-        stated = stated_bytes(states, sessions)
-        self._contexts.update(states, sessions, stated)
-        unstated = self._unstated.update(states, stated)
-        host_memory.tell_arbiters(states, self.gpus, self.arbitrations, sessions, unstated)
+        sessions = self.sessions.values()
+        self._unstated.update(states, sessions)
+        host_memory.inform_arbiters(states, self.gpus, self.arbitrations, sessions, self._unstated.amounts)
         for session in sessions:
             for gpu in session.gpus:
                 if gpu.uuid in states and session.conversation is not None:
-                    session.conversation.believe_again(gpu.uuid)
+                    session.conversation.accept_again(gpu.uuid)
 
     def _went(self, session: Session) -> None:
         self.suspensions.ended(session)

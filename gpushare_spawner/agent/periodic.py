@@ -59,18 +59,14 @@ class Rounds:
         gpus: Mapping[str, Gpu],
         source: GpuSource,
         polled: Callable[[Mapping[str, GpuState]], None],
-        context_bytes: int,
+        bypass: BypassWatch,
     ) -> None:
-        """Prepare the rounds.
-
-        `polled` is called with each answer of NVML, by the GPU's UUID. `context_bytes`: see ArbiterSettings.
-        """
+        """Prepare the rounds. `polled` is called with each answer of NVML, by the GPU's UUID, before `bypass`."""
         self._settings = settings
         self._polled = polled
         self.gpus = gpus
         self._source = source
-        simulated = any(gpu.simulated for gpu in gpus.values())
-        self._bypass = BypassWatch(0 if simulated else context_bytes)
+        self._bypass = bypass
         self._reconnected_at = 0.0
         self._checks: list[Repeated] = []
         self._sick_at: dict[str, float] = {}

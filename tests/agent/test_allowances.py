@@ -14,8 +14,8 @@ PIECE = LIMIT // PIECES
 MIB = 2**20
 
 
-def allowances(*processes: str, limit: int = LIMIT) -> Allowances:
-    found = Allowances(limit)
+def allowances(*processes: str, limit: int = LIMIT) -> Allowances[str]:
+    found = Allowances[str](limit)
     for process in processes:
         found.join(process)
     return found
@@ -96,36 +96,36 @@ def test_processes_that_keep_to_their_allowances_never_exceed_the_limit(steps: l
 
 
 def test_what_processes_state_counts_together_within_the_limit() -> None:
-    made = Allowances(100 * MIB)
+    made = Allowances[str](100 * MIB)
     for name in "abc":
         made.join(name)
-    assert [made.believed(name, 2**62, reserves=False) for name in "abc"] == [100 * MIB, 0, 0]
-    assert made.believed("a", 10 * MIB, reserves=False) == 10 * MIB
-    assert made.believed("b", 2**62, reserves=False) == 90 * MIB
+    assert [made.accept(name, 2**62, reserves=False) for name in "abc"] == [100 * MIB, 0, 0]
+    assert made.accept("a", 10 * MIB, reserves=False) == 10 * MIB
+    assert made.accept("b", 2**62, reserves=False) == 90 * MIB
 
 
 def test_what_a_process_that_reserves_states_counts_within_its_allowance() -> None:
-    made = Allowances(100 * MIB)
+    made = Allowances[str](100 * MIB)
     made.join("a")
-    assert made.believed("a", 2**62, reserves=True) == 0
+    assert made.accept("a", 2**62, reserves=True) == 0
     added = made.grant("a", 30 * MIB, 100 * MIB)
-    assert made.believed("a", 2**62, reserves=True) == added
-    assert made.believed("a", 5 * MIB, reserves=True) == 5 * MIB
+    assert made.accept("a", 2**62, reserves=True) == added
+    assert made.accept("a", 5 * MIB, reserves=True) == 5 * MIB
 
 
 def test_what_the_driver_shows_counts_beyond_the_limit_for_as_long_as_it_is_stated() -> None:
-    made = Allowances(100 * MIB)
+    made = Allowances[str](100 * MIB)
     made.join("a")
     made.states("a", 300 * MIB)
     made.driver_shows("a", 200 * MIB)
     made.driver_shows("a", 50 * MIB)  # paged out meanwhile
-    assert made.believed("a", 300 * MIB, reserves=True) == 200 * MIB
-    assert made.believed("a", 20 * MIB, reserves=True) == 20 * MIB
-    assert made.believed("a", 300 * MIB, reserves=True) == 20 * MIB
+    assert made.accept("a", 300 * MIB, reserves=True) == 200 * MIB
+    assert made.accept("a", 20 * MIB, reserves=True) == 20 * MIB
+    assert made.accept("a", 300 * MIB, reserves=True) == 20 * MIB
 
 
 def test_the_spare_bytes_of_a_session_count_once() -> None:
-    made = Allowances(100 * MIB)
+    made = Allowances[str](100 * MIB)
     for name in "ab":
         made.join(name)
-    assert [made.believed(name, 2**62, reserves=True, spare=7 * MIB) for name in "ab"] == [7 * MIB, 0]
+    assert [made.accept(name, 2**62, reserves=True, spare=7 * MIB) for name in "ab"] == [7 * MIB, 0]

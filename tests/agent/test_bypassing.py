@@ -13,7 +13,7 @@ import pytest
 
 from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.sessions import attribution
-from gpushare_spawner.agent.sessions.attribution import UNCLAIMED_SLACK
+from gpushare_spawner.agent.sessions.attribution import UNSTATED_SLACK
 from gpushare_spawner.agent.state.records import PodOwner
 from gpushare_spawner.model.control import ConfirmRequest
 from gpushare_spawner.model.frames import Kind
@@ -53,16 +53,16 @@ async def test_hello_by_hand_does_not_hide_memory_that_was_not_claimed(
     peer = await agent.peer(agent.open())
     shows(agent, {os.getpid(): 4 * GIB})
     await eventually(lambda: accused(agent) == (os.getpid(),))
-    assert "connected, without claiming its memory" in caplog.text
+    assert "connected, without stating its memory" in caplog.text
     peer.send(Kind.MEMORY, 3 * GIB, 0, gpu=FIRST.uuid)
     await eventually(lambda: accused(agent) == ())
-    shows(agent, {os.getpid(): 4 * GIB + UNCLAIMED_SLACK + 1})
+    shows(agent, {os.getpid(): 4 * GIB + UNSTATED_SLACK + 1})
     await eventually(lambda: accused(agent) == (os.getpid(),))
 
 
 async def test_process_within_its_claim_and_the_slack_is_not_accused(agent: Agent) -> None:
     peer = await agent.peer(agent.open())
-    for claim, shown in ((0, UNCLAIMED_SLACK), (2 * GIB, 2 * GIB + UNCLAIMED_SLACK), (0, None), (8 * GIB, 0)):
+    for claim, shown in ((0, UNSTATED_SLACK), (2 * GIB, 2 * GIB + UNSTATED_SLACK), (0, None), (8 * GIB, 0)):
         peer.send(Kind.MEMORY, claim, 0, gpu=FIRST.uuid)
         shows(agent, {os.getpid(): shown})
         await polls(agent)

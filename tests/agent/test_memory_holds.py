@@ -18,32 +18,29 @@ GRANTED = 0
 
 
 def test_hold_is_against_all_others_on_its_gpu_until_the_last_step_ends() -> None:
-    holds, over = MemoryHolds(lambda: 0.0), list[str]()
-    holds.over = over.append
-    holds.begin("GPU-1", "ann")
-    holds.begin("GPU-1", "ann")
-    assert holds.against("GPU-1", "ben")
-    assert not holds.against("GPU-1", "ann")
-    assert not holds.against("GPU-2", "ben")
-    holds.begin("GPU-1", "ben")
-    assert holds.against("GPU-1", "ann")
-    holds.end("GPU-1", "ben")
-    holds.end("GPU-1", "ann")
-    assert holds.against("GPU-1", "ben")
-    holds.end("GPU-1", "ann")
+    over = list[str]()
+    holds = MemoryHolds(lambda: 0.0, over.append)
+    with holds.hold("GPU-1", "ann"):
+        with holds.hold("GPU-1", "ann"):
+            assert holds.against("GPU-1", "ben")
+            assert not holds.against("GPU-1", "ann")
+            assert not holds.against("GPU-2", "ben")
+            with holds.hold("GPU-1", "ben"):
+                assert holds.against("GPU-1", "ann")
+        assert holds.against("GPU-1", "ben")
     assert not holds.against("GPU-1", "ben")
     assert over == ["GPU-1"] * 3
 
 
 def test_hold_that_lasts_too_long_keeps_nobody_waiting() -> None:
     now = 0.0
-    holds = MemoryHolds(lambda: now)
-    holds.begin("GPU-1", "ann")
-    now = HELD_AT_MOST - 1
-    holds.begin("GPU-1", "ann")
-    assert holds.against("GPU-1", "ben")
-    now = HELD_AT_MOST
-    assert not holds.against("GPU-1", "ben")
+    holds = MemoryHolds(lambda: now, lambda gpu: None)
+    with holds.hold("GPU-1", "ann"):
+        now = HELD_AT_MOST - 1
+        with holds.hold("GPU-1", "ann"):
+            assert holds.against("GPU-1", "ben")
+            now = HELD_AT_MOST
+            assert not holds.against("GPU-1", "ben")
 
 
 async def reserving(agent: Agent) -> Peer:
@@ -66,13 +63,12 @@ async def reserved(peer: Peer) -> tuple[int, int, int]:
 
 async def test_allocation_waits_until_the_free_memory_is_nobodys(agent: Agent) -> None:
     peer = await reserving(agent)
-    agent.node.holds.begin(FIRST.uuid, "ann")
-    reserve(peer, GIB, 1)
-    await peer.quiet()
-    agent.node.holds.begin(SECOND.uuid, "ann")
-    agent.node.holds.end(SECOND.uuid, "ann")
-    await peer.quiet()
-    agent.node.holds.end(FIRST.uuid, "ann")
+    with agent.node.holds.hold(FIRST.uuid, "ann"):
+        reserve(peer, GIB, 1)
+        await peer.quiet()
+        with agent.node.holds.hold(SECOND.uuid, "ann"):
+            pass
+        await peer.quiet()
     added, result, number = await reserved(peer)
     assert (added >= GIB, result, number) == (True, GRANTED, 1)
 
@@ -83,15 +79,15 @@ async def test_process_that_waits_is_told_in_time_to_ask_again_and_is_refused_no
     monkeypatch.setattr(session_limit, "ASK_AGAIN", 0.05)
     monkeypatch.setattr(session_limit, "HELD_AT_MOST", 0.12)
     peer = await reserving(agent)
-    agent.node.holds.begin(FIRST.uuid, "ann")
     numbers = []
-    for number in range(1, 10):
-        reserve(peer, GIB, number)
-        added, result, answered = await reserved(peer)
-        assert (result, answered) == (GRANTED, number)
-        if added:
-            break
-        numbers.append(number)
+    with agent.node.holds.hold(FIRST.uuid, "ann"):
+        for number in range(1, 10):
+            reserve(peer, GIB, number)
+            added, result, answered = await reserved(peer)
+            assert (result, answered) == (GRANTED, number)
+            if added:
+                break
+            numbers.append(number)
     assert numbers == [1, 2, 3]  # and then it allocates all the same: a hold must not stop a program
     session = agent.node.report().session("ben")
     assert session is not None
@@ -100,9 +96,9 @@ async def test_process_that_waits_is_told_in_time_to_ask_again_and_is_refused_no
 
 async def test_process_that_connects_while_memory_is_held_gets_nothing_in_advance(agent: Agent) -> None:
     peer = await reserving(agent)
-    agent.node.holds.begin(FIRST.uuid, "ann")
-    peer.send(Kind.RESERVE, 100 * MIB, 100 * MIB, 0, 0, 0, gpu=FIRST.uuid)
-    assert (await reserved(peer))[0] == 100 * MIB
+    with agent.node.holds.hold(FIRST.uuid, "ann"):
+        peer.send(Kind.RESERVE, 100 * MIB, 100 * MIB, 0, 0, 0, gpu=FIRST.uuid)
+        assert (await reserved(peer))[0] == 100 * MIB
 
 
 async def test_what_was_granted_in_advance_is_recalled(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:

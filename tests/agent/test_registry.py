@@ -70,7 +70,7 @@ class World:
         self.registry = SessionRegistry(
             {}, gpus, self.arbitrations, self.shares, self.folder, self,
             memory_left=lambda session, gpu, kind: (2**60, MemoryLimit.SESSION),
-            holds=MemoryHolds(lambda: self.now),
+            holds=MemoryHolds(lambda: self.now, lambda gpu: None),
             converse=lambda session: Conversation(),  # type: ignore[arg-type, return-value]
             clock=WallClock(lambda: self.now, lambda: self.now - self.stepped), changed=self._changed,
         )  # fmt: skip

@@ -33,7 +33,8 @@ async def test_a_suspender_that_is_closed_begins_nothing_while_clients_leave() -
     source: Any = None
     left: Any = None
     parts = SuspendParts(
-        Driver(Code.SUCCESS), {"GPU-0": orders}, {}, source, MemoryHolds(asyncio.get_running_loop().time), left,
+        Driver(Code.SUCCESS), {"GPU-0": orders}, {}, source,
+        MemoryHolds(asyncio.get_running_loop().time, lambda gpu: None), left,
         lambda session, amount: None, save, lambda: None,
     )  # fmt: skip
     suspender = Suspender(parts)

@@ -116,7 +116,7 @@ class Bench:
         self.arbitration = arbitration or Arbitration()
         self.full = False
         """The disk."""
-        self.holds = MemoryHolds(asyncio.get_running_loop().time)
+        self.holds = MemoryHolds(asyncio.get_running_loop().time, lambda gpu: None)
         self.records: list[SessionRecord] = []
         """Of processes that are left suspended."""
         self.session: Any = SimpleNamespace(

@@ -18,7 +18,6 @@ import pytest
 
 from gpushare_spawner.agent.gpus import samples as gpu_samples
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
-from gpushare_spawner.agent.memory import session_limit
 from gpushare_spawner.agent.memory.host_memory import HostMemorySettings
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.processes import ProcessName
@@ -260,7 +259,6 @@ def virtual_node(
         thread = SimpleNamespace(Thread=_AtOnce)
         patch.setattr(gpu_samples, "threading", thread)
         patch.setattr(gpu_samples, "WallClock", lambda: _Clock(loop))
-        patch.setattr(session_limit, "Connection", Process)
         asyncio.set_event_loop(loop)
 
         async def made() -> VirtualNode:

@@ -13,7 +13,7 @@ beyond the GPU counts. While it is idle and lends units, borrowers must leave ro
 its server's memory limit.
 
 `NodeMemory` reads the kernel's figures and applies these rules. `HostUse` measures pods' CPU and host memory: a
-released session's pod must not request less. `tell_arbiters` passes the driver's figures of device memory to the
+released session's pod must not request less. `inform_arbiters` passes the driver's figures of device memory to the
 arbiters. Limits of device memory are in session_limit.py.
 """
 
@@ -414,7 +414,7 @@ class NodeMemory:
         return session.memory_limit(self.gpus[uuid]) + budget * session.record.request.share_units // UNITS_PER_GPU
 
 
-def tell_arbiters(
+def inform_arbiters(
     states: Mapping[str, GpuState],
     gpus: Mapping[str, Gpu],
     arbitrations: Mapping[str, GpuArbitration],

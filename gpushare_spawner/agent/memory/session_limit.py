@@ -8,7 +8,7 @@ allocations need no request. The sum over a session's processes stays within the
 recalled for another process. A process may have allocated more than its allowance (it ran without the agent, or is of
 an older version): then its allocations count.
 
-Stated memory takes nothing from other sessions: the arbiter gets the result of `believed`. All processes together
+Stated memory takes nothing from other sessions: the arbiter gets the result of `accepted`. All processes together
 cannot raise it above the limit and the allowances without memory that the driver shows.
 
 An allowance only changes by differences, each counted here when it is certain: a grant when it is sent, a return when
@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
+from typing import Generic, TypeVar
 
 from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.model.frames import Feature, Frame, Kind, ReserveKind, SessionMemoryTopic, gpu_bytes
@@ -35,6 +37,8 @@ from gpushare_spawner.model.share import MemoryLimit
 PIECES = 16
 """Part of the limit that a process gets at most beyond its request."""
 SMALLEST_PIECE = 2 * 2**20
+
+Process = TypeVar("Process", bound=Hashable)
 
 
 @dataclass
@@ -46,8 +50,8 @@ class StatedMemory:
     plain: int = 0
     """The part of `allocated` that cannot leave the GPU."""
 
-    believed: int = 0
-    """Allocated bytes that the arbiter last counted for it."""
+    accepted: int = 0
+    """The part of `allocated` that the arbiter last got."""
     shown: int = 0
     """The most that the driver has shown of it with the same stated memory."""
 
@@ -57,26 +61,26 @@ class StatedMemory:
         return max(self.granted, self.allocated)
 
 
-class Allowances:
+class Allowances(Generic[Process]):
     """The allowances of one session on one GPU."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._held: dict[Hashable, StatedMemory] = {}
+        self._held: dict[Process, StatedMemory] = {}
 
-    def join(self, process: Hashable) -> None:
+    def join(self, process: Process) -> None:
         """Add a process without memory."""
         self._held[process] = StatedMemory()
 
-    def leave(self, process: Hashable) -> None:
+    def leave(self, process: Process) -> None:
         """Remove a process with its memory. An unknown process is no error."""
         self._held.pop(process, None)
 
-    def of(self, process: Hashable) -> StatedMemory:
+    def of(self, process: Process) -> StatedMemory:
         """Return the memory of the process. Raises KeyError for an unknown process."""
         return self._held[process]
 
-    def processes(self) -> list[tuple[Hashable, StatedMemory]]:
+    def processes(self) -> list[tuple[Process, StatedMemory]]:
         """All processes with their memory."""
         return list(self._held.items())
 
@@ -90,15 +94,7 @@ class Allowances:
         """Bytes that all processes have allocated."""
         return sum(held.allocated for held in self._held.values())
 
-    def counted_of_others(self, process: Hashable) -> int:
-        """Bytes of the other processes that count towards the limit."""
-        return self.counted - self._held[process].counted
-
-    def allocated_by_others(self, process: Hashable) -> int:
-        """Bytes that the other processes have allocated."""
-        return self.allocated - self._held[process].allocated
-
-    def states(self, process: Hashable, allocated: int, plain: int | None = None) -> bool:
+    def states(self, process: Process, allocated: int, plain: int | None = None) -> bool:
         """Record the stated memory of a process. Return whether that changed anything."""
         held = self._held[process]
         before = (held.allocated, held.plain)
@@ -106,7 +102,7 @@ class Allowances:
         held.plain = min(held.plain if plain is None else plain, allocated)
         return (held.allocated, held.plain) != before
 
-    def believed(self, process: Hashable, stated: int, reserves: bool, spare: int = 0) -> int:
+    def accept(self, process: Process, stated: int, reserves: bool, spare: int = 0) -> int:
         """Return the part of the stated bytes that counts for the arbiter, and record it.
 
         ``reserves``: its memory lies within its allowance. Of the processes that do not reserve, the rest of the limit
@@ -115,28 +111,28 @@ class Allowances:
         held = self._held[process]
         held.shown = min(held.shown, stated)
         others = [other for other in self._held.values() if other is not held]
-        spare = max(0, spare - sum(max(0, other.believed - max(other.granted, other.shown)) for other in others))
+        spare = max(0, spare - sum(max(0, other.accepted - max(other.granted, other.shown)) for other in others))
         allowed = held.granted
         if not reserves:
-            allowed = max(0, self.limit - sum(max(other.believed, other.granted) for other in others))
-        held.believed = min(stated, max(allowed + spare, held.shown))
-        return held.believed
+            allowed = max(0, self.limit - sum(max(other.accepted, other.granted) for other in others))
+        held.accepted = min(stated, max(allowed + spare, held.shown))
+        return held.accepted
 
-    def driver_shows(self, process: Hashable, amount: int) -> None:
+    def driver_shows(self, process: Process, amount: int) -> None:
         """Record the driver's figure for the process. An unknown process is no error."""
         if (held := self._held.get(process)) is not None:
             held.shown = min(max(held.shown, amount), held.allocated)
 
-    def gives_back(self, process: Hashable, amount: int) -> None:
+    def gives_back(self, process: Process, amount: int) -> None:
         """Reduce the allowance of the process by this many bytes."""
         held = self._held[process]
         held.granted = max(0, held.granted - amount)
 
-    def left_for(self, process: Hashable) -> int:
+    def left_for(self, process: Process) -> int:
         """Return the total that the process may have beside the others; below 0 if they exceed the limit."""
-        return self.limit - self.counted_of_others(process)
+        return self.limit - (self.counted - self._held[process].counted)
 
-    def grant(self, process: Hashable, requested: int, most: int) -> int:
+    def grant(self, process: Process, requested: int, most: int) -> int:
         """Raise the allowance of the process to `requested`, and by a further piece within `most`.
 
         Returns the increase. Where `requested` is more than `most` it grows up to `most`.
@@ -151,7 +147,7 @@ class Allowances:
         """Bytes that a process is granted in advance."""
         return max(self.limit // PIECES, SMALLEST_PIECE)
 
-    def surplus(self) -> list[tuple[Hashable, int]]:
+    def surplus(self) -> list[tuple[Process, int]]:
         """Return processes with two pieces more than they use, and the bytes beyond one piece."""
         return [
             (process, held.granted - held.allocated - self.piece)
@@ -159,7 +155,7 @@ class Allowances:
             if held.granted - held.allocated > 2 * self.piece
         ]
 
-    def recallable(self, process: Hashable) -> list[Hashable]:
+    def recallable(self, process: Process) -> list[Process]:
         """Return the other processes with an allowance; part of it may be unused."""
         return [other for other, held in self._held.items() if other != process and held.granted > 0]
 
@@ -174,25 +170,25 @@ HELD_AT_MOST = 20.0
 class MemoryHolds:
     """The holds of free memory, by GPU (UUID) and session."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """Start without holds. `clock`: seconds."""
+    def __init__(self, clock: Callable[[], float], ended: Callable[[str], None]) -> None:
+        """Start without holds. `clock`: seconds. `ended` is called with each GPU of which a hold has ended."""
         self._clock = clock
+        self._ended = ended
         self._since: dict[tuple[str, str], list[float]] = {}
         """By GPU and session. A session can hold it for several steps at once."""
-        self.over: Callable[[str], None] = _nothing
-        """Called with each GPU of which a hold has ended."""
 
-    def begin(self, gpu: str, session: str) -> None:
-        """Grant memory on the GPU to this session only from now on."""
-        self._since.setdefault((gpu, session), []).append(self._clock())
-
-    def end(self, gpu: str, session: str) -> None:
-        """Undo the last `begin` of the session."""
-        since = self._since[gpu, session]
-        since.pop()
-        if not since:
-            del self._since[gpu, session]
-        self.over(gpu)
+    @contextlib.contextmanager
+    def hold(self, gpu: str, session: str) -> Iterator[None]:
+        """Grant no other session memory on the GPU meanwhile. Others may have unused allowances."""
+        holds = self._since.setdefault((gpu, session), [])
+        holds.append(self._clock())
+        try:
+            yield
+        finally:
+            holds.pop()
+            if not holds:
+                del self._since[gpu, session]
+            self._ended(gpu)
 
     def against(self, gpu: str, session: str) -> bool:
         """Return whether the session has to wait for more memory on the GPU, because another session holds it."""
@@ -203,10 +199,6 @@ class MemoryHolds:
         )
 
 
-def _nothing(gpu: str) -> None:
-    pass
-
-
 RECALL_WITHIN = 0.5
 """Seconds that other processes have to return unused memory; the requesting process waits for a second."""
 ASK_AGAIN = 1.5
@@ -214,7 +206,7 @@ ASK_AGAIN = 1.5
 
 The process allocates without the agent after 2 s, and repeats 16 times.
 """
-TELL_WITHIN = 0.01
+NOTIFY_WITHIN = 0.01
 """Seconds until the processes of a session are notified of each other's allocations; more if there are many."""
 SHOWN_PROCESSES = 16
 """Processes in an observer's list for each GPU: those with most memory, and as many that computed most."""
@@ -222,13 +214,14 @@ MOST = 2**62
 """Bound for stated bytes: a process may state more than a machine has; sums must stay numbers that reports can carry.
 """
 
-_recalls = count(1)
+_numbers = count(1)
+"""Numbers of RECALL frames."""
 NANOSECONDS = 1_000_000_000
 
 
-@dataclass
-class _Question:
-    """A RESERVE that waits: for other processes to return unused memory, or for the free memory."""
+@dataclass(eq=False)
+class _Request:
+    """A RESERVE without an answer. It can wait: for others to return unused memory, or for the free memory."""
 
     connection: Connection
     gpu: str
@@ -236,11 +229,32 @@ class _Question:
     size: int
     number: int
     kind: ReserveKind
-    awaited: set[int] = field(default_factory=set)
+    recalls: set[int] = field(default_factory=set)
     """Numbers of the recalls without an answer."""
     held: bool = False
     """Whether it waits until no other session holds the GPU's free memory."""
     timer: asyncio.TimerHandle | None = None
+
+
+@dataclass
+class _OnGpu:
+    """The frames between the agent and one process about one GPU."""
+
+    others_sent: int = 0
+    """The last figure of the others' memory that was sent to it."""
+    trim: int = 0
+    """Number of the last recall of its surplus."""
+    held_since: float | None = None
+    """Time of the event loop since which it waits for free memory that another session holds."""
+    waiting: _Request | None = None
+
+
+@dataclass
+class _Process:
+    pid: int
+    """In its own numbering."""
+    on: dict[str, _OnGpu]
+    """By the GPU's UUID."""
 
 
 class SessionLimit:
@@ -260,50 +274,34 @@ class SessionLimit:
         take on a GPU beside its counted memory, and the limiting budget. `held`: whether another session holds
         the free memory of a GPU (UUID) now.
         """
-        self._allowances = {uuid: Allowances(limit) for uuid, limit in limits.items()}
+        self._allowances = {uuid: Allowances[Connection](limit) for uuid, limit in limits.items()}
         self._raw = {uuid: gpu_bytes(uuid) for uuid in self._allowances}
         self._wall_clock = wall_clock
         self._left = left
         self._held = held
-        self._held_since: dict[tuple[Connection, str], float] = {}
-        """Time of the event loop since which a process waits for free memory that another session holds."""
-        self._emptied: dict[int, tuple[Connection, str]] = {}
-        """Recalls of all unused memory without an answer, by their numbers."""
-        self._all_emptied = asyncio.Event()
-        self._processes: dict[Connection, int] = {}
-        """The pid of each process in its own numbering."""
-        self._recalls: dict[int, tuple[Connection, str]] = {}
-        """Recalls without an answer, by their numbers."""
-        self._questions: dict[tuple[Connection, str], _Question] = {}
-        self._sent: dict[tuple[Connection, str], int] = {}
-        """The last figure of the others' memory that was sent to a process."""
-        self._trimmed: dict[tuple[Connection, str], int] = {}
-        """Recalls of surplus without an answer."""
-        self._telling: asyncio.TimerHandle | None = None
+        self._processes: dict[Connection, _Process] = {}
+        self._recalls: dict[int, tuple[Connection, Callable[[], None] | None]] = {}
+        """Recalls without an answer, by number, each with the action after the answer, or the end of its process."""
+        self._notifying: asyncio.TimerHandle | None = None
         self.hits = hits
 
     def join(self, connection: Connection, pid: int) -> None:
         """Add a CUDA process. `pid`: its pid in its own numbering."""
-        self._processes[connection] = pid
+        self._processes[connection] = _Process(pid, {uuid: _OnGpu() for uuid in self._allowances})
         for allowances in self._allowances.values():
             allowances.join(connection)
 
     def leave(self, connection: Connection) -> None:
         """Remove a process: its memory is free for the others."""
-        if self._processes.pop(connection, None) is None:
+        left = self._processes.pop(connection, None)
+        if left is None:
             return
         for uuid, allowances in self._allowances.items():
             allowances.leave(connection)
-            self._sent.pop((connection, uuid), None)
-            self._trimmed.pop((connection, uuid), None)
-            self._held_since.pop((connection, uuid), None)
-            self._drop((connection, uuid))
-        for number in [number for number, (peer, _) in self._emptied.items() if peer is connection]:
-            self._is_emptied(number)
-        for number, (process, _) in list(self._recalls.items()):
-            if process is connection:
-                self._answered(number)
-        self._tell_soon()
+            self._drop(left.on[uuid])
+        for number in [number for number, (process, _) in self._recalls.items() if process is connection]:
+            self._answered(connection, number)
+        self._notify_soon()
 
     def begin_anew(self, limits: Mapping[str, int]) -> None:
         """Start anew after the session was opened again, perhaps with other limits."""
@@ -317,38 +315,42 @@ class SessionLimit:
 
     def close(self) -> None:
         """Cancel all timers."""
-        if self._telling is not None:
-            self._telling.cancel()
-        for key in list(self._questions):
-            self._drop(key)
+        if self._notifying is not None:
+            self._notifying.cancel()
+        for process in self._processes.values():
+            for on_gpu in process.on.values():
+                self._drop(on_gpu)
 
-    def states(self, connection: Connection, uuid: str, managed: int, plain: int) -> None:
-        """Record the memory that the process states in MEMORY or REQUEST."""
-        managed, plain = min(managed, MOST), min(plain, MOST)
-        if self._allowances[uuid].states(connection, managed + plain, plain):
-            self._tell_soon()
+    def states(self, connection: Connection, uuid: str, allocated: int, plain: int | None = None) -> None:
+        """Record the memory that the process states, and the plain part of it if the frame has it."""
+        if self._allowances[uuid].states(connection, min(allocated, MOST), plain):
+            self._notify_soon()
 
-    def believed(self, connection: Connection, uuid: str, managed: int, plain: int, spare: int = 0) -> tuple[int, int]:
+    def stated(self, connection: Connection, uuid: str) -> int:
+        """Return the bytes that a process has stated last on a GPU; 0 on other GPUs than the session's."""
+        allowances = self._allowances.get(uuid)
+        return allowances.of(connection).allocated if allowances is not None else 0
+
+    def accepted(self, connection: Connection, uuid: str, managed: int, plain: int, spare: int = 0) -> tuple[int, int]:
         """Return the managed and the plain bytes of a process's stated memory that count for the arbiter.
 
         ``spare``: bytes of the session that may lie beyond its limit.
         """
         reserves = Feature.RESERVE in connection.features
-        counted = self._allowances[uuid].believed(connection, min(managed + plain, MOST), reserves, spare)
+        counted = self._allowances[uuid].accept(connection, min(managed + plain, MOST), reserves, spare)
         fixed = min(plain, counted)
         return counted - fixed, fixed
 
-    def believed_anew(self, uuid: str) -> list[tuple[Connection, int, int]]:
+    def accepted_anew(self, uuid: str) -> list[tuple[Connection, int, int]]:
         """Return the processes with changed counted memory for the arbiter, with managed and plain bytes.
 
         Causes are a grant, memory that others have freed, and the driver's figures.
         """
         changed = []
         for process, held in self._allowances[uuid].processes():
-            assert isinstance(process, Connection)
-            before = held.believed
+            before = held.accepted
             if before < held.allocated:
-                managed, plain = self.believed(process, uuid, held.allocated - held.plain, held.plain)
+                managed, plain = self.accepted(process, uuid, held.allocated - held.plain, held.plain)
                 if managed + plain != before:
                     changed.append((process, managed, plain))
         return changed
@@ -363,53 +365,47 @@ class SessionLimit:
         if frame.kind is Kind.RETURN:
             returned, allocated, number = frame.fields[:3]
             allowances.gives_back(connection, returned)
-            if allowances.states(connection, min(allocated, MOST)):
-                self._tell_soon()
-            if self._trimmed.get((connection, uuid)) == number:
-                del self._trimmed[connection, uuid]
-            if self._recalls.get(number, (None, ""))[0] is connection:
-                self._answered(number)
-            if self._emptied.get(number, (None, ""))[0] is connection:
-                self._is_emptied(number)
+            self.states(connection, uuid, allocated)
+            self._answered(connection, number)
             return
         requested, allocated, size, number, kind = frame.fields[:5]
-        if allowances.states(connection, min(allocated, MOST)):
-            self._tell_soon()
-        self._drop((connection, uuid))  # a process waits for one answer for each GPU
-        question = _Question(
+        self.states(connection, uuid, allocated)
+        self._drop(self._processes[connection].on[uuid])  # a process waits for one answer for each GPU
+        request = _Request(
             connection, uuid, min(requested, MOST), min(size, MOST), number, ReserveKind(min(kind, max(ReserveKind)))
         )
         if size == 0:
             # the memory of a process at its connection is a fact, whatever the limit
-            most = self._most(question)
+            most = self._most(request)
             added = allowances.grant(
-                connection, question.requested, min(most, question.requested) if self._held(uuid) else most
+                connection, request.requested, min(most, request.requested) if self._held(uuid) else most
             )
-            self._reserved(question, added, 0)
-        elif self._waits(question):
-            self._hold(question)
+            self._reserved(request, added, 0)
+        elif self._has_to_wait(request):
+            request.held = True
+            self._wait(request, ASK_AGAIN, self._ask_again)
         else:
-            self._decide(question)
+            self._decide(request)
 
     def processes(self) -> list[tuple[Connection, int]]:
         """Return the connected processes, each with the pid in its own numbering."""
-        return list(self._processes.items())
+        return [(connection, process.pid) for connection, process in self._processes.items()]
 
-    def tell_observer(self, connection: Connection, busy: Mapping[str, Collection[Connection]]) -> None:
+    def send_processes(self, observer: Connection, busy: Mapping[str, Collection[Connection]]) -> None:
         """Send the largest processes and the last refused allocation. ``busy``: additional processes, by GPU."""
-        if Feature.RESERVE not in connection.features:
+        if Feature.RESERVE not in observer.features:
             return
         for uuid, allowances in self._allowances.items():
             by_size = sorted(allowances.processes(), key=lambda entry: -entry[1].allocated)
             for place, (process, held) in enumerate(by_size):
-                assert isinstance(process, Connection)
                 if (place < SHOWN_PROCESSES and held.allocated) or process in busy.get(uuid, ()):
-                    self._say(connection, uuid, SessionMemoryTopic.PROCESS, self._processes[process], held.allocated)
+                    pid = self._processes[process].pid
+                    self._send(observer, uuid, SessionMemoryTopic.PROCESS, pid, held.allocated)
         if (hit := self.hits.last) is not None:
             limit = next(limit for limit in MemoryLimit if limit.label == hit.limit)
             ago = max(0, round((self._wall_clock() - hit.at) * NANOSECONDS))
             fields = (limit, ago, hit.requested_bytes, hit.pid, self.hits.count, hit.allocated_bytes)
-            connection.send(Kind.SESSION_MEMORY, SessionMemoryTopic.LIMIT_HIT, *fields)
+            observer.send(Kind.SESSION_MEMORY, SessionMemoryTopic.LIMIT_HIT, *fields)
 
     def counted(self, uuid: str) -> tuple[int, int]:
         """Return the bytes that count for the session on the GPU, and the part of them that can leave it."""
@@ -421,10 +417,9 @@ class SessionLimit:
         """Recall allowances beyond one piece above the allocations: others may need the host memory."""
         for uuid, allowances in self._allowances.items():
             for process, surplus in allowances.surplus():
-                assert isinstance(process, Connection)
-                if (process, uuid) not in self._trimmed:
-                    self._trimmed[process, uuid] = number = next(_recalls)
-                    process.send(Kind.RECALL, surplus, number, gpu=self._raw[uuid])
+                on_gpu = self._processes[process].on[uuid]
+                if on_gpu.trim not in self._recalls:
+                    on_gpu.trim = self._recall(process, uuid, surplus)
 
     async def recall_unused(self, uuid: str) -> None:
         """Recall the unused allowances on a GPU.
@@ -432,169 +427,174 @@ class SessionLimit:
         Returns when the processes have answered, or after RECALL_WITHIN: a stopped process neither answers nor
         allocates.
         """
-        numbers = set()
+        answers: dict[int, asyncio.Future[None]] = {}
         for process, held in self._allowances[uuid].processes():
-            assert isinstance(process, Connection)
             if held.granted > held.allocated:
-                numbers.add(number := next(_recalls))
-                self._emptied[number] = (process, uuid)
-                process.send(Kind.RECALL, held.granted - held.allocated, number, gpu=self._raw[uuid])
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RECALL_WITHIN):
-                while numbers & self._emptied.keys():
-                    self._all_emptied.clear()
-                    await self._all_emptied.wait()
-        for number in numbers:
-            self._emptied.pop(number, None)
-
-    def _is_emptied(self, number: int) -> None:
-        del self._emptied[number]
-        self._all_emptied.set()
+                answer = asyncio.get_running_loop().create_future()
+                number = self._recall(process, uuid, held.granted - held.allocated, partial(answer.set_result, None))
+                answers[number] = answer
+        try:
+            if answers:
+                await asyncio.wait(answers.values(), timeout=RECALL_WITHIN)
+        finally:
+            for number in answers:
+                self._recalls.pop(number, None)
 
     def hold_over(self, uuid: str) -> None:
         """Continue waiting requests after another session's hold of a GPU's free memory."""
         if self._held(uuid):
             return
-        for key, question in list(self._questions.items()):
-            if question.held and question.gpu == uuid:
-                self._drop(key)
-                self._decide(question)
+        for on_gpu in [process.on[uuid] for process in self._processes.values()]:
+            if (request := on_gpu.waiting) is not None and request.held:
+                self._drop(on_gpu)
+                self._decide(request)
 
-    def _waits(self, question: _Question) -> bool:
+    def _has_to_wait(self, request: _Request) -> bool:
         """Return whether a request has to wait, because another session holds the free memory of its GPU."""
-        if not self._held(question.gpu):
+        if not self._held(request.gpu):
             return False
-        now = asyncio.get_running_loop().time()
-        return now - self._held_since.setdefault((question.connection, question.gpu), now) < HELD_AT_MOST
+        now, on_gpu = asyncio.get_running_loop().time(), self._on_gpu(request)
+        if on_gpu.held_since is None:
+            on_gpu.held_since = now
+        return now - on_gpu.held_since < HELD_AT_MOST
 
-    def _hold(self, question: _Question) -> None:
-        key, question.held = (question.connection, question.gpu), True
-        self._questions[key] = question
-        question.timer = asyncio.get_running_loop().call_later(ASK_AGAIN, self._ask_again, key)
+    def _wait(self, request: _Request, seconds: float, over: Callable[[_Request], None]) -> None:
+        """Keep a request without an answer until `over` is called with it."""
+        self._on_gpu(request).waiting = request
+        request.timer = asyncio.get_running_loop().call_later(seconds, over, request)
 
-    def _ask_again(self, key: tuple[Connection, str]) -> None:
+    def _ask_again(self, request: _Request) -> None:
         """Have a process repeat its request without a refusal: it compares again."""
-        question = self._drop(key)
-        if question is not None:
-            self._reserved(question, 0, 0)
+        self._drop(self._on_gpu(request))
+        self._reserved(request, 0, 0)
 
-    def _decide(self, question: _Question) -> None:
-        self._held_since.pop((question.connection, question.gpu), None)
-        question.held = False
-        if not self._decided(question):
-            self._recall(question)
+    def _decide(self, request: _Request) -> None:
+        self._on_gpu(request).held_since = None
+        request.held = False
+        if not self._decided(request):
+            self._recall_for(request)
 
-    def _most(self, question: _Question) -> int:
+    def _most(self, request: _Request) -> int:
         """Return the total that the process may be given."""
-        allowances = self._allowances[question.gpu]
-        left, _ = self._left(question.gpu, question.kind)
-        counted = allowances.of(question.connection).counted
-        return min(allowances.left_for(question.connection), counted + max(0, left))
+        allowances = self._allowances[request.gpu]
+        left, _ = self._left(request.gpu, request.kind)
+        counted = allowances.of(request.connection).counted
+        return min(allowances.left_for(request.connection), counted + max(0, left))
 
-    def _limit(self, question: _Question) -> MemoryLimit | None:
+    def _limit(self, request: _Request) -> MemoryLimit | None:
         """Return the limit that forbids the request; None if nothing forbids it."""
-        allowances = self._allowances[question.gpu]
-        if question.kind is not ReserveKind.OWN_MANAGED and question.requested > allowances.left_for(
-            question.connection
-        ):
+        allowances = self._allowances[request.gpu]
+        left_for = allowances.left_for(request.connection)
+        if request.kind is not ReserveKind.OWN_MANAGED and request.requested > left_for:
             return MemoryLimit.SESSION
-        more = question.requested - allowances.of(question.connection).counted
+        more = request.requested - allowances.of(request.connection).counted
         if more > 0:
-            left, limit = self._left(question.gpu, question.kind)
+            left, limit = self._left(request.gpu, request.kind)
             if more > left:
                 return limit
         return None
 
-    def _decided(self, question: _Question) -> bool:
+    def _decided(self, request: _Request) -> bool:
         """Grant what the limits allow."""
-        if self._limit(question) is not None:
+        if self._limit(request) is not None:
             return False
-        allowances = self._allowances[question.gpu]
+        allowances = self._allowances[request.gpu]
         # the limits bound grants in advance
-        most = max(question.requested, self._most(question))
-        self._reserved(question, allowances.grant(question.connection, question.requested, most), 0)
+        most = max(request.requested, self._most(request))
+        self._reserved(request, allowances.grant(request.connection, request.requested, most), 0)
         return True
 
-    def _recall(self, question: _Question) -> None:
+    def _recall_for(self, request: _Request) -> None:
         """Recall unused memory of the others, and answer when they have returned it."""
-        allowances = self._allowances[question.gpu]
-        left, _ = self._left(question.gpu, question.kind)
-        beyond_host = question.requested - allowances.of(question.connection).counted - left
-        lacking = max(question.requested - allowances.left_for(question.connection), beyond_host)
-        for other in allowances.recallable(question.connection):
-            assert isinstance(other, Connection)
-            number = next(_recalls)
-            question.awaited.add(number)
-            self._recalls[number] = (other, question.gpu)
-            other.send(Kind.RECALL, lacking, number, gpu=self._raw[question.gpu])
-        if not question.awaited:
-            self._refuse(question)
-            return
-        key = question.connection, question.gpu
-        self._questions[key] = question
-        question.timer = asyncio.get_running_loop().call_later(RECALL_WITHIN, self._over, key)
+        allowances = self._allowances[request.gpu]
+        left, _ = self._left(request.gpu, request.kind)
+        beyond_host = request.requested - allowances.of(request.connection).counted - left
+        lacking = max(request.requested - allowances.left_for(request.connection), beyond_host)
+        request.recalls = {
+            self._recall(other, request.gpu, lacking, partial(self._returned, request))
+            for other in allowances.recallable(request.connection)
+        }
+        if request.recalls:
+            self._wait(request, RECALL_WITHIN, self._over)
+        else:
+            self._refuse(request)
 
-    def _answered(self, number: int) -> None:
-        """Handle the answer to a recall, or the end of its process."""
-        self._recalls.pop(number, None)
-        for key, question in list(self._questions.items()):
-            if number in question.awaited:
-                question.awaited.discard(number)
-                if self._decided(question):
-                    self._drop(key)
-                elif not question.awaited:
-                    self._over(key)
+    def _recall(self, process: Connection, uuid: str, amount: int, answered: Callable[[], None] | None = None) -> int:
+        """Send RECALL, and call `answered` once after the answer. Returns the number of the recall."""
+        number = next(_numbers)
+        self._recalls[number] = process, answered
+        process.send(Kind.RECALL, amount, number, gpu=self._raw[uuid])
+        return number
 
-    def _over(self, key: tuple[Connection, str]) -> None:
+    def _answered(self, connection: Connection, number: int) -> None:
+        """Handle the answer to a recall, or the end of its process. Other numbers are ignored."""
+        process, answered = self._recalls.get(number, (None, None))
+        if process is connection:
+            del self._recalls[number]
+            if answered is not None:
+                answered()
+
+    def _returned(self, request: _Request) -> None:
+        """Decide about a request again: a process has returned memory for it."""
+        request.recalls.intersection_update(self._recalls)
+        if self._decided(request):
+            self._drop(self._on_gpu(request))
+        elif not request.recalls:
+            self._over(request)
+
+    def _over(self, request: _Request) -> None:
         """End the wait: all have answered, or their time is over."""
-        question = self._drop(key)
-        if question is not None and not self._decided(question):
-            self._refuse(question)
+        self._drop(self._on_gpu(request))
+        if not self._decided(request):
+            self._refuse(request)
 
-    def _refuse(self, question: _Question) -> None:
-        limit = self._limit(question) or MemoryLimit.SESSION
+    def _refuse(self, request: _Request) -> None:
+        limit = self._limit(request) or MemoryLimit.SESSION
         self.hits = self.hits.with_hit(
             MemoryLimitHit(
                 limit=limit.label,
                 at=self._wall_clock(),
-                requested_bytes=question.size,
-                allocated_bytes=self._allowances[question.gpu].allocated,
-                pid=self._processes[question.connection],
+                requested_bytes=request.size,
+                allocated_bytes=self._allowances[request.gpu].allocated,
+                pid=self._processes[request.connection].pid,
             )
         )
-        self._reserved(question, 0, limit)
+        self._reserved(request, 0, limit)
 
-    def _reserved(self, question: _Question, added: int, result: int) -> None:
-        connection, uuid = question.connection, question.gpu
-        others = self._allowances[uuid].allocated_by_others(connection)
-        self._sent[connection, uuid] = others
-        connection.send(Kind.RESERVED, added, result, question.number, others, gpu=self._raw[uuid])
+    def _reserved(self, request: _Request, added: int, result: int) -> None:
+        connection, uuid = request.connection, request.gpu
+        allowances = self._allowances[uuid]
+        others = allowances.allocated - allowances.of(connection).allocated
+        self._on_gpu(request).others_sent = others
+        connection.send(Kind.RESERVED, added, result, request.number, others, gpu=self._raw[uuid])
 
-    def _drop(self, key: tuple[Connection, str]) -> _Question | None:
-        question = self._questions.pop(key, None)
-        if question is not None:
-            if question.timer is not None:
-                question.timer.cancel()
-            for number in question.awaited:
+    def _on_gpu(self, request: _Request) -> _OnGpu:
+        return self._processes[request.connection].on[request.gpu]
+
+    def _drop(self, on_gpu: _OnGpu) -> None:
+        """Forget the waiting request of a process, with its timer and its recalls."""
+        request, on_gpu.waiting = on_gpu.waiting, None
+        if request is not None:
+            if request.timer is not None:
+                request.timer.cancel()
+            for number in request.recalls:
                 self._recalls.pop(number, None)
-        return question
 
-    def _tell_soon(self) -> None:
-        if self._telling is None and self._processes:
-            delay = max(TELL_WITHIN, TELL_WITHIN / 4 * len(self._processes))
-            self._telling = asyncio.get_running_loop().call_later(delay, self._tell)
+    def _notify_soon(self) -> None:
+        if self._notifying is None and self._processes:
+            delay = max(NOTIFY_WITHIN, NOTIFY_WITHIN / 4 * len(self._processes))
+            self._notifying = asyncio.get_running_loop().call_later(delay, self._notify)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Notify each process of the others' allocations."""
-        self._telling = None
+        self._notifying = None
         for uuid, allowances in self._allowances.items():
             everything = allowances.allocated
             for process, held in allowances.processes():
-                assert isinstance(process, Connection)
-                others = everything - held.allocated
-                if Feature.RESERVE in process.features and self._sent.get((process, uuid), 0) != others:
-                    self._sent[process, uuid] = others
-                    self._say(process, uuid, SessionMemoryTopic.OTHERS, others)
+                others, on_gpu = everything - held.allocated, self._processes[process].on[uuid]
+                if Feature.RESERVE in process.features and on_gpu.others_sent != others:
+                    on_gpu.others_sent = others
+                    self._send(process, uuid, SessionMemoryTopic.OTHERS, others)
 
-    def _say(self, connection: Connection, uuid: str, topic: SessionMemoryTopic, *fields: int) -> None:
+    def _send(self, connection: Connection, uuid: str, topic: SessionMemoryTopic, *fields: int) -> None:
         connection.send(Kind.SESSION_MEMORY, topic, *fields, gpu=self._raw[uuid])

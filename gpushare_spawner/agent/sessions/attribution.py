@@ -10,8 +10,8 @@ MIG instance: its frames are the same on all instances of a GPU.
 `UnconnectedProcesses` finds the sessions of processes without a connection, so that their GPU time counts for their
 session. It reads /proc, in the thread that queries the driver.
 
-`UnstatedMemory` and `ContextMemory` use the driver's figure for each process: context, plain memory, and the managed
-memory on the GPU, which some drivers leave out. The part of that figure beyond all stated memory is at least the
+`UnstatedMemory` uses the driver's figure for each process: context, plain memory, and the managed memory on the GPU,
+which some drivers leave out. The part of that figure beyond all stated memory is at least the
 context. Its maximum over time is the whole context if the process's memory was once all on the GPU.
 """
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 MAX_GENERATIONS = 64
-UNCLAIMED_SLACK = 2**30
+UNSTATED_SLACK = 2**30
 """Bytes on one GPU that a process may hold beside its context and its stated memory: loaded code, and memory that the
 driver keeps.
 """
@@ -126,10 +126,9 @@ def _sessions_by(pairs: Iterable[tuple[_Key, str]]) -> dict[_Key, list[str]]:
 class BypassWatch:
     """Compares NVML's list of processes with the connections after each query of NVML."""
 
-    def __init__(self, context_bytes: int) -> None:
-        """`context_bytes`: GPU memory that each process has beside its allocations; simulated GPUs have none."""
-        self._context_bytes = context_bytes
-        self._stated: dict[tuple[int, str], int] = {}
+    def __init__(self, unstated: UnstatedMemory) -> None:
+        """Start without suspects. `unstated` gets each answer of the driver before this object."""
+        self._unstated = unstated
         self._suspects: dict[str, set[int]] = {}
 
     async def update(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> None:
@@ -143,7 +142,7 @@ class BypassWatch:
         matches: Mapping[str, set[int]] = {}
         if sessions and strangers:
             matches = await asyncio.to_thread(attributed, strangers, owners(sessions.values()))
-        pretending, elsewhere = self._pretending(states, sessions), _elsewhere(states, sessions)
+        pretending, elsewhere = self._pretending(sessions), _elsewhere(states, sessions)
         suspects = {
             name: matches.get(name, set()) | pretending.get(name, set()) | elsewhere.get(name, set())
             for name in sessions
@@ -161,25 +160,13 @@ class BypassWatch:
             session.bypassing = sure
         self._suspects = suspects
 
-    def _pretending(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> dict[str, set[int]]:
+    def _pretending(self, sessions: Mapping[str, Session]) -> dict[str, set[int]]:
         """Return by session the connected processes that hold much more than they have stated."""
-        stated: dict[tuple[int, str], int] = {}
-        whose: dict[int, str] = {}
-        for name, session in sessions.items():
-            for connection in session.cuda:
-                whose[connection.peer.pid] = name
-                for gpu, claim in session.claims.get(connection, {}).items():
-                    key = connection.peer.pid, gpu
-                    stated[key] = stated.get(key, 0) + claim
+        whose = {connection.peer.pid: name for name, session in sessions.items() for connection in session.cuda}
         pretending: dict[str, set[int]] = {}
-        for gpu, state in states.items():
-            for pid, amount in state.processes.items():
-                # NVML may still count memory that was just freed
-                claim = max(stated.get((pid, gpu), 0), self._stated.get((pid, gpu), 0))
-                allowed = claim + self._context_bytes + UNCLAIMED_SLACK
-                if pid in whose and amount is not None and amount > allowed:
-                    pretending.setdefault(whose[pid], set()).add(pid)
-        self._stated = stated
+        for (pid, _), amount in self._unstated.amounts.items():
+            if pid in whose and amount > UNSTATED_SLACK:
+                pretending.setdefault(whose[pid], set()).add(pid)
         return pretending
 
 
@@ -202,7 +189,7 @@ def _remark(pid: int, connected: Collection[int], elsewhere: Collection[int]) ->
     """Return the text that follows a process's pid in the log."""
     if pid in elsewhere:
         return " (connected, on a GPU that is not the session's)"
-    return " (connected, without claiming its memory)" if pid in connected else ""
+    return " (connected, without stating its memory)" if pid in connected else ""
 
 
 def _by_descent(pid: int, by_pid: Mapping[int, list[str]]) -> list[str]:
@@ -270,25 +257,38 @@ class UnconnectedProcesses:
 
 STEP = 64 * 2**20
 """Bytes: the step in which memory is counted. The driver rounds each allocation up."""
+LARGEST = 2**30
+"""Bytes; more is memory that a process has not stated, and no context."""
 
 Process = tuple[int, str]
 """Pid and the GPU's UUID."""
 
 
-def stated_bytes(gpus: Iterable[str], sessions: Iterable[Session]) -> dict[Process, int]:
+def _stated_bytes(gpus: Collection[str], sessions: Iterable[Session]) -> dict[Process, int]:
     """Return the bytes that each connected process states on GPUs (UUIDs), over all its connections."""
-    gpus = tuple(gpus)
     stated: dict[Process, int] = {}
     for session in sessions:
         for connection in session.cuda:
             for gpu in gpus:
+                amount = session.memory.stated(connection, gpu) if session.memory is not None else 0
                 process = connection.peer.pid, gpu
-                stated[process] = stated.get(process, 0) + session.claims.get(connection, {}).get(gpu, 0)
+                stated[process] = stated.get(process, 0) + amount
     return stated
 
 
+@dataclass(frozen=True)
+class _Figures:
+    """The memory of a connected process on a GPU at the last poll, in bytes."""
+
+    stated: int = 0
+    beyond: int = 0
+    """The driver's figure minus the stated memory."""
+    context: int = 0
+    """The most that `beyond` was, up to `LARGEST`."""
+
+
 class UnstatedMemory:
-    """Memory that connected processes hold and have not stated.
+    """Memory that connected processes hold beside their stated memory: CUDA contexts, and memory that they conceal.
 
     Stated memory counts until the next poll: the driver may still show memory that was just freed.
     """
@@ -301,53 +301,26 @@ class UnstatedMemory:
         """
         self._gpus = gpus
         self._context_bytes = context_bytes
-        self._stated: Mapping[Process, int] = {}
+        self._figures: dict[Process, _Figures] = {}
+        self.amounts: dict[Process, int] = {}
+        """Bytes that each process holds beyond its context and its stated memory; at least a `STEP`."""
 
-    def update(self, states: Mapping[str, GpuState], stated: Mapping[Process, int]) -> dict[Process, int]:
-        """Return the bytes that each process holds beyond its context and its stated memory.
-
-        ``states``: the driver's figures, by the GPU's UUID; ``stated``: see `stated_bytes`. Processes without
-        such memory are left out.
-        """
-        amounts: dict[Process, int] = {}
-        for (pid, gpu), now in stated.items():
+    def update(self, states: Mapping[str, GpuState], sessions: Collection[Session]) -> None:
+        """Take an answer of the driver, by the GPU's UUID, and set `context_bytes` of the sessions."""
+        figures = {key: kept for key, kept in self._figures.items() if key[1] not in states and key[1] in self._gpus}
+        for (pid, gpu), stated in _stated_bytes(states.keys(), sessions).items():
+            before = self._figures.get((pid, gpu), _Figures())
             shown = states[gpu].processes.get(pid)
-            if shown is None:
-                continue
-            context = 0 if self._gpus[gpu].simulated else self._context_bytes
-            unstated = shown - max(now, self._stated.get((pid, gpu), 0)) - context
-            if unstated >= STEP:
-                amounts[pid, gpu] = unstated // STEP * STEP
-        self._stated = stated
-        return amounts
-
-
-LARGEST = 2**30
-"""Bytes; more is memory that a process has not stated, see `UnstatedMemory`."""
-
-
-class ContextMemory:
-    """Measured size of the CUDA contexts of each session; polled with each answer of the driver."""
-
-    def __init__(self) -> None:
-        self._most: dict[Process, int] = {}
-        self._stated: dict[Process, int] = {}
-        """Stated memory at the last poll: the driver may still show memory that was just freed."""
-
-    def update(
-        self, states: Mapping[str, GpuState], sessions: Iterable[Session], stated: Mapping[Process, int]
-    ) -> None:
-        """Set `context_bytes` of the sessions. ``states``: by the GPU's UUID; ``stated``: see `stated_bytes`."""
-        most = {key: size for key, size in self._most.items() if key[1] not in states}
-        for (pid, gpu), now in stated.items():
-            before = self._most.get((pid, gpu), 0)
-            shown = states[gpu].processes.get(pid)
-            if shown is not None:
-                before = max(before, shown - max(now, self._stated.get((pid, gpu), 0)))
-            most[pid, gpu] = min(before, LARGEST)
-        kept = {key: size for key, size in self._stated.items() if key[1] not in states}
-        self._most, self._stated = most, {**kept, **stated}
+            beyond = 0 if shown is None else shown - max(stated, before.stated)
+            figures[pid, gpu] = _Figures(stated, beyond, min(max(before.context, beyond), LARGEST))
+        self._figures = figures
+        self.amounts = {
+            (pid, gpu): unstated // STEP * STEP
+            for (pid, gpu), now in figures.items()
+            if (unstated := now.beyond - (0 if self._gpus[gpu].simulated else self._context_bytes)) >= STEP
+        }
         for session in sessions:
             pids = {connection.peer.pid for connection in session.cuda}
-            amounts = [most.get((pid, gpu.uuid), 0) for pid in pids for gpu in session.gpus]
-            session.context_bytes = 0 if session.suspended else sum(amounts)
+            keys = [(pid, gpu.uuid) for pid in pids for gpu in session.gpus]
+            contexts = sum(figures[key].context for key in keys if key in figures)
+            session.context_bytes = 0 if session.suspended else contexts

@@ -273,11 +273,10 @@ class Conversation:
             session.moved = True
             if frame.kind in _FOR_MEMORY:
                 self._limits.received(connection, uuid, frame)
-                self.believe_again(uuid)
+                self.accept_again(uuid)
                 return
             if frame.kind in (Kind.REQUEST, Kind.MEMORY):
-                self._limits.states(connection, uuid, *frame.fields[:2])
-                session.claims.setdefault(connection, {})[uuid] = sum(frame.fields[:2])
+                self._limits.states(connection, uuid, sum(frame.fields[:2]), frame.fields[1])
             if frame.kind is Kind.MEMORY:
                 self._memory_stated(connection, uuid, frame)
                 return
@@ -318,7 +317,6 @@ class Conversation:
             self._kernels_reported(connection, None)
         if connection in session.cuda:
             session.cuda.discard(connection)
-            session.claims.pop(connection, None)
             self._limits.leave(connection)
             for gpu in session.gpus:
                 self._memory.pop((connection, gpu.uuid), None)
@@ -362,10 +360,10 @@ class Conversation:
         for connection in self._session.observers:
             send_answer(connection, answer)
 
-    def believe_again(self, uuid: str) -> None:
+    def accept_again(self, uuid: str) -> None:
         """Update the arbiter if the counted part of the stated memory has changed."""
         if not self._session.observed:
-            for connection, managed, plain in self._limits.believed_anew(uuid):
+            for connection, managed, plain in self._limits.accepted_anew(uuid):
                 self._around.arbitrations[uuid].counts(connection, managed, plain)
 
     def _burst_frames_of(self, connection: Connection) -> BurstFrames[tuple[Connection, str]]:
@@ -380,8 +378,8 @@ class Conversation:
             # context
             spare = CONTEXT_BYTES if frame.kind is Kind.REQUEST and self._session.suspends else 0
             managed, plain, *others = frame.fields
-            believed = self._limits.believed(connection, uuid, managed, plain, spare)
-            frame = replace(frame, fields=(*believed, *others))
+            accepted = self._limits.accepted(connection, uuid, managed, plain, spare)
+            frame = replace(frame, fields=(*accepted, *others))
         self._around.arbitrations[uuid].receive(connection, frame)
 
     def _memory_stated(self, connection: Connection, uuid: str, frame: Frame) -> None:
@@ -527,7 +525,7 @@ class Conversation:
             entitled, delivered, half, most = (round(second * NANOSECONDS) for second in seconds)
             connection.send(Kind.DELIVERED, entitled, delivered, got.waits, half, most)
         uses = self._uses() if Feature.USE in connection.features else {}
-        self._limits.tell_observer(connection, {uuid: dict(busiest) for uuid, (_, busiest) in uses.items()})
+        self._limits.send_processes(connection, {uuid: dict(busiest) for uuid, (_, busiest) in uses.items()})
         self._tell_use(connection, uses)
         figures = {gpu_bytes(gpu.uuid): self._figures(gpu) for gpu in session.gpus}
         for raw, (memory, resident, limit, lease, sessions) in (figures or {NO_GPU: _NO_FIGURES}).items():

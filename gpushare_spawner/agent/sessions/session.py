@@ -124,7 +124,7 @@ def _same(ask: Ask, other: Ask) -> bool:
 class SessionListener(Listener, Protocol):
     """Answers the processes of a session and notifies them of changes: `conversation.Conversation`."""
 
-    def believe_again(self, gpu: str) -> None:
+    def accept_again(self, gpu: str) -> None:
         """Update the arbiter of a GPU (UUID) if the counted part of the stated memory has changed."""
 
     def tell_tier(self) -> None:
@@ -194,8 +194,6 @@ class Session:
     """The count of GPU work until the share is restored, or the notice withdrawn; None: neither applies."""
     reported_kernels: dict[Connection, Kernels] = field(default_factory=dict)
     """The last report of each connected observer about the session's kernels."""
-    claims: dict[Connection, dict[str, int]] = field(default_factory=dict)
-    """Bytes of stated memory of each CUDA process, by the GPU's UUID."""
     bypassing: tuple[int, ...] = ()
     past: Past = Past()
     saved_at: float = 0.0

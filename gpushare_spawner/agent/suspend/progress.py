@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -146,19 +146,10 @@ class SuspendParts:
         if session in self.sessions:
             self.arbitrations[gpu.uuid].short_of_memory(session, lacking)
 
-    @contextlib.contextmanager
-    def hold_grants(self, session: str, gpu: Gpu) -> Iterator[None]:
-        """Keep the arbiter from granting memory on the GPU to other sessions. They may hold unused grants."""
-        self.holds.begin(gpu.uuid, session)
-        try:
-            yield
-        finally:
-            self.holds.end(gpu.uuid, session)
-
     @contextlib.asynccontextmanager
     async def hold_memory(self, session: str, gpu: Gpu) -> AsyncIterator[None]:
         """Keep other sessions from getting memory on the GPU."""
-        with self.hold_grants(session, gpu):
+        with self.holds.hold(gpu.uuid, session):
             others = [
                 other.memory.recall_unused(gpu.uuid)
                 for other in self.sessions.values()

@@ -223,11 +223,11 @@ class Suspender:
         arbitration = self._arbitration(session)
         # Memory that processes free stays theirs until all are suspended, because they may have to be restored.
         with contextlib.ExitStack() as held:
-            hold = partial(self._parts.hold_grants, session.id, session.gpus[0])
+            hold = self._parts.holds.hold(session.gpus[0].uuid, session.id)
             try:
                 if (reason := await self._capability()) is not None:
                     raise CannotSuspend(reason)
-                amount = await self._suspend_steps.leave(progress, lambda: held.enter_context(hold()))
+                amount = await self._suspend_steps.leave(progress, lambda: held.enter_context(hold))
             except Exception as error:
                 await self._suspension_failed(progress, error)
                 return
