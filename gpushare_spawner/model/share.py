@@ -213,17 +213,6 @@ class IdleCause(StrEnum):
         """Whether GPU work prevents the action, so that a notice of it is withdrawn when work begins."""
         return self not in (IdleCause.MAX_AGE, IdleCause.RECLAIM)
 
-    @property
-    def code(self) -> int:
-        """The number of the cause in the wire protocol."""
-        return list(IdleCause).index(self)
-
-    @classmethod
-    def from_code(cls, code: int) -> IdleCause:
-        """Return the cause of this code; OTHER for an unknown number."""
-        causes = list(cls)
-        return causes[code] if 0 <= code < len(causes) else cls.OTHER
-
 
 class MemoryLimit(IntEnum):
     """The limit that refuses an allocation, as in RESERVED. There, 0 means a granted allocation."""

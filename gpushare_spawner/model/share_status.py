@@ -5,37 +5,24 @@ The status in words is in `wording.share_status`. The agent's report of all sess
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 
-from gpushare_spawner.model.frames import (
-    LACKS_REQUESTS,
-    NO_END,
-    NO_GPU,
-    SUSPENDED,
-    YIELDS,
-    Frame,
-    Kind,
-    LeaseState,
-    ReceivedText,
-    SessionMemoryTopic,
-    TextReader,
-    TextTopic,
-    gpu_name,
-)
-from gpushare_spawner.model.share import IdleCause, MemoryLimit, MemoryLimitName, Tier, borrowed_in_use
+from gpushare_spawner.model.share import IdleCause, MemoryLimitName, Tier, borrowed_in_use
+
+if TYPE_CHECKING:
+    # they import pydantic, which a notebook's cell does not need
+    from gpushare_spawner.model.controls import Controls, Message
+    from gpushare_spawner.model.report import Notice
 
 ANNOTATIONS_VARIABLE = "GPUSHARE_ANNOTATIONS"
 """Environment variable of a server in a pod with a GPU of another layer: the folder with the pod's annotations."""
-NANOSECONDS = 1e9
-MILLISECONDS = 1e3
-NEVER = 2**64 - 1
-"""Field of STATUS if there was no GPU work yet."""
-ANSWER = frozenset(
-    {Kind.STATUS, Kind.DELIVERED, Kind.SESSION_MEMORY, Kind.ANNOUNCE, Kind.USE, Kind.CONTROLS, Kind.TEXT}
-)  # fmt: skip
-"""The frames of an answer to QUERY; STATUS, one for each GPU, are the last ones."""
+MAX_RECORD_BYTES = 2**18
+"""No record of an agent is longer: a packet of a Unix socket has at most about 200 KiB."""
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -111,6 +98,12 @@ class PendingAction:
     after_seconds: float = 0.0
     """The idle time, or the server's age, at which the action comes; 0: the agent did not send it."""
 
+    @classmethod
+    def of(cls, notice: Notice) -> Self:
+        """Return the idle action of a notice."""
+        cause = notice.cause or IdleCause.IDLE
+        return cls(notice.tier, notice.at, notice.effective_units, cause, notice.after_seconds)
+
 
 @dataclass(frozen=True)
 class AdminMessage:
@@ -135,6 +128,19 @@ class ControlsStatus:
     """The largest share that the session can be changed to; 0: it cannot be changed."""
     messages: tuple[AdminMessage, ...] = ()
     """The present messages, the earliest first."""
+
+    @classmethod
+    def of(cls, controls: Controls, messages: Iterable[Message], now: float, largest_share_units: int = 0) -> Self:
+        """Return the decisions that apply. ``now``: seconds since the epoch."""
+        keep, exemption = controls.keep, controls.exemption
+        exempt = exemption is not None and (exemption.until is None or exemption.until > now)
+        return cls(
+            keep_until=keep.until if keep is not None and keep.until > now else None,
+            exempt=exempt,
+            exempt_until=exemption.until if exemption is not None and exempt else None,
+            largest_share_units=largest_share_units,
+            messages=tuple(AdminMessage(message.text, message.at) for message in messages),
+        )
 
 
 @dataclass(frozen=True)
@@ -251,58 +257,6 @@ class ShareStatus:
         """Return the status of a server without an available agent."""
         return cls(problem=problem)
 
-    @classmethod
-    def of(cls, frames: Sequence[Frame]) -> Self:
-        """Return the status from the agent's answer to QUERY: one STATUS for each GPU, and frames of other kinds.
-
-        Raises ValueError for other frames.
-        """
-        by_gpu = [frame for frame in frames if frame.kind is Kind.STATUS]
-        sums = [frame for frame in frames if frame.kind is Kind.DELIVERED]
-        memory = [frame for frame in frames if frame.kind is Kind.SESSION_MEMORY]
-        notices = [frame for frame in frames if frame.kind is Kind.ANNOUNCE]
-        use = _use([frame for frame in frames if frame.kind is Kind.USE])
-        if not by_gpu or any(frame.kind not in ANSWER for frame in frames):
-            raise ValueError("an answer to QUERY has one STATUS for each GPU")
-        first = by_gpu[0]
-        share, tier, effective, borrowed, guaranteed = first.fields[:5]
-        at = first.fields[11]
-        action = None
-        if at:
-            action = PendingAction(Tier.from_depth(first.flags & 0xFF), at / NANOSECONDS, first.flags >> 8 & 0xFF)
-            if notices:
-                cause, after = notices[-1].fields[3:5]
-                action = replace(action, cause=IdleCause.from_code(cause), after_seconds=after / NANOSECONDS)
-        quiet = min(frame.fields[9] for frame in by_gpu)
-        texts = {text.topic: text for text in _texts(frames)}
-        no_text = ReceivedText(0, 0, False, "")
-        layer = texts.get(TextTopic.LAYER, no_text)
-        controls = _controls(frames)
-        return cls(
-            share_units=share,
-            tier=Tier.from_depth(tier),
-            effective_units=effective,
-            borrowed_units=borrowed,
-            guaranteed_units=guaranteed,
-            idle_seconds=None if quiet == NEVER else quiet / NANOSECONDS,
-            gpus=_own_gpus([_gpu(frame, use) for frame in by_gpu if frame.gpu != NO_GPU], layer.number),
-            notice=action,
-            lacks_requests=bool(first.flags & LACKS_REQUESTS),
-            yields=bool(first.flags & YIELDS),
-            suspended=bool(first.flags & SUSPENDED),
-            not_suspendable=texts.get(TextTopic.NOT_SUSPENDABLE, no_text).text,
-            layer=layer.text,
-            layer_gpus=layer.number,
-            layer_trouble=texts.get(TextTopic.LAYER_TROUBLE, no_text).text,
-            delivered=_delivered(sums[-1]) if sums else None,
-            controls=controls,
-            takes_asks=controls is not None,
-            processes=tuple(_process(frame, use) for frame in memory if frame.fields[0] == SessionMemoryTopic.PROCESS),
-            limit_hit=next(
-                (_limit_hit(frame) for frame in memory if frame.fields[0] == SessionMemoryTopic.LIMIT_HIT), None
-            ),
-        )
-
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON, with the totals over the GPUs."""
         totals = (
@@ -318,82 +272,71 @@ class ShareStatus:
         return {**asdict(self), **{name: getattr(self, name) for name in totals}}
 
 
-def _own_gpus(gpus: Sequence[GpuStatus], layer_gpus: int) -> tuple[GpuStatus, ...]:
-    """Return the session's own GPUs. ``layer_gpus``: see `ShareStatus`.
+@dataclass(frozen=True)
+class ServiceAnswer:
+    """The service's answer to an ask of a notebook server."""
 
-    An agent sends all GPUs of its node if it does not know which of them another layer gave. The GPUs with the
-    session's memory are its own.
-    """
-    if not 0 < layer_gpus < len(gpus):
-        return tuple(gpus)
-    largest = sorted(gpus, key=lambda gpu: -gpu.memory_bytes)[:layer_gpus]
-    return tuple(gpu for gpu in gpus if gpu in largest)
-
-
-def _texts(frames: Sequence[Frame]) -> list[ReceivedText]:
-    reader = TextReader()
-    return [text for frame in frames if frame.kind is Kind.TEXT and (text := reader.take(frame)) is not None]
+    number: int
+    """The number of the ask."""
+    done: bool
+    """Whether the request was carried out."""
+    text: str
 
 
-def _controls(frames: Sequence[Frame]) -> ControlsStatus | None:
-    """Return the content of the last CONTROLS frame and of the admins' messages."""
-    states = [frame for frame in frames if frame.kind is Kind.CONTROLS]
-    if not states:
-        return None
-    keep_until, exempt_until, largest_share = states[-1].fields[:3]
-    messages = [text for text in _texts(frames) if text.topic == TextTopic.MESSAGE]
-    return ControlsStatus(
-        keep_until=keep_until / MILLISECONDS if keep_until else None,
-        exempt=exempt_until != 0,
-        exempt_until=exempt_until / MILLISECONDS if exempt_until not in (0, NO_END) else None,
-        largest_share_units=largest_share,
-        messages=tuple(AdminMessage(message.text, message.number / MILLISECONDS) for message in messages),
-    )
+@dataclass(frozen=True)
+class AgentRecord:
+    """One packet of the agent to a notebook server: JSON. Without a part it says that the status has changed."""
+
+    status: ShareStatus | None = None
+    """Answers QUERY."""
+    answer: ServiceAnswer | None = None
+
+    def packet(self) -> bytes:
+        """Return the packet."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def parse(cls, packet: bytes) -> Self:
+        """Return the record of a packet; fields of a newer agent are ignored. Raises ValueError."""
+        return _record(cls, json.loads(packet))
 
 
-def _delivered(frame: Frame) -> DeliveredStatus:
-    entitled, delivered, waits, half, most = frame.fields[:5]
-    return DeliveredStatus(
-        entitled_seconds=entitled / NANOSECONDS,
-        delivered_seconds=delivered / NANOSECONDS,
-        waits=waits,
-        wait_p50_seconds=half / NANOSECONDS,
-        wait_p95_seconds=most / NANOSECONDS,
-    )
+_KINDS: dict[str, type] = {
+    "status": ShareStatus,
+    "answer": ServiceAnswer,
+    "gpus": GpuStatus,
+    "processes": ProcessMemory,
+    "limit_hit": LimitHit,
+    "delivered": DeliveredStatus,
+    "notice": PendingAction,
+    "controls": ControlsStatus,
+    "messages": AdminMessage,
+    "tier": Tier,
+    "cause": IdleCause,
+}
+"""The classes of fields that are no plain JSON, by their names in all records."""
 
 
-def _limit_hit(frame: Frame) -> LimitHit | None:
-    limit, ago, requested, pid, number, allocated = frame.fields[1:7]
+def _record(kind: type[Record], written: Any) -> Record:
+    """Return a record of plain data. Raises ValueError."""
+    assert is_dataclass(kind)
+    if not isinstance(written, dict):
+        raise ValueError(f"a {kind.__name__} is an object, not {written!r}")
+    known = {entry.name for entry in fields(kind)}
     try:
-        name = MemoryLimit(limit).label
-    except ValueError:
-        return None  # a limit of a newer agent
-    return LimitHit(name, ago / NANOSECONDS, requested, allocated, pid, number)
+        return kind(**{name: _part(name, value) for name, value in written.items() if name in known})
+    except TypeError as error:
+        raise ValueError(f"a {kind.__name__} lacks fields: {error}") from error
 
 
-def _use(frames: Sequence[Frame]) -> dict[tuple[bytes, int], float]:
-    """Return the used part of each GPU's time by GPU and pid; pid 0: the whole session."""
-    return {
-        (frame.gpu, frame.fields[0]): min(1.0, frame.fields[1] / frame.fields[2]) for frame in frames if frame.fields[2]
-    }
-
-
-def _process(frame: Frame, use: Mapping[tuple[bytes, int], float]) -> ProcessMemory:
-    pid, amount = frame.fields[1:3]
-    # a process without a frame of its own had no GPU time
-    utilisation = use.get((frame.gpu, pid), 0.0) if (frame.gpu, 0) in use else None
-    return ProcessMemory(pid, gpu_name(frame.gpu), amount, utilisation=utilisation)
-
-
-def _gpu(frame: Frame, use: Mapping[tuple[bytes, int], float]) -> GpuStatus:
-    memory, resident, limit, lease = frame.fields[5:9]
-    return GpuStatus(
-        uuid=gpu_name(frame.gpu),
-        memory_bytes=memory,
-        resident_bytes=resident,
-        limit_bytes=limit,
-        lease=LeaseState(lease).name.lower(),
-        sessions=frame.fields[10] & 0xFFFFFFFF,
-        sessions_with_work=frame.fields[10] >> 32,
-        utilisation=use.get((frame.gpu, 0)),
-    )
+def _part(name: str, value: Any) -> Any:
+    """Return the value of a field from plain data; None for a refusal by a limit of a newer agent."""
+    kind = _KINDS.get(name)
+    if kind is None or value is None:
+        return value
+    if not is_dataclass(kind):
+        return kind(value)
+    if isinstance(value, list):
+        return tuple(_record(kind, entry) for entry in value)
+    part = _record(kind, value)
+    return None if isinstance(part, LimitHit) and part.limit not in get_args(MemoryLimitName) else part

@@ -11,13 +11,13 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from gpushare_spawner.model.frames import FRAME_BYTES, Feature, Frame, FrameError, Kind, Role
-from gpushare_spawner.model.share_status import ANNOTATIONS_VARIABLE, ANSWER, ShareStatus
+from gpushare_spawner.model.frames import Frame, Kind, Role
+from gpushare_spawner.model.share_status import ANNOTATIONS_VARIABLE, MAX_RECORD_BYTES, AgentRecord, ShareStatus
 from gpushare_spawner.wording.amounts import AGENT_CLOSED, agent_refused, agent_silent, agent_unavailable, reason
 
 SOCKET_VARIABLE = "GPUSHARE_SOCKET"
@@ -33,9 +33,13 @@ class AgentUnavailable(Exception):
 
 
 def hello() -> Frame:
-    """Return the HELLO of an observer."""
-    features = Feature.DELIVERED | Feature.RESERVE | Feature.CAUSE | Feature.CONTROLS | Feature.USE
-    return Frame(Kind.HELLO, (Role.OBSERVER, os.getpid(), LIBRARY_VERSION, features), serial=1)
+    """Return the HELLO of a notebook server."""
+    return Frame(Kind.HELLO, (Role.NOTEBOOK, os.getpid(), LIBRARY_VERSION), serial=1)
+
+
+def unpack(packet: bytes) -> Frame | AgentRecord:
+    """Return the record, or the frame that begins or ends the connection. Raises ValueError."""
+    return AgentRecord.parse(packet) if packet.startswith(b"{") else Frame.unpack(packet)
 
 
 def session_socket() -> str | None:
@@ -55,7 +59,8 @@ class AgentConnection:
             self._socket.settimeout(self._left())
             self._socket.connect(path)
             self._send(hello())
-            self.welcome = self.next({Kind.WELCOME})
+            while not (isinstance(packet := self._next(), Frame) and packet.kind is Kind.WELCOME):
+                pass
         except BaseException:
             self._socket.close()
             raise
@@ -70,21 +75,24 @@ class AgentConnection:
         """Send a frame."""
         self._send(Frame(kind, fields, serial=self._serial + 1))
 
-    def next(self, kinds: Collection[Kind]) -> Frame:
-        """Return the next frame of one of these kinds; others are ignored."""
-        while True:
-            self._socket.settimeout(self._left())
-            data = self._socket.recv(FRAME_BYTES + 1)
-            if not data:
-                raise AgentUnavailable(AGENT_CLOSED)
-            try:
-                frame = Frame.unpack(data)
-            except FrameError as error:
-                raise AgentUnavailable(agent_unavailable(f"its answer cannot be read: {error}")) from error
-            if frame.kind is Kind.ERROR:
-                raise AgentUnavailable(agent_refused(frame.fields[0]))
-            if frame.kind in kinds:
-                return frame
+    def record(self) -> AgentRecord:
+        """Return the next record."""
+        while not isinstance(packet := self._next(), AgentRecord):
+            pass
+        return packet
+
+    def _next(self) -> Frame | AgentRecord:
+        self._socket.settimeout(self._left())
+        data = self._socket.recv(MAX_RECORD_BYTES)
+        if not data:
+            raise AgentUnavailable(AGENT_CLOSED)
+        try:
+            packet = unpack(data)
+        except ValueError as error:
+            raise AgentUnavailable(agent_unavailable(f"its answer cannot be read: {error}")) from error
+        if isinstance(packet, Frame) and packet.kind is Kind.ERROR:
+            raise AgentUnavailable(agent_refused(packet.fields[0]))
+        return packet
 
     def _send(self, frame: Frame) -> None:
         self._serial = frame.serial
@@ -109,13 +117,11 @@ def with_agent(path: str, timeout: float, use: Callable[[AgentConnection], Answe
         raise AgentUnavailable(agent_unavailable(f"{why}: {path}")) from error
 
 
-Status = TypeVar("Status", bound=ShareStatus)
-
 _KERNEL = re.compile(r"kernel-([0-9a-f]{8})[0-9a-f-]*\.json")
 _LETTERS = 40
 
 
-def named(status: Status, proc: Path = Path("/proc")) -> Status:
+def named(status: ShareStatus, proc: Path = Path("/proc")) -> ShareStatus:
     """Return the status with the names of its processes, as far as they can be read."""
     return replace(
         status, processes=tuple(replace(process, name=process_name(process.pid, proc)) for process in status.processes)
@@ -199,9 +205,7 @@ def _by_annotations() -> ReadableStatus | None:
 
 
 def _status(connection: AgentConnection) -> ReadableStatus:
-    gpus = connection.welcome.fields[5]
     connection.send(Kind.QUERY)
-    answer: list[Frame] = []
-    while sum(frame.kind is Kind.STATUS for frame in answer) < gpus:
-        answer.append(connection.next(ANSWER))
-    return replace(named(ReadableStatus.of(answer)), at=time.time())
+    while (status := connection.record().status) is None:
+        pass
+    return ReadableStatus(**vars(replace(named(status), at=time.time())))

@@ -21,10 +21,8 @@ from gpushare_spawner.model.kubernetes.annotations import (
 )
 from gpushare_spawner.model.kubernetes.objects import SESSION_FILES
 from gpushare_spawner.model.layers import LAYER_VARIABLE
-from gpushare_spawner.model.share import IdleCause
 from gpushare_spawner.model.share_status import (
     ANNOTATIONS_VARIABLE,
-    AdminMessage,
     ControlsStatus,
     PendingAction,
     ShareStatus,
@@ -89,8 +87,6 @@ class PodAnnotations:
 def share_status(session: LayerSession, now: float) -> ShareStatus:
     """Return the status of a session that no agent measures. ``now``: seconds since the epoch."""
     annotated = session.session
-    notice, keep, exemption = annotated.notice, annotated.controls.keep, annotated.controls.exemption
-    exempt = exemption is not None and (exemption.until is None or exemption.until > now)
     return ShareStatus(
         layer=str(session.layer),
         layer_gpus=len(annotated.gpus),
@@ -99,15 +95,6 @@ def share_status(session: LayerSession, now: float) -> ShareStatus:
         tier=annotated.tier,
         effective_units=annotated.effective_units,
         guaranteed_units=annotated.effective_units,
-        notice=None
-        if notice is None
-        else PendingAction(
-            notice.tier, notice.at, notice.effective_units, notice.cause or IdleCause.IDLE, notice.after_seconds
-        ),
-        controls=ControlsStatus(
-            keep_until=keep.until if keep is not None and keep.until > now else None,
-            exempt=exempt,
-            exempt_until=exemption.until if exemption is not None and exempt else None,
-            messages=tuple(AdminMessage(message.text, message.at) for message in annotated.messages),
-        ),
+        notice=None if annotated.notice is None else PendingAction.of(annotated.notice),
+        controls=ControlsStatus.of(annotated.controls, annotated.messages, now),
     )

@@ -19,20 +19,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from gpushare_spawner.model.frames import (
-    FRAME_BYTES,
-    AskKind,
-    Feature,
-    Frame,
-    FrameError,
-    Kind,
-    ReceivedText,
-    TextReader,
-    TextTopic,
-)
+from gpushare_spawner.model.frames import AskKind, Frame, Kind
 from gpushare_spawner.model.layers import LAYER_VARIABLE
-from gpushare_spawner.model.share_status import ANSWER, ShareStatus
-from gpushare_spawner.notebook.client import AgentConnection, AgentUnavailable, hello, named, session_socket, with_agent
+from gpushare_spawner.model.share_status import MAX_RECORD_BYTES, AgentRecord, ServiceAnswer, ShareStatus
+from gpushare_spawner.notebook.client import (
+    AgentConnection,
+    AgentUnavailable,
+    hello,
+    named,
+    session_socket,
+    unpack,
+    with_agent,
+)
 from gpushare_spawner.wording.amounts import (
     AGENT_CLOSED,
     AGENT_NOT_YET,
@@ -41,7 +39,7 @@ from gpushare_spawner.wording.amounts import (
     agent_unavailable,
     reason,
 )
-from gpushare_spawner.wording.layers import ASK_UNKNOWN, NO_AGENT, NO_SHARE, no_answer, wrong_kind, wrong_value
+from gpushare_spawner.wording.layers import NO_AGENT, NO_SHARE, no_answer, wrong_kind, wrong_value
 
 if TYPE_CHECKING:
     # it imports pydantic, which `gpushare keep` does not need
@@ -107,25 +105,21 @@ class ServiceAsk:
         return self.number, self.kind, self.value
 
 
-def ask_service(ask: ServiceAsk, path: str | None = None, timeout: float = ANSWER_SECONDS) -> ReceivedText:
+def ask_service(ask: ServiceAsk, path: str | None = None, timeout: float = ANSWER_SECONDS) -> ServiceAnswer:
     """Return the service's answer. ``path`` defaults to $GPUSHARE_SOCKET. Raises AgentUnavailable with a sentence."""
     path = path or session_socket()
     if path is None:
         raise AgentUnavailable(NO_AGENT if os.environ.get(LAYER_VARIABLE) else NO_SHARE)
     sent = False
 
-    def answer(connection: AgentConnection) -> ReceivedText:
+    def answer(connection: AgentConnection) -> ServiceAnswer:
         nonlocal sent
-        if not connection.welcome.fields[6] & Feature.CONTROLS:
-            raise AgentUnavailable(ASK_UNKNOWN)
         connection.send(Kind.ASK, *ask.fields)
         sent = True
-        reader = TextReader()
-        while True:
-            text = reader.take(connection.next({Kind.TEXT}))
-            # answers go to all observers of the session
-            if text is not None and (text.topic, text.number) == (TextTopic.ANSWER, ask.number):
-                return text
+        # answers go to all notebook servers of the session
+        while (found := connection.record().answer) is None or found.number != ask.number:
+            pass
+        return found
 
     try:
         return with_agent(path, timeout, answer)
@@ -196,14 +190,11 @@ class SessionClient:
         self._log = log or logging.getLogger(__name__)
         self._connection: socket.socket | None = None
         self._serial = 0
-        self._gpus = 0
-        self._features = Feature(0)
-        self._texts = TextReader()
-        self._asks: dict[int, asyncio.Future[ReceivedText]] = {}
+        self._welcomed = False
+        self._asks: dict[int, asyncio.Future[ServiceAnswer]] = {}
         """Requests that wait for the service's answer, by number."""
         self._asking = asyncio.Lock()
-        self._answer: list[Frame] = []
-        self._answered: asyncio.Future[list[Frame]] | None = None
+        self._answered: asyncio.Future[ShareStatus] | None = None
         self._last: tuple[float, ShareStatus] | None = None
         self._kernels: KernelActivity | None = None
         self._problem = AGENT_NOT_YET
@@ -216,7 +207,7 @@ class SessionClient:
     @property
     def connected(self) -> bool:
         """Whether the agent has welcomed this connection."""
-        return self._connection is not None and self._gpus > 0
+        return self._welcomed
 
     async def run(self) -> None:
         """Keep the connection until cancelled."""
@@ -236,11 +227,11 @@ class SessionClient:
                 return self._last[1]
             if not self.connected:
                 return self._unknown(self._problem)
-            self._answer, self._answered = [], loop.create_future()
+            self._answered = loop.create_future()
             try:
                 await self._send(Kind.QUERY)
                 answer = await asyncio.wait_for(self._answered, timeout)
-                status = replace(named(ShareStatus.of(answer)), at=time.time())
+                status = replace(named(answer), at=time.time())
             except TimeoutError:
                 return self._unknown(agent_silent(timeout))
             except (OSError, ValueError) as error:
@@ -250,7 +241,7 @@ class SessionClient:
             self._last = (loop.time(), status)
             return status
 
-    async def ask(self, ask: ServiceAsk, timeout: float = ANSWER_SECONDS) -> ReceivedText:
+    async def ask(self, ask: ServiceAsk, timeout: float = ANSWER_SECONDS) -> ServiceAnswer:
         """Send a request to the service. Raises AgentUnavailable with a sentence.
 
         Raises NoAnswer after ``timeout`` seconds.
@@ -259,9 +250,7 @@ class SessionClient:
             raise AgentUnavailable(NO_SHARE if self._pod is None else NO_AGENT)
         if not self.connected:
             raise AgentUnavailable(self._problem)
-        if Feature.CONTROLS not in self._features:
-            raise AgentUnavailable(ASK_UNKNOWN)
-        answered: asyncio.Future[ReceivedText] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[ServiceAnswer] = asyncio.get_running_loop().create_future()
         self._asks[ask.number] = answered
         try:
             await self._send(Kind.ASK, *ask.fields)
@@ -288,21 +277,17 @@ class SessionClient:
 
     async def _connect(self, path: str) -> bool:
         """Run one connection, from HELLO to its end. Return whether the agent sent WELCOME."""
-        self._gpus = self._serial = 0
-        self._texts = TextReader()
+        self._serial = 0
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         loop = asyncio.get_running_loop()
-        welcomed = False
         try:
             await loop.sock_connect(connection, path)
             self._connection = connection
             await self._send(Kind.HELLO, *hello().fields)
-            while data := await loop.sock_recv(connection, FRAME_BYTES + 1):
-                frame = Frame.unpack(data)
-                await self._take(frame)
-                welcomed = welcomed or frame.kind is Kind.WELCOME
+            while data := await loop.sock_recv(connection, MAX_RECORD_BYTES):
+                await self._take(unpack(data))
             self._problem = AGENT_CLOSED
-        except (OSError, FrameError) as error:
+        except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or reason(error)
             self._problem = agent_unavailable(why)
             self._log.debug("gpushare: the agent is unavailable: %s", why)
@@ -310,44 +295,33 @@ class SessionClient:
             self._problem = str(error)
             self._log.debug("gpushare: %s", error)
         finally:
-            self._connection, self._gpus, self._last = None, 0, None
+            welcomed, self._welcomed = self._welcomed, False
+            self._connection = self._last = None
             for future in (self._answered, *self._asks.values()):
                 if future is not None and not future.done():
                     future.set_exception(ConnectionResetError("the connection ended"))
             connection.close()
         return welcomed
 
-    async def _take(self, frame: Frame) -> None:
-        match frame.kind:
-            case Kind.WELCOME:
-                self._gpus, self._features = frame.fields[5], Feature(frame.fields[6])
-                if self._kernels is not None:
-                    await self._send(Kind.KERNELS, *self._kernels.fields())
-            case Kind.TIER:
-                self._last = None
-            case Kind.ERROR:
-                raise _Refused(agent_refused(frame.fields[0]))
-            case _:
-                pass  # DEVICE, and frames of a newer agent
-        if frame.kind in ANSWER:
-            self._take_answer(frame)
+    async def _take(self, packet: Frame | AgentRecord) -> None:
+        if isinstance(packet, AgentRecord):
+            self._take_record(packet)
+        elif packet.kind is Kind.WELCOME:
+            self._welcomed = True
+            if self._kernels is not None:
+                await self._send(Kind.KERNELS, *self._kernels.fields())
+        elif packet.kind is Kind.ERROR:
+            raise _Refused(agent_refused(packet.fields[0]))
 
-    def _take_answer(self, frame: Frame) -> None:
-        """Take a frame of an answer to QUERY. The agent also sends some of them unasked, after changes."""
-        if frame.kind in (Kind.ANNOUNCE, Kind.CONTROLS, Kind.TEXT):
+    def _take_record(self, record: AgentRecord) -> None:
+        if record.status is None:
             self._last = None  # the next query gets a new answer
-        if frame.kind is Kind.TEXT and (text := self._texts.take(frame)) is not None:
-            self._take_text(text)
-        if self._answered is not None and not self._answered.done():
-            self._answer.append(frame)
-            if sum(frame.kind is Kind.STATUS for frame in self._answer) >= self._gpus:
-                self._answered.set_result(self._answer)
-
-    def _take_text(self, text: ReceivedText) -> None:
-        """Take the answer to a request. Answers to other observers are ignored."""
-        future = self._asks.get(text.number) if text.topic == TextTopic.ANSWER else None
-        if future is not None and not future.done():
-            future.set_result(text)
+        elif self._answered is not None and not self._answered.done():
+            self._answered.set_result(record.status)
+        # answers to other notebook servers are ignored
+        future = self._asks.get(record.answer.number) if record.answer is not None else None
+        if record.answer is not None and future is not None and not future.done():
+            future.set_result(record.answer)
 
     async def _send(self, kind: Kind, *fields: int) -> None:
         if self._connection is None:

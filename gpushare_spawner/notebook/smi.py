@@ -39,8 +39,6 @@ class GpuFigures:
     """Part of the last sample period in which the GPU computed, from 0 to 1."""
     temperature_celsius: float | None = None
     power_watts: float | None = None
-    uuid: str = ""
-    """In the driver's form: the UUID of a MIG instance begins with MIG-."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +64,11 @@ def driver_figures(uuids: Iterable[str]) -> DriverFigures:
     def of_gpu(uuid: str) -> GpuFigures:
         handle = value_of(pynvml.nvmlDeviceGetHandleByUUID, uuid)
         if handle is None:
-            # a frame has only the 16 bytes of a UUID, without its prefix
-            uuid = f"MIG-{uuid.removeprefix('GPU-')}"
-            handle = value_of(pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        if handle is None:
             return GpuFigures()
         rates = value_of(pynvml.nvmlDeviceGetUtilizationRates, handle)
         milliwatts = value_of(pynvml.nvmlDeviceGetPowerUsage, handle)
         return GpuFigures(
             name=value_of(pynvml.nvmlDeviceGetName, handle) or "",
-            uuid=uuid,
             utilisation=None if rates is None else min(1.0, rates.gpu / 100),
             temperature_celsius=value_of(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
             power_watts=None if milliwatts is None else milliwatts / 1000,
@@ -185,7 +178,7 @@ def _shown_gpu(index: int, gpu: GpuStatus, status: ShareStatus, driver: GpuFigur
     here = [process for process in status.processes if process.gpu == gpu.uuid]
     return ShownGpu(
         index=index,
-        uuid=driver.uuid or gpu.uuid,
+        uuid=gpu.uuid,
         memory_total_bytes=gpu.limit_bytes,
         memory_used_bytes=gpu.memory_bytes,
         memory_free_bytes=max(0, gpu.limit_bytes - gpu.memory_bytes),

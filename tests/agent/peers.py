@@ -10,6 +10,8 @@ from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, Role, gpu_bytes
+from gpushare_spawner.model.share_status import AgentRecord, ServiceAnswer, ShareStatus
+from gpushare_spawner.notebook.client import unpack
 
 GIB = 2**30
 FIRST = Gpu(0, "GPU-00000000-0000-0000-0000-000000000001", "Simulated GPU 16 GiB", 16 * GIB, simulated=True)
@@ -59,16 +61,46 @@ class Peer:
     def send_raw(self, data: bytes) -> None:
         self.socket.send(data)
 
-    async def receive(self, timeout: float = 5.0) -> Frame | None:
-        """The next frame, or None where the agent has ended the connection."""
+    async def packet(self, timeout: float = 5.0) -> Frame | AgentRecord | None:
+        """The next packet, or None where the agent has ended the connection."""
         async with asyncio.timeout(timeout):
             try:
-                data = await asyncio.get_running_loop().sock_recv(self.socket, 4096)
+                data = await asyncio.get_running_loop().sock_recv(self.socket, 2**18)
             except ConnectionResetError:
                 # we had sent more than was read; what the agent said is still there
                 with contextlib.suppress(ConnectionResetError):
-                    data = await asyncio.get_running_loop().sock_recv(self.socket, 4096)
-        return Frame.unpack(data) if data else None
+                    data = await asyncio.get_running_loop().sock_recv(self.socket, 2**18)
+        return unpack(data) if data else None
+
+    async def receive(self, timeout: float = 5.0) -> Frame | None:
+        """The next frame, or None where the agent has ended the connection; records are skipped."""
+        while isinstance(packet := await self.packet(timeout), AgentRecord):
+            pass
+        return packet
+
+    async def record(self, timeout: float = 5.0) -> AgentRecord:
+        """The next record of a notebook server; frames are skipped."""
+        while not isinstance(packet := await self.packet(timeout), AgentRecord):
+            assert packet is not None, "the connection ended, expected a record"
+        return packet
+
+    async def status(self) -> ShareStatus:
+        """Ask for the status; earlier records are skipped."""
+        self.send(Kind.QUERY)
+        while (status := (await self.record()).status) is None:
+            pass
+        return status
+
+    async def changed(self) -> ShareStatus:
+        """Wait for the record of a change, and ask for the status."""
+        assert await self.record() == AgentRecord()
+        return await self.status()
+
+    async def answer(self, timeout: float = 5.0) -> ServiceAnswer:
+        """The next answer to an ask; other records are skipped."""
+        while (answer := (await self.record(timeout)).answer) is None:
+            pass
+        return answer
 
     async def expect(self, *kinds: Kind, timeout: float = 5.0) -> Frame:
         """The next frame, which must be one of these."""
@@ -97,8 +129,8 @@ class Peer:
     async def quiet(self, seconds: float = 0.1) -> None:
         """Nothing comes for so long."""
         with contextlib.suppress(TimeoutError):
-            frame = await self.receive(seconds)
-            raise AssertionError(f"unexpected {frame}")
+            packet = await self.packet(seconds)
+            raise AssertionError(f"unexpected {packet}")
 
     def close(self) -> None:
         self.socket.close()
@@ -108,17 +140,8 @@ async def session_processes(path: str | Path, gpu: str, working_set: int = GIB /
     """The processes of an idle session: a CUDA process that has worked once, and a notebook server."""
     cuda, observer = Peer(path), Peer(path)
     await cuda.connect(Role.CUDA)
-    await observer.connect(Role.OBSERVER)
+    await observer.connect(Role.NOTEBOOK)
     cuda.send(Kind.REQUEST, working_set, 0, gpu=gpu)
     grant = await cuda.until(Kind.GRANT)
     cuda.send(Kind.IDLE, grant.fields[0], 1_000_000, 1_000_000, gpu=gpu)
     return cuda, observer
-
-
-async def answer_to_query(peer: Peer) -> list[Frame]:
-    """Ask for the status of a session on one GPU."""
-    peer.send(Kind.QUERY)
-    frames = [await peer.expect(*Kind)]
-    while frames[-1].kind is not Kind.STATUS:
-        frames.append(await peer.expect(*Kind))
-    return frames

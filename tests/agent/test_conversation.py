@@ -9,10 +9,11 @@ import time
 from gpushare_spawner.agent.sessions.conversation import AGENT_FEATURES
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, SESSION_CLOSED, WRONG_VERSION
 from gpushare_spawner.model.control import NoticeRequest, TierRequest
-from gpushare_spawner.model.frames import SUSPENDED, Feature, Frame, Kind, LeaseState, Role, TextPart, gpu_bytes
+from gpushare_spawner.model.frames import Feature, Frame, Kind, Role, gpu_bytes
 from gpushare_spawner.model.layers import MemoryEngine
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import IdleCause, Tier
+from gpushare_spawner.model.share_status import PendingAction
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 
@@ -34,10 +35,10 @@ async def test_feature_bits_of_hello_are_kept_and_unknown_bits_are_ignored(agent
     older, newer = Peer(path), Peer(path)
     agent.peers += [older, newer]
     await older.connect()
-    welcome, *_ = await newer.connect(features=Feature.PACE | Feature.DELIVERED | 1 << 63)
+    welcome, *_ = await newer.connect(features=Feature.PACE | Feature.RESERVE | 1 << 63)
     assert welcome.fields[6] == AGENT_FEATURES
     features = {connection.features for connection in agent.node.sessions["ada"].cuda}
-    assert features == {Feature(0), Feature.PACE | Feature.DELIVERED}
+    assert features == {Feature(0), Feature.PACE | Feature.RESERVE}
 
 
 async def test_without_oversubscription_no_more_than_the_gpu_is_shown(agent: Agent) -> None:
@@ -61,13 +62,11 @@ async def test_observer_hears_whether_its_session_is_suspended_and_why_not(agent
     path = agent.open(engine=MemoryEngine.SUSPEND)
     observer = Peer(path)
     agent.peers.append(observer)
-    await observer.connect(Role.OBSERVER, features=Feature.CONTROLS)
+    await observer.connect(Role.NOTEBOOK)
     session = agent.node.sessions["ada"]
     session.suspended, session.not_suspendable = True, "It has managed memory."
-    observer.send(Kind.QUERY)
-    text = await observer.until(Kind.TEXT)
-    assert TextPart.of(text).data == b"It has managed memory."
-    assert (await observer.until(Kind.STATUS)).flags & SUSPENDED
+    status = await observer.status()
+    assert (status.suspended, status.not_suspendable) == (True, "It has managed memory.")
     report = agent.node.report().sessions[0]
     assert (report.suspended, report.not_suspendable) == (True, "It has managed memory.")
 
@@ -146,82 +145,62 @@ async def test_the_borrower_is_told_when_the_owner_is_back(agent: Agent) -> None
     assert (await owner.until(Kind.TIER)).fields[:4] == (0, 25, 0, 25)
 
 
-async def test_observers_see_notices_also_those_made_before_they_came(agent: Agent) -> None:
+async def test_notebook_servers_see_notices_also_those_made_before_they_came(agent: Agent) -> None:
     path = agent.open()
-    first = await agent.peer(path, Role.OBSERVER)
+    first = await agent.peer(path, Role.NOTEBOOK)
     at = time.time() + 300
-    agent.node.requests.notify(
-        NoticeRequest(id="ada", tier=Tier.DOWNGRADED, at=at, effective_units=10, reason="idle for 10 min")
-    )
-    later = await agent.peer(path, Role.OBSERVER)
-    for peer in (first, later):
-        frame = await peer.expect(Kind.ANNOUNCE)
-        assert frame.fields[:3] == (1, round(at * 1e9), 10)
-    agent.node.requests.notify(NoticeRequest(id="ada", tier=None))
-    assert (await first.expect(Kind.ANNOUNCE)).fields[:3] == (0, 0, 0)
-
-
-async def test_an_observer_with_the_feature_is_told_why_an_idle_action_comes(agent: Agent) -> None:
-    path = agent.open()
-    older = await agent.peer(path, Role.OBSERVER)
-    newer = Peer(path)
-    agent.peers.append(newer)
-    await newer.connect(Role.OBSERVER, Feature.CAUSE)
-    step = Notice(
-        tier=Tier.STOPPED, at=time.time() + 300, reason="too old", cause=IdleCause.MAX_AGE, after_seconds=86400
-    )
+    step = Notice(tier=Tier.STOPPED, at=at, reason="too old", cause=IdleCause.MAX_AGE, after_seconds=86400)
     agent.node.requests.notify(NoticeRequest.of("ada", step))
-    expected = (Tier.STOPPED.depth, round(step.at * 1e9), 0, IdleCause.MAX_AGE.code, 86400 * 10**9)
-    for peer in (older, newer):
-        assert (await peer.expect(Kind.ANNOUNCE)).fields[:5] == expected
-        peer.send(Kind.QUERY)
-    assert (await newer.expect(Kind.ANNOUNCE)).fields[:5] == expected
-    await newer.expect(Kind.STATUS)
-    await older.expect(Kind.STATUS)
+    later = await agent.peer(path, Role.NOTEBOOK)
+    for status in (await first.changed(), await later.status()):
+        assert status.notice == PendingAction(Tier.STOPPED, at, 0, IdleCause.MAX_AGE, 86400)
+    agent.node.requests.notify(NoticeRequest(id="ada", tier=None))
+    assert (await first.changed()).notice is None
 
 
 async def test_a_burst_takes_a_notice_back(agent: Agent) -> None:
     path = agent.open()
-    peer, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)
+    peer, observer = await agent.peer(path), await agent.peer(path, Role.NOTEBOOK)
     agent.node.requests.notify(NoticeRequest(id="ada", tier=Tier.RELEASED, at=time.time() + 60, reason="idle"))
-    assert (await observer.expect(Kind.ANNOUNCE)).fields[1] > 0
+    assert (await observer.changed()).notice is not None
     peer.send(Kind.REQUEST, GIB, 0, 1, gpu=FIRST.uuid)
-    assert (await observer.expect(Kind.ANNOUNCE)).fields[1] == 0
+    assert (await observer.changed()).notice is None
     assert agent.node.report().sessions[0].notice is None
 
 
 async def test_query_is_answered_for_each_gpu(agent: Agent) -> None:
     path = agent.open(gpus=(FIRST.uuid, SECOND.uuid), share_units=100)
-    peer, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)
-    observer.send(Kind.QUERY)
-    statuses = [await observer.expect(Kind.STATUS) for _ in range(2)]
-    assert [status.gpu for status in statuses] == [gpu_bytes(FIRST.uuid), gpu_bytes(SECOND.uuid)]
-    assert statuses[0].fields == (100, 0, 100, 0, 100, 0, 0, 16 * GIB, LeaseState.NONE, 2**64 - 1, 1, 0)
+    peer, server, nvml = [await agent.peer(path, role) for role in (Role.CUDA, Role.NOTEBOOK, Role.OBSERVER)]
+    status = await server.status()
+    assert [gpu.uuid for gpu in status.gpus] == [FIRST.uuid, SECOND.uuid]
+    assert (status.share_units, status.tier, status.effective_units) == (100, Tier.ACTIVE, 100)
+    assert (status.gpus[0].lease, status.gpus[0].limit_bytes, status.idle_seconds) == ("none", 16 * GIB, None)
     peer.send(Kind.REQUEST, 3 * GIB, 0, 1, gpu=SECOND.uuid)
     await peer.expect(Kind.GRANT)
     at = time.time() + 300
     agent.node.requests.notify(NoticeRequest(id="ada", tier=Tier.DOWNGRADED, at=at, effective_units=10, reason="idle"))
-    observer.send(Kind.QUERY)
-    first, second = await observer.until(Kind.STATUS), await observer.until(Kind.STATUS)
-    assert first.fields[8] == LeaseState.NONE
-    assert second.fields[5] == 3 * GIB
-    assert second.fields[8:] == (LeaseState.HELD, 0, 1 | 1 << 32, round(at * 1e9))
-    assert second.flags == 1 | 10 << 8
+    status = await server.changed()
+    first, second = status.gpus
+    assert (first.lease, second.lease, second.memory_bytes) == ("none", "held", 3 * GIB)
+    assert (status.idle_seconds, second.sessions, second.sessions_with_work) == (0, 1, 1)
+    assert status.notice == PendingAction(Tier.DOWNGRADED, at, 10)
+    nvml.send(Kind.QUERY)
+    frames = [await nvml.until(Kind.STATUS) for _ in range(2)]
+    assert [frame.gpu for frame in frames] == [gpu_bytes(FIRST.uuid), gpu_bytes(SECOND.uuid)]
+    assert [(frame.fields[5], frame.fields[7]) for frame in frames] == [(0, 16 * GIB), (3 * GIB, 16 * GIB)]
 
 
 async def test_kernels_go_into_the_report(agent: Agent) -> None:
-    observer = await agent.peer(agent.open(), Role.OBSERVER)
+    observer = await agent.peer(agent.open(), Role.NOTEBOOK)
     assert agent.node.report().sessions[0].kernels is None
     now = time.time_ns()
     observer.send(Kind.KERNELS, 1, 3, now)
-    observer.send(Kind.QUERY)
-    await observer.expect(Kind.STATUS)
+    await observer.status()
     session = agent.node.report().sessions[0]
     assert (session.kernels, session.kernels_busy) == (3, 1)
     assert session.last_kernel_activity == now / 10**9
     observer.send(Kind.KERNELS, 0, 2**63, now + 10**18)  # nonsense is cut to what can be
-    observer.send(Kind.QUERY)
-    await observer.expect(Kind.STATUS)
+    await observer.status()
     session = agent.node.report().sessions[0]
     assert session.last_kernel_activity is not None
     assert session.last_kernel_activity <= time.time()
@@ -248,7 +227,7 @@ async def test_frames_out_of_turn_end_the_connection_and_nothing_else(agent: Age
 
     mine, other = gpu_bytes(FIRST.uuid), gpu_bytes(SECOND.uuid)
     assert await outcome(None, Frame(Kind.REQUEST, (1, 0, 1), mine)) == MALFORMED
-    assert await outcome(None, Frame(Kind.HELLO, (3,))) == MALFORMED
+    assert await outcome(None, Frame(Kind.HELLO, (4,))) == MALFORMED
     assert await outcome(Role.CUDA, Frame(Kind.HELLO, (1,))) == MALFORMED
     assert await outcome(Role.CUDA, Frame(Kind.REQUEST, (1, 0, 1), other)) == NOT_ALLOWED
     assert await outcome(Role.CUDA, Frame(Kind.GRANT, (1,), mine)) == NOT_ALLOWED

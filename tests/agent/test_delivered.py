@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from gpushare_spawner.arbiter.settings import ArbiterSettings
-from gpushare_spawner.model.frames import Feature, Kind, Role
+from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.report import DeliveredReport
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, Peer
+from tests.present import present
 
 
 async def wait_for_a_neighbour(agent: Agent, seconds: float) -> tuple[Peer, Peer]:
@@ -39,20 +40,14 @@ async def test_a_session_that_waited_for_its_neighbour_has_its_wait_in_the_repor
     assert 0.1 <= bob.wait_p50_seconds == bob.wait_p95_seconds < 5
 
 
-async def test_an_observer_with_the_feature_is_told_what_was_delivered_and_an_older_one_is_not(agent: Agent) -> None:
+async def test_a_notebook_server_is_told_what_was_delivered(agent: Agent) -> None:
     await wait_for_a_neighbour(agent, 0.1)
     socket = next(one.socket for name, one in agent.node.sessions.items() if name == "bob")
     assert socket is not None
-    for features in (0, Feature.DELIVERED):
-        observer = Peer(socket.path)
-        agent.peers.append(observer)
-        await observer.connect(Role.OBSERVER, features)
-        observer.send(Kind.QUERY)
-        first = await observer.expect(Kind.STATUS, Kind.DELIVERED)
-        assert first.kind is (Kind.DELIVERED if features else Kind.STATUS)
-        if features:
-            assert first.fields[2] == 1
-            assert 100_000_000 <= first.fields[3] == first.fields[4] < 5_000_000_000
+    server = await agent.peer(str(socket.path), Role.NOTEBOOK)
+    told = present((await server.status()).delivered)
+    assert told.waits == 1
+    assert 0.1 <= told.wait_p50_seconds == told.wait_p95_seconds < 5
 
 
 async def test_the_record_survives_a_restart_of_the_agent_and_goes_on(agent: Agent) -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gpushare_spawner.model.control import TierRequest
-from gpushare_spawner.model.frames import Kind, Role
+from gpushare_spawner.model.frames import Role
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.model.template import Template
@@ -55,9 +55,8 @@ def start(agent: Agent) -> str:
 
 
 async def status(agent: Agent, path: str) -> ShareStatus:
-    observer = await agent.peer(path, Role.OBSERVER)
-    observer.send(Kind.QUERY)
-    return ShareStatus.of([await observer.until(Kind.STATUS)])
+    observer = await agent.peer(path, Role.NOTEBOOK)
+    return await observer.status()
 
 
 def idle(agent: Agent, id: str) -> None:

@@ -14,12 +14,13 @@ from gpushare_spawner.agent.sessions.conversation import OBSERVED_FEATURES
 from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED
 from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.model.control import NoticeRequest
-from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState, Role, SessionMemoryTopic, gpu_bytes
+from gpushare_spawner.model.frames import Feature, Frame, Kind, Role, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import Agent, Eventually, request_for
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
+from tests.present import present
 
 SECOND_NS = 1_000_000_000
 
@@ -228,12 +229,12 @@ async def test_session_that_is_opened_again_begins_without_work(agent: Agent, ev
 
 async def test_burst_withdraws_the_notice_of_a_stop_for_idleness(agent: Agent, eventually: Eventually) -> None:
     path = shared(agent)
-    peer, observer = await process(agent, path), await agent.peer(path, Role.OBSERVER)
+    peer, observer = await process(agent, path), await agent.peer(path, Role.NOTEBOOK)
     notice = Notice(tier=Tier.STOPPED, at=time.time() + 60, reason="idle", effective_units=0)
     agent.node.requests.notify(NoticeRequest.of("ada", notice))
-    assert (await observer.until(Kind.ANNOUNCE)).fields[0] == Tier.STOPPED.depth
+    assert present((await observer.changed()).notice).tier is Tier.STOPPED
     peer.send(Kind.BUSY, 0, gpu=FIRST.uuid)
-    assert (await observer.until(Kind.ANNOUNCE)).fields[1] == 0
+    assert (await observer.changed()).notice is None
     assert report(agent).notice is None
 
 
@@ -255,6 +256,11 @@ async def test_observer_is_told_of_memory_and_gpu_time_by_process(agent: Agent) 
     }
     assert all(used > SECOND_NS // 20 for used in uses.values())
     status = await observer.until(Kind.STATUS)
-    assert status.fields[5:7] == (GIB, GIB)
-    assert (status.fields[8], status.fields[9]) == (LeaseState.NONE, 0)
-    assert status.fields[10] == 1 | 1 << 32
+    assert status.fields[5] == GIB
+    server = await agent.peer(path, Role.NOTEBOOK)
+    said = await server.status()
+    (gpu,), (shown,) = said.gpus, said.processes
+    assert (gpu.memory_bytes, gpu.resident_bytes, gpu.lease, said.idle_seconds) == (GIB, GIB, "none", 0)
+    assert (gpu.sessions, gpu.sessions_with_work, shown.memory_bytes) == (1, 1, GIB)
+    assert gpu.utilisation
+    assert shown.utilisation

@@ -9,7 +9,6 @@ from gpushare_spawner.model.control import NoticeRequest, TierRequest
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share import IdleCause, Tier
-from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.wording.share_status import explanation
 from tests.agent.conftest import Agent, Eventually, request_for
 from tests.agent.peers import FIRST, Peer
@@ -130,7 +129,7 @@ async def test_gpu_work_withdraws_only_notices_that_it_averts(agent: Agent) -> N
 
 async def test_gpu_work_does_not_withdraw_the_notice(agent: Agent) -> None:
     path = agent.open("over", share_units=100)
-    over, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)
+    over, observer = await agent.peer(path), await agent.peer(path, Role.NOTEBOOK)
     notice = Notice(tier=Tier.DOWNGRADED, at=time.time() + 60, reason="", effective_units=40, cause=IdleCause.RECLAIM)
     agent.node.requests.notify(NoticeRequest.of("over", notice))
     work(over)
@@ -138,8 +137,7 @@ async def test_gpu_work_does_not_withdraw_the_notice(agent: Agent) -> None:
     assert session(agent, "over").notice == notice
     make_way(agent, "over", 40)
     assert session(agent, "over").notice is None
-    observer.send(Kind.QUERY)
-    status = ShareStatus.of([await observer.until(Kind.STATUS)])
+    status = await observer.status()
     assert status.yields
     assert "somebody within their quota waits for this GPU" in explanation(status)
 

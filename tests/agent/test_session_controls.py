@@ -20,11 +20,12 @@ from gpushare_spawner.model.control import (
     MessageRequest,
 )
 from gpushare_spawner.model.controls import MOST_ASKS, AskAnswer, Controls, Exemption, Keep, Message
-from gpushare_spawner.model.frames import NO_END, AskKind, Feature, Kind, Role, TextPart, TextTopic
+from gpushare_spawner.model.frames import AskKind, Kind, Role
 from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.share_status import AdminMessage, AgentRecord, ServiceAnswer
 from gpushare_spawner.wording.actions import TOO_MANY_REQUESTS
 from tests.agent.conftest import Agent, request_for
-from tests.agent.peers import Peer, answer_to_query
+from tests.agent.peers import Peer
 from tests.present import present
 
 KEEP = Keep(until=2_000_000_000.5, since=1_999_990_000, by="ada")
@@ -32,26 +33,15 @@ CONTROLS = Controls(keep=KEEP, keeps=(1_999_990_000,), exemption=Exemption(by="r
 MESSAGE = Message(text="Bitte heute Abend Platz machen: Prüfung. " * 5, by="root", at=1_999_990_001.25)
 
 
-async def observer(agent: Agent, path: str, features: int = Feature.CONTROLS) -> Peer:
+async def observer(agent: Agent, path: str) -> Peer:
     peer = Peer(path)
     agent.peers.append(peer)
-    await peer.connect(Role.OBSERVER, features)
+    await peer.connect(Role.NOTEBOOK)
     return peer
 
 
 def session(agent: Agent) -> SessionReport:
     return present(agent.node.report().session("ada"))
-
-
-async def told(peer: Peer, topic: TextTopic) -> tuple[int, str, bool]:
-    """The next text of this topic: its number, its letters, and whether it says "done"."""
-    data = b""
-    while True:
-        part = TextPart.of(await peer.until(Kind.TEXT))
-        assert part.topic == topic
-        data += part.data
-        if part.part == part.parts - 1:
-            return part.number, data.decode(), part.done
 
 
 async def test_controls_and_message_survive_a_restart_of_the_agent(agent: Agent) -> None:
@@ -87,23 +77,20 @@ async def test_controls_of_an_unknown_session_are_refused(agent: Agent) -> None:
 
 async def test_observers_are_told_on_each_change_and_on_query(agent: Agent) -> None:
     path = agent.open()
-    new, old = await observer(agent, path), await observer(agent, path, Feature.CAUSE)
+    server = await observer(agent, path)
     await agent.node.requests.answer(ControlsRequest.of("ada", CONTROLS))
-    frame = await new.expect(Kind.CONTROLS)
-    assert frame.fields[:2] == (2_000_000_000_500, NO_END)
+    controls = present((await server.changed()).controls)
+    assert (controls.keep_until, controls.exempt, controls.exempt_until) == (2_000_000_000.5, True, None)
     await agent.node.requests.answer(MessageRequest(id="ada", message=MESSAGE))
-    assert await told(new, TextTopic.MESSAGE) == (1_999_990_001_250, MESSAGE.text, False)
+    assert present((await server.changed()).controls).messages == (AdminMessage(MESSAGE.text, MESSAGE.at),)
     # nothing new: nobody is told again
     await agent.node.requests.answer(ControlsRequest.of("ada", CONTROLS))
     await agent.node.requests.answer(MessageRequest(id="ada", message=MESSAGE))
-    await new.quiet()
-    kinds = {frame.kind for frame in await answer_to_query(new)}
-    assert kinds == {Kind.CONTROLS, Kind.TEXT, Kind.STATUS}
-    assert {frame.kind for frame in await answer_to_query(old)} == {Kind.STATUS}
+    await server.quiet()
     until = Exemption(until=2_000_000_001, by="root")
     await agent.node.requests.answer(ControlsRequest.of("ada", Controls(exemption=until)))
-    assert (await new.until(Kind.CONTROLS)).fields[:2] == (0, 2_000_000_001_000)
-    await old.quiet()
+    controls = present((await server.changed()).controls)
+    assert (controls.keep_until, controls.exempt_until) == (None, 2_000_000_001)
 
 
 async def test_an_ask_is_in_the_report_until_its_answer_which_all_observers_get(agent: Agent) -> None:
@@ -118,7 +105,7 @@ async def test_an_ask_is_in_the_report_until_its_answer_which_all_observers_get(
     answer = AskAnswer(number=77, done=True, text="Your share is kept until 18:00.", at=2)
     await agent.node.requests.answer(AnswerRequest(id="ada", answer=answer))
     for peer in (asking, other):
-        assert await told(peer, TextTopic.ANSWER) == (77, "Your share is kept until 18:00.", True)
+        assert await peer.answer() == ServiceAnswer(77, True, "Your share is kept until 18:00.")
     assert not session(agent).asks
     assert not news[-1]
     # the answer once more, as after a restart of the service
@@ -134,8 +121,8 @@ async def test_a_keep_and_the_answer_to_its_ask_come_together(agent: Agent) -> N
     answer = AskAnswer(number=5, done=True, text="Kept.", at=2)
     await agent.node.requests.answer(ControlsRequest.of("ada", CONTROLS, answer))
     assert (session(agent).keep, session(agent).asks) == (KEEP, ())
-    assert (await peer.expect(Kind.CONTROLS)).fields[0] == 2_000_000_000_500
-    assert await told(peer, TextTopic.ANSWER) == (5, "Kept.", True)
+    assert await peer.record() == AgentRecord()
+    assert await peer.answer() == ServiceAnswer(5, True, "Kept.")
 
 
 async def test_the_user_hears_of_a_keep_when_it_is_on_the_disk(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +141,7 @@ async def test_the_user_hears_of_a_keep_when_it_is_on_the_disk(agent: Agent, mon
     monkeypatch.setattr(store._folder, "write", slowly)
     answer = AskAnswer(number=5, done=True, text="Kept.", at=2)
     request = asyncio.create_task(agent.node.requests.answer(ControlsRequest.of("ada", CONTROLS, answer)))
-    assert await told(peer, TextTopic.ANSWER) == (5, "Kept.", True)
+    assert await peer.answer() == ServiceAnswer(5, True, "Kept.")
     assert written.is_set()
     await request
 
@@ -178,36 +165,27 @@ async def test_ten_thousand_asks_reach_neither_the_report_nor_other_observers(ag
     for number in range(1, 201):
         hostile.send(Kind.ASK, number, AskKind.STOP, 2**64 - 1)
         if number > MOST_ASKS:
-            assert await told(hostile, TextTopic.ANSWER) == (number, TOO_MANY_REQUESTS, False)
+            assert await hostile.answer() == ServiceAnswer(number, False, TOO_MANY_REQUESTS)
             refused += 1
     assert refused == 200 - MOST_ASKS
     assert [ask.number for ask in session(agent).asks] == list(range(1, MOST_ASKS + 1))
     await bystander.quiet()
 
 
-@pytest.mark.parametrize(
-    ("features", "fields", "code"),
-    [
-        (0, (1, AskKind.KEEP, 60), NOT_ALLOWED),
-        (Feature.CONTROLS, (0, AskKind.KEEP, 60), MALFORMED),
-        (Feature.CONTROLS, (2**32, AskKind.KEEP, 60), MALFORMED),
-    ],
-)
-async def test_an_ask_that_breaks_the_protocol_ends_its_connection_only(
-    agent: Agent, features: int, fields: tuple[int, ...], code: int
-) -> None:
+@pytest.mark.parametrize("fields", [(0, AskKind.KEEP, 60), (2**32, AskKind.KEEP, 60)])
+async def test_an_ask_that_breaks_the_protocol_ends_its_connection_only(agent: Agent, fields: tuple[int, ...]) -> None:
     path = agent.open()
-    bad, good = await observer(agent, path, features), await observer(agent, path)
+    bad, good = await observer(agent, path), await observer(agent, path)
     bad.send(Kind.ASK, *fields)
-    assert await bad.ended() == code
+    assert await bad.ended() == MALFORMED
     assert session(agent).asks == ()
-    assert (await answer_to_query(good))[-1].kind is Kind.STATUS
+    assert (await good.status()).known
 
 
 async def test_a_cuda_process_may_not_ask(agent: Agent) -> None:
     peer = Peer(agent.open())
     agent.peers.append(peer)
-    await peer.connect(Role.CUDA, Feature.CONTROLS)
+    await peer.connect(Role.CUDA)
     peer.send(Kind.ASK, 1, AskKind.KEEP, 60)
     assert await peer.ended() == NOT_ALLOWED
 
@@ -218,7 +196,7 @@ async def test_asks_end_with_the_agent_and_the_keep_stays(agent: Agent) -> None:
     peer = await observer(agent, path)
     await agent.node.requests.answer(ControlsRequest.of("ada", CONTROLS))
     peer.send(Kind.ASK, 1, AskKind.END_KEEP)
-    await peer.until(Kind.CONTROLS)
+    assert await peer.record() == AgentRecord()
     await peer.quiet()
     assert len(session(agent).asks) == 1
     await agent.stop()

@@ -18,7 +18,6 @@ from gpushare_spawner.model.control import ControlRefused, NoticeRequest, Resize
 from gpushare_spawner.model.frames import Feature, Frame, Kind, Role
 from gpushare_spawner.model.report import NOTHING, SessionReport
 from gpushare_spawner.model.share import Tier, UseRule
-from gpushare_spawner.model.share_status import ShareStatus
 from tests.agent.conftest import Agent, request_for
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 
@@ -121,15 +120,13 @@ async def test_session_that_gives_up_units_and_one_of_several_gpus_cannot_change
 
 async def test_processes_and_observers_are_told_at_once(agent: Agent) -> None:
     path = agent.open("ada", memory_limit="4Gi")
-    process, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)
+    process, server = await agent.peer(path), await agent.peer(path, Role.NOTEBOOK)
     await resize(agent, 50, memory_limit="6Gi")
-    for peer in (process, observer):
-        told = await peer.until(Kind.TIER)
-        assert told.fields[:5] == (Tier.ACTIVE.depth, 50, 0, 50, 50)
-        limit = await peer.until(Kind.DEVICE)
-        assert limit.fields[:2] == (6 * GIB, 8 * GIB)
-    observer.send(Kind.QUERY)
-    status = ShareStatus.of([await observer.until(Kind.STATUS)])
+    told = await process.until(Kind.TIER)
+    assert told.fields[:5] == (Tier.ACTIVE.depth, 50, 0, 50, 50)
+    limit = await process.until(Kind.DEVICE)
+    assert limit.fields[:2] == (6 * GIB, 8 * GIB)
+    status = await server.changed()
     assert (status.share_units, status.limit_bytes) == (50, 6 * GIB)
 
 
@@ -239,12 +236,11 @@ def test_changes_and_spawns_in_any_order_never_give_away_more_than_there_is(acts
 
 
 async def largest_told(agent: Agent, path: str) -> int | None:
-    """What an observer is told with CONTROLS as the largest share."""
+    """What a notebook server is told as the largest share."""
     observer = Peer(path)
     agent.peers.append(observer)
-    await observer.connect(Role.OBSERVER, Feature.CONTROLS)
-    observer.send(Kind.QUERY)
-    controls = ShareStatus.of([await observer.until(Kind.CONTROLS), await observer.until(Kind.STATUS)]).controls
+    await observer.connect(Role.NOTEBOOK)
+    controls = (await observer.status()).controls
     return controls.largest_share_units if controls is not None else None
 
 

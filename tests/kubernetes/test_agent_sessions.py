@@ -14,7 +14,7 @@ from gpushare_spawner.agent.kubernetes.cluster_agent import answer_in_cluster
 from gpushare_spawner.clients.api import ApiFailure
 from gpushare_spawner.model.control import CloseRequest, ControlRefused
 from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep, Message
-from gpushare_spawner.model.frames import LACKS_REQUESTS, NO_END, AskKind, Feature, Kind, Role, TextPart
+from gpushare_spawner.model.frames import AskKind, Kind, Role
 from gpushare_spawner.model.kubernetes.annotations import (
     SHARE,
     answers_patch,
@@ -29,6 +29,7 @@ from gpushare_spawner.model.kubernetes.container_requests import Requests, reque
 from gpushare_spawner.model.layers import MemoryEngine
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share_status import AdminMessage, AgentRecord, ServiceAnswer
 from tests.agent.conftest import request_for, short_folder  # noqa: F401
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 from tests.present import present
@@ -122,19 +123,17 @@ async def test_a_pod_that_waits_for_what_it_gave_back_is_reported_and_its_user_t
     socket = agent.node.sessions["ada"].socket
     assert socket is not None
     observer = Peer(socket.path)
-    await observer.connect(Role.OBSERVER)
+    await observer.connect(Role.NOTEBOOK)
     full = requests_patch(Requests(2000, 2 * GIB))
     await agent.annotate("ada", {**tier_patch(Tier.RELEASED, time.time(), 0, idle_since=time.time()), **full})
     await agent.until(lambda: agent.node.sessions["ada"].record.tier is Tier.RELEASED)
     assert not (await agent.session("ada")).lacks_requests, "a released session lacks nothing"
     await agent.annotate("ada", tier_patch(Tier.ACTIVE, time.time(), 25))
     await agent.until(lambda: present(agent.node.report().session("ada")).lacks_requests)
-    observer.send(Kind.QUERY)
-    assert (await observer.until(Kind.STATUS)).flags & LACKS_REQUESTS
+    assert (await observer.status()).lacks_requests
     await agent.annotate("ada", requests_patch(None))
     await agent.until(lambda: not present(agent.node.report().session("ada")).lacks_requests)
-    observer.send(Kind.QUERY)
-    assert not (await observer.until(Kind.STATUS)).flags & LACKS_REQUESTS
+    assert not (await observer.status()).lacks_requests
     observer.close()
 
 
@@ -222,15 +221,13 @@ async def test_notices_come_and_are_taken_back(agent: NodeAgent) -> None:
     await agent.running("ada")
     peer = await agent.peer("ada")
     observer = Peer(agent.node.sessions["ada"].socket.path)  # type: ignore[union-attr]
-    await observer.connect(Role.OBSERVER)
+    await observer.connect(Role.NOTEBOOK)
     before = (await agent.annotations("ada")).tier_since
     step = Notice(tier=Tier.DOWNGRADED, at=time.time() + 300, reason="idle", effective_units=10)
     await agent.annotate("ada", notice_patch(step))
-    told = await observer.until(Kind.ANNOUNCE)
-    assert told.fields[0] == Tier.DOWNGRADED.depth
+    assert present((await observer.changed()).notice).tier is Tier.DOWNGRADED
     peer.send(Kind.REQUEST, GIB, 0, gpu=FIRST.uuid)
-    told = await observer.until(Kind.ANNOUNCE)
-    assert told.fields[0] == Tier.ACTIVE.depth
+    assert (await observer.changed()).notice is None
     for _ in range(100):
         if (await agent.annotations("ada")).notice is None:
             break
@@ -246,20 +243,22 @@ async def test_controls_of_the_pod_reach_observers_and_survive_the_loss_of_the_s
     await agent.running("ada")
     observer = Peer(agent.node.sessions["ada"].socket.path)  # type: ignore[union-attr]
     agent.peers.append(observer)
-    await observer.connect(Role.OBSERVER, Feature.CONTROLS)
+    await observer.connect(Role.NOTEBOOK)
     controls = Controls(keep=Keep(until=2e9, since=1e9, by="ada"), keeps=(1e9,), exemption=Exemption(by="root"))
     message = Message(text="Please save your work.", by="root", at=1e9)
     await agent.annotate("ada", controls_patch(controls) | messages_patch([message]))
-    assert (await observer.until(Kind.CONTROLS)).fields[:2] == (2_000_000_000_000, NO_END)
-    assert TextPart.of(await observer.until(Kind.TEXT)).data == b"Please save your work."
+    for _ in range(2):
+        assert await observer.record() == AgentRecord()
+    told = present((await observer.status()).controls)
+    assert (told.keep_until, told.exempt, told.exempt_until) == (2e9, True, None)
+    assert told.messages == (AdminMessage("Please save your work.", 1e9),)
     observer.send(Kind.ASK, 7, AskKind.END_KEEP)
     await agent.until(lambda: agent.node.report().sessions[0].asks)
     # the service's answer, and an old one that nobody waits for
     old, new = (AskAnswer(number=number, done=True, text=f"{number}.", at=1e9) for number in (6, 7))
     ended = controls_patch(Controls(keeps=(1e9,)))
     await agent.annotate("ada", ended | answers_patch([old], new))
-    part = TextPart.of(await observer.until(Kind.TEXT))
-    assert (part.number, part.data) == (7, b"7.")
+    assert await observer.answer() == ServiceAnswer(7, True, "7.")
     found = await agent.session("ada")
     assert (found.controls, found.asks, found.message) == (Controls(keeps=(1e9,)), (), message)
     await agent.stop()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.kubernetes.settings import PublishSettings
-from gpushare_spawner.model.frames import AskKind, Feature, Kind, Role, TextPart
+from gpushare_spawner.model.frames import AskKind, Kind, Role
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.asks import AskResponder
@@ -43,9 +43,9 @@ async def agent(cluster: StandInCluster, short_folder: Path) -> AsyncIterator[No
 
 async def answered(peer: Peer, number: int, kind: AskKind, value: int = 0) -> tuple[bool, str]:
     peer.send(Kind.ASK, number, kind, value)
-    part = TextPart.of(await peer.until(Kind.TEXT, timeout=30))
-    assert (part.number, part.parts) == (number, 1)
-    return part.done, part.data.decode()
+    answer = await peer.answer(timeout=30)
+    assert answer.number == number
+    return answer.done, answer.text
 
 
 async def test_an_ask_is_carried_out_and_answered_within_five_seconds(
@@ -58,7 +58,7 @@ async def test_an_ask_is_carried_out_and_answered_within_five_seconds(
     await agent.running("ada")
     peer = Peer(agent.node.sessions["ada"].socket.path)  # type: ignore[union-attr]
     agent.peers.append(peer)
-    await peer.connect(Role.OBSERVER, Feature.CONTROLS)
+    await peer.connect(Role.NOTEBOOK)
     recorded: list[Action] = []
     token = await cluster.service_account("hub", HUB_RULES)
     async with cluster.api_client(token) as client:

@@ -13,7 +13,7 @@ from gpushare_spawner.agent.gpus import arbitration
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
 from gpushare_spawner.agent.kubernetes.observing import node, pods
 from gpushare_spawner.model.controls import Controls, Keep, Message
-from gpushare_spawner.model.frames import Feature, Kind, Role, TextTopic
+from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.kubernetes.annotations import controls_patch, messages_patch, notice_patch
 from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, OBSERVER
 from gpushare_spawner.model.layers import LayerName
@@ -22,6 +22,7 @@ from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.mig.test_instance_watch import LARGE, PARENT, SMALL
 from tests.agent.peers import FIRST, SECOND, Peer
+from tests.present import present
 
 from .observing_agent import ObservingAgent, observing_agent
 from .standin.client import path
@@ -197,28 +198,28 @@ async def test_the_agent_is_restarted_and_knows_the_last_use(agent: ObservingAge
 
 async def test_a_notice_reaches_the_server_and_stays_until_the_service_withdraws_it(agent: ObservingAgent) -> None:
     await agent.server("ada")
-    observer = await agent.program("ada", Role.OBSERVER)
+    observer = await agent.program("ada", Role.NOTEBOOK)
     notice = Notice(tier=Tier.STOPPED, at=2_000_000_000.0, reason="It is idle.")
     await agent.annotate("ada", notice_patch(notice))
-    told = await observer.until(Kind.ANNOUNCE)
-    assert told.fields[:2] == (Tier.STOPPED.depth, 2_000_000_000 * 10**9)
+    told = present((await observer.changed()).notice)
+    assert (told.tier, told.at) == (Tier.STOPPED, 2_000_000_000.0)
     program = await agent.program("ada")
     program.send(Kind.BUSY, 0, gpu=FIRST.uuid)
     # the service reads both, and decides
     await published(agent, "ada", lambda one: one.gpu_busy and one.notice == notice)
     await observer.quiet()
     await agent.annotate("ada", notice_patch(None))
-    assert (await observer.until(Kind.ANNOUNCE)).fields[0] == Tier.ACTIVE.depth
+    assert (await observer.changed()).notice is None
 
 
 async def test_keep_and_message_of_the_service_reach_the_server(agent: ObservingAgent) -> None:
     await agent.server("ada")
-    observer = await agent.program("ada", Role.OBSERVER, Feature.OBSERVE | Feature.CONTROLS)
+    observer = await agent.program("ada", Role.NOTEBOOK)
     keep = Keep(until=2_000_000_000.0, since=1_900_000_000.0, by="ada")
     await agent.annotate("ada", controls_patch(Controls(keep=keep, keeps=(keep.since,))))
-    assert (await observer.until(Kind.CONTROLS)).fields[0] == 2_000_000_000_000
+    assert present((await observer.changed()).controls).keep_until == 2_000_000_000.0
     await agent.annotate("ada", messages_patch([Message(text="Please save.", by="root", at=1_900_000_000.0)]))
-    assert (await observer.until(Kind.TEXT)).fields[0] == TextTopic.MESSAGE
+    assert [said.text for said in present((await observer.changed()).controls).messages] == ["Please save."]
 
 
 async def test_a_session_ends_when_the_kubelet_gives_its_devices_to_another_pod(agent: ObservingAgent) -> None:

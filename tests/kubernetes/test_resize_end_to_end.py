@@ -17,7 +17,7 @@ from kubernetes_asyncio.client import CoreV1Api
 from gpushare_spawner.agent.memory import host_memory
 from gpushare_spawner.agent.memory.host_memory import HostMemorySettings
 from gpushare_spawner.agent.node import NodeSettings
-from gpushare_spawner.model.frames import LACKS_REQUESTS, Kind, Role
+from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.kubernetes import annotations as annotations_names
 from gpushare_spawner.model.kubernetes.annotations import PodSession, tier_patch
 from gpushare_spawner.model.kubernetes.container_requests import REQUESTS
@@ -67,7 +67,7 @@ class TwoCores:
         socket = self.agent.node.sessions["ann"].socket
         assert socket is not None
         server = Peer(socket.path)
-        await server.connect(Role.OBSERVER)
+        await server.connect(Role.NOTEBOOK)
         self.agent.peers.append(server)
         return cuda, server
 
@@ -97,8 +97,7 @@ class TwoCores:
     async def told_that_it_lacks(self, server: Peer, lacks: bool) -> None:
         """The notebook server learns of requests that are not granted, or no longer does."""
         await self.agent.until(lambda: self.agent.node.sessions["ann"].lacks_requests is lacks)
-        server.send(Kind.QUERY)
-        assert bool((await server.until(Kind.STATUS)).flags & LACKS_REQUESTS) is lacks
+        assert (await server.status()).lacks_requests is lacks
 
     def uses(self, uid: str) -> None:
         """What the kernel says of the pod: next to nothing."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gpushare_spawner.model.control import REQUEST, Answer, OpenRequest, TierRequest
-from gpushare_spawner.model.frames import FIELDS, FRAME_BYTES, Frame, FrameError, Kind, gpu_bytes, gpu_name
+from gpushare_spawner.model.frames import FIELDS, FRAME_BYTES, Frame, FrameError, Kind, gpu_bytes
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import Tier, session_id, split_session_id
 from tests.present import present
@@ -181,9 +181,9 @@ def test_a_spoilt_frame_says_what_is_wrong(spoil: Callable[[bytes], bytes], says
         Frame.unpack(spoil(Frame(Kind.QUERY).pack()))
 
 
-def test_gpu_uuids_as_text_and_as_bytes() -> None:
-    name = f"GPU-{uuid.uuid4()}"
-    assert gpu_name(gpu_bytes(name)) == name
+def test_the_uuid_of_a_gpu_or_mig_instance_is_16_bytes() -> None:
+    number = uuid.uuid4()
+    assert gpu_bytes(f"GPU-{number}") == gpu_bytes(f"MIG-{number}") == number.bytes
     with pytest.raises(ValueError, match="UUID of a GPU"):
         gpu_bytes("MIG-1")
 

@@ -10,19 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushare_spawner.model.frames import (
-    FRAME_BYTES,
-    AskKind,
-    Feature,
-    Frame,
-    Kind,
-    LeaseState,
-    SessionMemoryTopic,
-    TextTopic,
-    gpu_bytes,
-    text_parts,
+from gpushare_spawner.model.frames import FRAME_BYTES, AskKind, Frame, Kind
+from gpushare_spawner.model.share import IdleCause, Tier
+from gpushare_spawner.model.share_status import (
+    AdminMessage,
+    AgentRecord,
+    ControlsStatus,
+    DeliveredStatus,
+    GpuStatus,
+    LimitHit,
+    PendingAction,
+    ServiceAnswer,
+    ShareStatus,
 )
-from gpushare_spawner.model.share import MemoryLimit, Tier
 
 GPU = "GPU-12345678-1234-1234-1234-123456789abc"
 OTHER_GPU = "GPU-12345678-1234-1234-1234-123456789abd"
@@ -41,13 +41,14 @@ class Script:
     memory: int = int(3.1 * GIB)
     resident: int = GIB
     limit: int = 16 * GIB
-    lease: LeaseState = LeaseState.NONE
-    quiet: int = 2**64 - 1
+    lease: str = "none"
+    quiet: float | None = None
+    """Seconds since the last GPU work; None: there was none."""
     sessions: int = 2
     with_work: int = 1
     step: tuple[Tier, float, int] | None = None
-    cause: tuple[int, float] | None = None
-    """The code of the notice's cause, and seconds of idleness or age; None: an agent that does not say."""
+    cause: tuple[IdleCause, float] = (IdleCause.IDLE, 0.0)
+    """The notice's cause, and seconds of idleness or age."""
     gpus: list[str] = field(default_factory=lambda: [GPU])
     delivered: tuple[float, float, int, float, float] | None = None
     """Seconds entitled and delivered, number of waits, and two quantiles of them in seconds; None: it does not say."""
@@ -56,7 +57,7 @@ class Script:
     """Allocations that the session's limit refused; the last one was of 2 GiB."""
     use: float | None = None
     """Part of the GPU's time that the session had; None: an agent that does not say."""
-    features: Feature = Feature.DELIVERED | Feature.CONTROLS
+    takes_asks: bool = True
     keep_until: float = 0.0
     """Seconds since the epoch; 0: not kept."""
     exempt_until: float | None = 0.0
@@ -77,46 +78,43 @@ class Script:
     answer: tuple[bool, str] | None = (True, "It was done.")
     """Whether an ask was done, and the sentence; None: the service does not answer."""
 
-    def status(self) -> list[Frame]:
-        """DELIVERED and SESSION_MEMORY where there is something to say, and one STATUS for each GPU."""
-        tier, at, units = self.step or (Tier.ACTIVE, 0.0, 0)
-        values = (
-            self.share, self.tier.depth, self.effective, self.borrowed, self.guaranteed, self.memory, self.resident,
-            self.limit, self.lease, self.quiet, self.sessions | self.with_work << 32, round(at * 1e9),
-        )  # fmt: skip
-        flags = tier.depth | units << 8
-        before = self.controls()
-        if self.delivered is not None:
-            entitled, received, waits, half, most = self.delivered
-            seconds = [round(one * 1e9) for one in (entitled, received, half, most)]
-            before.append(Frame(Kind.DELIVERED, (*seconds[:2], waits, *seconds[2:])))
-        if self.use is not None:
-            before += [Frame(Kind.USE, (0, round(self.use * 1e9), 10**9), gpu=gpu_bytes(uuid)) for uuid in self.gpus]
-        if self.refused:
-            hit = (SessionMemoryTopic.LIMIT_HIT, MemoryLimit.SESSION, 10**9, 2 * GIB, 41, self.refused, self.memory)
-            before.append(Frame(Kind.SESSION_MEMORY, hit))
-        if self.cause is not None and self.step is not None:
-            code, after = self.cause
-            before.append(Frame(Kind.ANNOUNCE, (tier.depth, round(at * 1e9), units, code, round(after * 1e9))))
-        return before + [Frame(Kind.STATUS, values, gpu=gpu_bytes(uuid), flags=flags) for uuid in self.gpus]
+    def status(self) -> ShareStatus:
+        """The status that it answers with."""
+        step = PendingAction(*self.step, *self.cause) if self.step is not None else None
+        hit = LimitHit("session", 1.0, 2 * GIB, self.memory, 41, self.refused) if self.refused else None
+        figures = (self.memory, self.resident, self.limit, self.lease, self.sessions, self.with_work, self.use)
+        return ShareStatus(
+            share_units=self.share,
+            tier=self.tier,
+            effective_units=self.effective,
+            borrowed_units=self.borrowed,
+            guaranteed_units=self.guaranteed,
+            idle_seconds=self.quiet,
+            gpus=tuple(GpuStatus(uuid, *figures) for uuid in self.gpus),
+            notice=step,
+            limit_hit=hit,
+            delivered=DeliveredStatus(*self.delivered) if self.delivered is not None else None,
+            layer=self.layer,
+            layer_gpus=self.layer_gpus if self.layer else 0,
+            layer_trouble=self.layer_trouble,
+            controls=self.controls() if self.takes_asks else None,
+            takes_asks=self.takes_asks,
+        )
 
-    def controls(self) -> list[Frame]:
-        """CONTROLS and the message, from an agent with that feature."""
-        if Feature.CONTROLS not in self.features:
-            return []
-        exempt = 2**64 - 1 if self.exempt_until is None else round(self.exempt_until * 1000)
-        said = [Frame(Kind.CONTROLS, (round(self.keep_until * 1000), exempt, self.largest_share))]
-        if self.layer:
-            said += text_frames(TextTopic.LAYER, self.layer_gpus, self.layer)
-            said += text_frames(TextTopic.LAYER_TROUBLE, 1, self.layer_trouble) if self.layer_trouble else []
-        for text, at in filter(None, (self.drain, self.message)):
-            said += text_frames(TextTopic.MESSAGE, round(at * 1000), text)
-        return said
+    def controls(self) -> ControlsStatus:
+        """The decisions of users and admins."""
+        return ControlsStatus(
+            keep_until=self.keep_until or None,
+            exempt=self.exempt_until != 0.0,
+            exempt_until=self.exempt_until or None,
+            largest_share_units=self.largest_share,
+            messages=tuple(AdminMessage(text, at) for text, at in filter(None, (self.drain, self.message))),
+        )
 
 
-def text_frames(topic: TextTopic, number: int, text: str, done: bool = False) -> list[Frame]:
-    """The TEXT frames of a text."""
-    return [Frame(Kind.TEXT, part.fields()) for part in text_parts(topic, number, text, done)]
+def answer_packet(number: int, text: str, done: bool = False) -> bytes:
+    """The answer to an ask."""
+    return AgentRecord(answer=ServiceAnswer(number, done, text)).packet()
 
 
 class ScriptedAgent:
@@ -162,10 +160,10 @@ class ScriptedAgent:
         self._threads.clear()
         self.connections.clear()
 
-    def send(self, frame: Frame) -> None:
+    def send(self, packet: Frame | AgentRecord) -> None:
         """To everybody who is connected."""
         for connection in self.connections:
-            connection.send(frame.pack())
+            connection.send(packet.pack() if isinstance(packet, Frame) else packet.packet())
 
     def of_kind(self, kind: Kind) -> list[Frame]:
         return [frame for frame in self.heard if frame.kind is kind]
@@ -204,19 +202,16 @@ class ScriptedAgent:
             if self.after_hello is not None:
                 return [self.after_hello]
             tier = (script.tier.depth, script.effective, script.borrowed)
-            fields = (script.share, *tier, 1, len(script.gpus), script.features)
-            devices = [Frame(Kind.DEVICE, (script.limit, script.limit // 4), gpu=gpu_bytes(gpu)) for gpu in script.gpus]
-            return [sent.pack() for sent in (Frame(Kind.WELCOME, fields), *devices)]
+            return [Frame(Kind.WELCOME, (script.share, *tier, 1)).pack()]
         if frame.kind is Kind.QUERY and not self.silent:
-            return [sent.pack() for sent in script.status()]
+            return [AgentRecord(status=script.status()).packet()]
         if frame.kind is Kind.ASK and script.answer is not None:
             number, kind, value = frame.fields[:3]
             self._obey(AskKind(kind), value)
             said = {AskKind.SHARES: script.shares, AskKind.KEEPS: script.keeps}
             done, text = said.get(AskKind(kind), script.answer)
-            # the answers to others' asks come to this observer too
-            others = text_frames(TextTopic.ANSWER, number ^ 1, "For another observer.")
-            return [sent.pack() for sent in others + text_frames(TextTopic.ANSWER, number, text, done)]
+            # the answers to others' asks come to this server too
+            return [answer_packet(number ^ 1, "For another server."), answer_packet(number, text, done)]
         return []
 
     def _obey(self, kind: AskKind, value: int) -> None:

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from gpushare_spawner import __version__
-from gpushare_spawner.model.frames import AskKind, Feature, Kind
-from gpushare_spawner.model.share import Tier
-from gpushare_spawner.model.share_status import ShareStatus
+from gpushare_spawner.model.frames import AskKind, Kind
+from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.notebook.extension import dashboard, notice_asks
 from gpushare_spawner.notebook.session_client import KernelActivity, kernel_activity
 from tests.notebook.jupyter import ROOT, Jupyter, running
@@ -107,18 +106,20 @@ def test_only_the_owner_may_ask_for_something_and_no_foreign_page(server: Jupyte
 @pytest.mark.parametrize(
     ("step", "cause", "offered"),
     [
-        (Tier.DOWNGRADED, (0, 900.0), ["keep", "release"]),
-        (Tier.RELEASED, (0, 900.0), ["keep", "release"]),
-        (Tier.STOPPED, (0, 900.0), ["keep"]),
-        (Tier.STOPPED, (1, 900.0), []),
-        (Tier.RELEASED, (3, 0.0), []),
+        (Tier.DOWNGRADED, (IdleCause.IDLE, 900.0), ["keep", "release"]),
+        (Tier.RELEASED, (IdleCause.IDLE, 900.0), ["keep", "release"]),
+        (Tier.STOPPED, (IdleCause.IDLE, 900.0), ["keep"]),
+        (Tier.STOPPED, (IdleCause.MAX_AGE, 900.0), []),
+        (Tier.RELEASED, (IdleCause.RECLAIM, 0.0), []),
     ],
 )
-def test_a_notice_offers_what_prevents_the_action(step: Tier, cause: tuple[int, float], offered: list[str]) -> None:
+def test_a_notice_offers_what_prevents_the_action(
+    step: Tier, cause: tuple[IdleCause, float], offered: list[str]
+) -> None:
     script = Script(step=(step, 1_700_000_000.0, 0), cause=cause)
-    assert notice_asks(ShareStatus.of(script.status())) == offered
-    script.features = Feature(0)
-    assert notice_asks(ShareStatus.of(script.status())) == [], "this agent takes no ask"
+    assert notice_asks(script.status()) == offered
+    script.takes_asks = False
+    assert notice_asks(script.status()) == [], "this agent takes no ask"
 
 
 def test_asking_is_no_activity_of_the_user(server: Jupyter) -> None:

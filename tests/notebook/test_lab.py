@@ -133,7 +133,7 @@ def page(lab: Jupyter, browser: Chrome, agent: ScriptedAgent, tmp_path: Path) ->
 def test_the_share_stands_in_the_status_bar_and_changes_are_told(page: Page, agent: ScriptedAgent) -> None:
     script = agent.script
     assert page.texts(f"#jp-bottom-panel {ITEM}")
-    script.quiet = 10**9
+    script.quiet = 1.0
     due = time.time() + 300
     script.step = (Tier.DOWNGRADED, due, 10)
     # by the minute, on 24 hours, as everywhere
@@ -188,7 +188,7 @@ def test_reclaimed_units_and_refused_allocations_are_told(page: Page, agent: Scr
 
 def test_a_notice_offers_to_keep_the_share(page: Page, agent: ScriptedAgent) -> None:
     script = agent.script
-    script.quiet, script.step = 10**9, (Tier.RELEASED, time.time() + 300, 0)
+    script.quiet, script.step = 1.0, (Tier.RELEASED, time.time() + 300, 0)
     script.answer = (True, "Your GPU share is kept for 4 h.")
     page.wait_for(TOAST, "Your GPU share will be released")
     page.click(TOAST, "Keep 4 h")

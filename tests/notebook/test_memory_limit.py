@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.frames import Feature, Frame, Kind, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.share import MemoryLimit
-from gpushare_spawner.model.share_status import LimitHit, ProcessMemory, ShareStatus
-from gpushare_spawner.notebook import status
+from gpushare_spawner.model.share_status import AgentRecord, LimitHit, ProcessMemory, ShareStatus
 from gpushare_spawner.notebook.client import named, process_name
 from gpushare_spawner.notebook.extension import answer
 from gpushare_spawner.wording import notices, share_status
 from gpushare_spawner.wording.amounts import unbroken
-from tests.notebook.scripted_agent import GIB, GPU, Script, ScriptedAgent
+from tests.notebook.scripted_agent import GIB, GPU, Script
 
 MIB = 2**20
 
 
-def with_memory(limit: int = MemoryLimit.SESSION, ago: float = 240.0) -> list[Frame]:
-    """Two processes, and an allocation of 2 GiB that was refused."""
-    topic, raw = SessionMemoryTopic, gpu_bytes(GPU)
-    return [
-        Frame(Kind.SESSION_MEMORY, (topic.PROCESS, 41, 5 * GIB), gpu=raw),
-        Frame(Kind.SESSION_MEMORY, (topic.PROCESS, 42, 10 * GIB), gpu=raw),
-        Frame(Kind.SESSION_MEMORY, (topic.LIMIT_HIT, limit, int(ago * 1e9), 2 * GIB, 41, 7, 15 * GIB)),
-        *Script().status(),
-    ]
+def with_memory(limit: MemoryLimit = MemoryLimit.SESSION, ago: float = 240.0) -> ShareStatus:
+    """A status with two processes and a refused allocation."""
+    processes = (ProcessMemory(41, GPU, 5 * GIB), ProcessMemory(42, GPU, 10 * GIB))
+    hit = LimitHit(limit.label, ago, 2 * GIB, 15 * GIB, 41, 7)
+    return replace(Script().status(), processes=processes, limit_hit=hit)
 
 
 def test_the_answer_names_processes_with_memory_and_the_refused_allocation() -> None:
-    now = ShareStatus.of(with_memory())
+    now = with_memory()
     assert now.processes == (ProcessMemory(41, GPU, 5 * GIB), ProcessMemory(42, GPU, 10 * GIB))
     assert now.limit_hit == LimitHit("session", 240.0, 2 * GIB, 15 * GIB, 41, 7)
     assert now.as_json()["limit_hit"]["limit"] == "session"
 
 
 def test_an_older_agent_says_neither() -> None:
-    now = ShareStatus.of(Script().status())
+    now = Script().status()
     assert (now.processes, now.limit_hit) == ((), None)
     assert "allocated by" not in str(now)
 
 
-def test_a_limit_of_a_newer_agent_is_passed_over() -> None:
-    assert ShareStatus.of(with_memory(limit=9)).limit_hit is None
+def test_a_limit_and_fields_of_a_newer_agent_are_passed_over() -> None:
+    sent = json.loads(AgentRecord(status=with_memory()).packet())
+    sent["status"]["limit_hit"]["limit"] = sent["status"]["moon"] = "full"
+    assert AgentRecord.parse(json.dumps(sent).encode()).status == replace(with_memory(), limit_hit=None)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +70,7 @@ def test_a_limit_of_a_newer_agent_is_passed_over() -> None:
     ],
 )
 def test_the_sentence_names_the_limit_and_what_helps(limit: MemoryLimit, said: str) -> None:
-    now = ShareStatus.of(with_memory(limit))
+    now = with_memory(limit)
     assert said in share_status.page(now, 0)
     assert said in share_status.explanation(now).splitlines()
     assert "allocated by    process 42 10 GiB, process 41 5 GiB" in share_status.page(now, 0)
@@ -80,13 +78,9 @@ def test_the_sentence_names_the_limit_and_what_helps(limit: MemoryLimit, said: s
 
 def test_no_process_is_restarted_to_free_nothing() -> None:
     """Where the neighbours have used up the host memory, the session may have allocated nothing."""
-    topic, raw = SessionMemoryTopic, gpu_bytes(GPU)
-    empty = [
-        Frame(Kind.SESSION_MEMORY, (topic.PROCESS, 41, 0), gpu=raw),
-        Frame(Kind.SESSION_MEMORY, (topic.LIMIT_HIT, MemoryLimit.NODE_HOST_MEMORY, 0, 2 * GIB, 41, 1, 0)),
-        *Script(memory=0, resident=0).status(),
-    ]
-    said = share_status.page(ShareStatus.of(empty), 0)
+    hit = LimitHit("node_host_memory", 0.0, 2 * GIB, 0, 41, 1)
+    empty = replace(Script(memory=0, resident=0).status(), processes=(ProcessMemory(41, GPU, 0),), limit_hit=hit)
+    said = share_status.page(empty, 0)
     assert "Restart" not in said
     assert said.endswith("kept for other sessions. Try again when other sessions use less.")
 
@@ -106,14 +100,14 @@ def test_no_process_is_restarted_to_free_nothing() -> None:
     ],
 )
 def test_the_notification_names_the_limit(limit: MemoryLimit, said: str) -> None:
-    text = answer(ShareStatus.of(with_memory(limit)))["limit_text"]
+    text = answer(with_memory(limit))["limit_text"]
     assert text == unbroken(said)
     assert len(text) <= notices.TOAST_LETTERS
-    assert answer(ShareStatus.of(Script().status()))["limit_text"] == ""
+    assert answer(Script().status())["limit_text"] == ""
 
 
 def test_a_single_process_is_not_listed() -> None:
-    now = ShareStatus(gpus=ShareStatus.of(Script().status()).gpus, processes=(ProcessMemory(41, GPU, GIB),))
+    now = ShareStatus(gpus=Script().status().gpus, processes=(ProcessMemory(41, GPU, GIB),))
     assert share_status.holders(now) == ""
 
 
@@ -151,21 +145,15 @@ def test_a_process_is_called_what_its_user_calls_it(
 
 
 def test_a_process_that_is_gone_has_its_number(tmp_path: Path) -> None:
-    now = named(ShareStatus.of(with_memory()), tmp_path)
+    now = named(with_memory(), tmp_path)
     assert [process.name for process in now.processes] == ["process 41", "process 42"]
 
 
-def test_observers_ask_for_it(agent: ScriptedAgent) -> None:
-    status()
-    assert Feature(agent.heard[0].fields[3]) & Feature.RESERVE
-
-
-def refused_of(requested: int, held: list[int], limit: int = MemoryLimit.SESSION) -> ShareStatus:
+def refused_of(requested: int, held: list[int], limit: MemoryLimit = MemoryLimit.SESSION) -> ShareStatus:
     """A session of 16 GiB whose processes hold so much, and an allocation that was refused."""
-    topic, raw = SessionMemoryTopic, gpu_bytes(GPU)
-    frames = [Frame(Kind.SESSION_MEMORY, (topic.PROCESS, 41 + place, size), gpu=raw) for place, size in enumerate(held)]
-    hit = Frame(Kind.SESSION_MEMORY, (topic.LIMIT_HIT, limit, 0, requested, 41, 1, sum(held)))
-    return ShareStatus.of([*frames, hit, *Script().status()])
+    processes = tuple(ProcessMemory(41 + place, GPU, size) for place, size in enumerate(held))
+    hit = LimitHit(limit.label, 0.0, requested, sum(held), 41, 1)
+    return replace(Script().status(), processes=processes, limit_hit=hit)
 
 
 @pytest.mark.parametrize("limit", [MemoryLimit.SESSION, MemoryLimit.SESSION_HOST_MEMORY, MemoryLimit.NODE_HOST_MEMORY])

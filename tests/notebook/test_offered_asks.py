@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.model.frames import Feature
 from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.notebook.extension import missing_asks, offered_asks
 from gpushare_spawner.wording.layers import NO_AGENT
@@ -16,7 +15,7 @@ from tests.notebook.scripted_agent import Script
     [
         (Script(), ["keep", "end-keep", "release", "stop"], ""),
         (Script(largest_share=50), ["keep", "end-keep", "release", "share", "stop"], ""),
-        (Script(features=Feature(0)), [], ""),
+        (Script(takes_asks=False), [], ""),
         (
             Script(layer="mps", largest_share=50),
             ["keep", "end-keep", "stop"],
@@ -28,7 +27,7 @@ from tests.notebook.scripted_agent import Script
     ids=["ours", "ours, with room", "older agent", "mps", "unknown layer"],
 )
 def test_the_asks_are_those_that_can_be_carried_out(script: Script, offered: list[str], missing: str) -> None:
-    status = ShareStatus.of(script.status())
+    status = script.status()
     assert (offered_asks(status), missing_asks(status)) == (offered, missing)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.cli import main
-from gpushare_spawner.model.frames import AskKind, Feature, Frame, Kind, TextPart, TextTopic
+from gpushare_spawner.model.frames import AskKind, Frame, Kind
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.notebook.client import AgentUnavailable
 from gpushare_spawner.notebook.session_client import NoAnswer, ServiceAsk, WrongAsk, ask_service
@@ -87,13 +87,6 @@ def test_an_agent_that_does_not_welcome_is_not_the_service(agent: ScriptedAgent,
     assert not isinstance(error.value, NoAnswer)
 
 
-def test_an_older_agent_is_not_asked(agent: ScriptedAgent, capsys: pytest.CaptureFixture[str]) -> None:
-    agent.script.features = Feature.DELIVERED
-    assert main(["release"]) == 1
-    assert "is older than your notebook server" in capsys.readouterr().err
-    assert asked(agent) == []
-
-
 def test_without_a_share_or_an_agent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,23 +99,10 @@ def test_without_a_share_or_an_agent(
 
 def test_a_broken_text_is_said_to_be_unreadable(agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = agent._answers
-    broken = Frame(Kind.TEXT, (TextTopic.ANSWER, 1, 99 << 16, 1)).pack()
+    broken = b'{"answer": {"number": 1}}'
     monkeypatch.setattr(agent, "_answers", lambda frame: [broken] if frame.kind is Kind.ASK else answers(frame))
-    with pytest.raises(AgentUnavailable, match="a TEXT frame with part 0 of 99"):
+    with pytest.raises(AgentUnavailable, match="a ServiceAnswer lacks fields"):
         ask_service(ServiceAsk.of(AskKind.RELEASE))
-
-
-def test_a_text_without_its_end_is_no_answer(agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = agent._answers
-
-    def half(frame: Frame) -> list[bytes]:
-        if frame.kind is not Kind.ASK:
-            return answers(frame)
-        return [Frame(Kind.TEXT, TextPart(TextTopic.ANSWER, frame.fields[0], 0, 2, True, b"half").fields()).pack()]
-
-    monkeypatch.setattr(agent, "_answers", half)
-    with pytest.raises(NoAnswer):
-        ask_service(ServiceAsk.of(AskKind.RELEASE), timeout=0.3)
 
 
 @pytest.mark.parametrize(

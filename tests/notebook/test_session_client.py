@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gpushare_spawner.model.frames import AskKind, Frame, Kind, TextTopic
+from gpushare_spawner.model.frames import AskKind, Frame, Kind
 from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share_status import AgentRecord
 from gpushare_spawner.notebook import session_client
 from gpushare_spawner.notebook.client import AgentUnavailable
 from gpushare_spawner.notebook.session_client import KernelActivity, NoAnswer, ServiceAsk, SessionClient
-from tests.notebook.scripted_agent import ScriptedAgent, text_frames
+from tests.notebook.scripted_agent import ScriptedAgent
 
 
 @asynccontextmanager
@@ -107,7 +108,7 @@ async def test_many_tabs_that_ask_at_once_get_one_answer(agent: ScriptedAgent, m
         assert len(agent.of_kind(Kind.QUERY)) == 1
         # news makes the answer old
         agent.script.tier = Tier.DOWNGRADED
-        agent.send(Frame(Kind.TIER, (1, 10, 0, 10)))
+        agent.send(AgentRecord())
         await until(lambda: client._last is None)
         assert (await client.query()).tier is Tier.DOWNGRADED
 
@@ -117,6 +118,9 @@ async def test_many_tabs_that_ask_at_once_get_one_answer(agent: ScriptedAgent, m
     [
         (b"short", "128 bytes"),
         (bytes(128), "wrong magic"),
+        (b"{", "Expecting property name"),
+        (b'{"status": 5}', "a ShareStatus is an object"),
+        (b'{"answer": {"number": 1}}', "a ServiceAnswer lacks fields"),
         (Frame(Kind.ERROR, (4,)).pack(), "This session has ended"),
         (Frame(Kind.ERROR, (99,)).pack(), "code 99"),
     ],
@@ -180,42 +184,12 @@ async def test_an_agent_that_dies_before_the_answer(agent: ScriptedAgent) -> Non
             await client.ask(ServiceAsk.of(AskKind.RELEASE))
 
 
-async def test_news_of_a_keep_and_of_a_message_make_the_answer_old(
-    agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session_client, "FRESH_SECONDS", 60.0)
-    async with running() as client:
-        await until(lambda: client.connected)
-        for news in (Frame(Kind.CONTROLS, (1,)), *text_frames(TextTopic.MESSAGE, 5000, "Hello")):
-            await client.query()
-            assert client._last is not None
-            agent.send(news)
-            await until(lambda: client._last is None)
-
-
-async def test_many_frames_between_two_questions_are_not_kept(agent: ScriptedAgent) -> None:
-    async with running() as client:
-        await until(lambda: client.connected)
-        await client.query()
-        kept = len(client._answer)
-        for _ in range(100):
-            agent.send(Frame(Kind.CONTROLS))
-        agent.send(Frame(Kind.TIER, (0, 25, 0, 25)))
-        await client.query()
-        assert len(client._answer) <= kept + 100
-        await asyncio.sleep(0.05)
-        before = len(client._answer)
-        agent.send(Frame(Kind.CONTROLS))
-        await asyncio.sleep(0.05)
-        assert len(client._answer) == before
-
-
 async def test_late_answers_are_not_taken_for_new_ones(agent: ScriptedAgent) -> None:
     async with running() as client:
         await until(lambda: client.connected)
         agent.silent = True
         await client.query(timeout=0.1)
-        agent.send(agent.script.status()[0])  # late
+        agent.send(AgentRecord(status=agent.script.status()))  # late
         await asyncio.sleep(0.1)
         agent.silent = False
         agent.script.share = 50

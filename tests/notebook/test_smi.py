@@ -20,9 +20,8 @@ import pytest
 from rich.console import Console
 
 from gpushare_spawner.cli import main
-from gpushare_spawner.model.frames import Frame, Kind, LeaseState, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.model.share_status import ShareStatus
+from gpushare_spawner.model.share_status import ProcessMemory, ShareStatus
 from gpushare_spawner.notebook.smi import DriverFigures, GpuFigures, draw, driver_figures, shown_share
 from gpushare_spawner.sharing.native import merged
 from tests.agent.agent_process import AgentProcess
@@ -34,9 +33,8 @@ DRIVER = DriverFigures("575.51", "12.9", {GPU: GpuFigures("NVIDIA A100", 0.97, 6
 
 def of(**changes: Any) -> ShareStatus:
     """A status with two processes of the session."""
-    topic, raw = SessionMemoryTopic.PROCESS, gpu_bytes(GPU)
-    processes = [Frame(Kind.SESSION_MEMORY, (topic, pid, size), gpu=raw) for pid, size in ((41, GIB), (42, 2 * GIB))]
-    return ShareStatus.of([*processes, *Script(**changes).status()])
+    processes = tuple(ProcessMemory(pid, GPU, size) for pid, size in ((41, GIB), (42, 2 * GIB)))
+    return replace(Script(**changes).status(), processes=processes)
 
 
 @pytest.fixture
@@ -60,14 +58,14 @@ def test_the_share_is_shown_as_a_gpu_with_its_limit_as_total_and_its_own_process
 def test_neighbours_are_totals_without_this_session() -> None:
     resting = shown_share(replace(of(), gpus=(replace(of().gpus[0], sessions=4, sessions_with_work=2),)), DRIVER)
     assert (resting.gpus[0].other_sessions, resting.gpus[0].other_sessions_with_work) == (3, 2)
-    holding = of(lease=LeaseState.HELD)
+    holding = of(lease="held")
     working = shown_share(replace(holding, gpus=(replace(holding.gpus[0], sessions=4, sessions_with_work=2),)), DRIVER)
     assert working.gpus[0].other_sessions_with_work == 1
 
 
 def test_beside_another_layer_no_lease_is_shown_and_the_layer_stands_for_the_tier() -> None:
     text = io.StringIO()
-    draw(shown_share(of(layer="mps", quiet=0, sessions=3, with_work=2), DRIVER), Console(file=text, width=100))
+    draw(shown_share(of(layer="mps", quiet=0.0, sessions=3, with_work=2), DRIVER), Console(file=text, width=100))
     said = text.getvalue()
     assert said.startswith("0.25 GPU (NVIDIA MPS), driver")
     assert "On GPU 0: 2 other sessions, 1 with work now." in said
@@ -79,12 +77,7 @@ def test_more_memory_than_the_limit_leaves_nothing_free() -> None:
 
 
 def test_each_gpu_of_a_share_has_its_own_processes() -> None:
-    both = ShareStatus.of(
-        [
-            Frame(Kind.SESSION_MEMORY, (SessionMemoryTopic.PROCESS, 41, GIB), gpu=gpu_bytes(OTHER_GPU)),
-            *Script(gpus=[GPU, OTHER_GPU]).status(),
-        ]
-    )
+    both = replace(Script(gpus=[GPU, OTHER_GPU]).status(), processes=(ProcessMemory(41, OTHER_GPU, GIB),))
     assert [len(gpu.processes) for gpu in shown_share(both, DRIVER).gpus] == [0, 1]
 
 
@@ -103,7 +96,7 @@ def test_the_table_shows_a_question_mark_for_what_the_driver_does_not_say(
 
 def test_the_table_fits_a_terminal_of_80_columns_with_each_figure_on_one_line() -> None:
     out = Console(file=io.StringIO(), width=80, highlight=False)
-    draw(shown_share(of(memory=3 * GIB, lease=LeaseState.WAITING), DRIVER), out)
+    draw(shown_share(of(memory=3 * GIB, lease="waiting"), DRIVER), out)
     assert isinstance(out.file, io.StringIO)
     said = out.file.getvalue()
     for figure in ("NVIDIA A100", "3 GiB", "16 GiB", "97 %", "61 °C", "287 W", "process of this session", "2 GiB"):
@@ -119,7 +112,7 @@ def test_json_has_the_same_for_programs(
     shown = json.loads(capsys.readouterr().out)
     assert (shown["shared"], shown["problem"], shown["tier"]) == (True, "", "active")
     assert shown["gpus"][0]["driver"] == {
-        "name": "", "utilisation": None, "temperature_celsius": None, "power_watts": None, "uuid": "",
+        "name": "", "utilisation": None, "temperature_celsius": None, "power_watts": None,
     }  # fmt: skip
 
 
@@ -152,29 +145,8 @@ def test_a_driver_that_refuses_single_figures_leaves_only_these_out(monkeypatch:
     }
     for name, function in functions.items():
         monkeypatch.setattr(pynvml, name, function)
-    figures = GpuFigures("NVIDIA A100", 0.97, uuid=GPU)
+    figures = GpuFigures("NVIDIA A100", 0.97)
     assert driver_figures([GPU]) == DriverFigures("575.51", "12.9", {GPU: figures})
-
-
-def test_a_mig_instance_has_its_own_name_and_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    instance = f"MIG-{GPU.removeprefix('GPU-')}"
-
-    def found(uuid: str) -> str:
-        if uuid != instance:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return uuid
-
-    def refuses(*_: Any) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    for name in ("nvmlInit", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2"):
-        monkeypatch.setattr(pynvml, name, lambda: None)
-    for name in ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage"):
-        monkeypatch.setattr(pynvml, name, refuses)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", found)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: "NVIDIA A100 MIG 1g.10gb")
-    (gpu,) = shown_share(of(layer="mig"), driver_figures([GPU])).gpus
-    assert (gpu.uuid, gpu.driver.name) == (instance, "NVIDIA A100 MIG 1g.10gb")
 
 
 # -- with the library, CUDA and NVML ----------------------------------------------------------------------------------

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.cli import main
-from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.frames import Frame, Kind, Role
+from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.share_status import (
     AdminMessage,
+    AgentRecord,
     ControlsStatus,
     DeliveredStatus,
     PendingAction,
@@ -33,7 +34,7 @@ from tests.present import present
 
 def of(**changes: Any) -> ShareStatus:
     """The status that an agent with this script would give."""
-    return ShareStatus.of(Script(**changes).status())
+    return Script(**changes).status()
 
 
 def test_the_status_of_an_active_share(agent: ScriptedAgent) -> None:
@@ -45,7 +46,7 @@ def test_the_status_of_an_active_share(agent: ScriptedAgent) -> None:
     assert now.idle_seconds is None
     assert now.notice is None
     hello = agent.heard[0]
-    assert (hello.kind, hello.fields[0]) == (Kind.HELLO, 2)
+    assert (hello.kind, hello.fields[0]) == (Kind.HELLO, Role.NOTEBOOK)
 
 
 def test_an_announced_step_a_burst_and_two_gpus(agent: ScriptedAgent) -> None:
@@ -53,7 +54,7 @@ def test_an_announced_step_a_burst_and_two_gpus(agent: ScriptedAgent) -> None:
     script.share = script.effective = script.guaranteed = 100
     script.gpus = [GPU, OTHER_GPU]
     script.step = (Tier.DOWNGRADED, 1_700_000_000.5, 10)
-    script.quiet, script.lease = 90 * 10**9, LeaseState.HELD
+    script.quiet, script.lease = 90.0, "held"
     now = status()
     assert now.notice == PendingAction(Tier.DOWNGRADED, 1_700_000_000.5, 10)
     assert [gpu.uuid for gpu in now.gpus] == [GPU, OTHER_GPU]
@@ -67,11 +68,11 @@ def test_an_announced_step_a_burst_and_two_gpus(agent: ScriptedAgent) -> None:
     ("changes", "line"),
     [
         ({}, "0.25 GPU · active · 3.1 of 16 GiB"),
-        ({"lease": LeaseState.WAITING}, "0.25 GPU · active · waiting for the GPU · 3.1 of 16 GiB"),
+        ({"lease": "waiting"}, "0.25 GPU · active · waiting for the GPU · 3.1 of 16 GiB"),
         ({"tier": Tier.DOWNGRADED, "effective": 10}, "0.25 GPU · downgraded to 0.10 GPU · 3.1 of 16 GiB"),
         ({"tier": Tier.RELEASED, "effective": 0}, "0.25 GPU · released · 3.1 of 16 GiB"),
         (
-            {"tier": Tier.RELEASED, "effective": 0, "lease": LeaseState.WAITING},
+            {"tier": Tier.RELEASED, "effective": 0, "lease": "waiting"},
             "0.25 GPU · released · waiting for the GPU · 3.1 of 16 GiB",
         ),
         ({"borrowed": 15}, "0.25 GPU · active · 0.15 GPU borrowed · 3.1 of 16 GiB"),
@@ -86,19 +87,19 @@ def test_the_line_in_the_status_bar(changes: dict[str, Any], line: str) -> None:
 @pytest.mark.parametrize(
     ("cause", "said"),
     [
-        (None, "will stop at {time}: idle. Save your work, or run a cell to keep it running."),
-        ((0, 8 * 3600), "idle for 8 h. Save your work, or run a cell to keep it running."),
-        ((1, 86400), "it has run for 24 h, the limit here. Save your work"),
-        ((9, 0), "Your server will stop at {time}. Save your work."),
+        ((IdleCause.IDLE, 0), "will stop at {time}: idle. Save your work, or run a cell to keep it running."),
+        ((IdleCause.IDLE, 8 * 3600), "idle for 8 h. Save your work, or run a cell to keep it running."),
+        ((IdleCause.MAX_AGE, 86400), "it has run for 24 h, the limit here. Save your work"),
+        ((IdleCause.OTHER, 0), "Your server will stop at {time}. Save your work."),
     ],
 )
-def test_the_notice_of_a_stop_says_its_cause(agent: ScriptedAgent, cause: tuple[int, int] | None, said: str) -> None:
+def test_the_notice_of_a_stop_says_its_cause(agent: ScriptedAgent, cause: tuple[IdleCause, float], said: str) -> None:
     agent.script.step, agent.script.cause = (Tier.STOPPED, 1_700_000_000.5, 0), cause
     now = status()
     text = notices.notice(now, present(now.notice))
     assert said in text
     assert len(text.replace("{time}", "12:34 on 24 Nov")) <= notices.TOAST_LETTERS
-    assert ("keep it" in text) is (cause is None or cause[0] == 0)
+    assert ("keep it" in text) is (cause[0] is IdleCause.IDLE)
 
 
 def test_status_shows_what_the_share_delivered_beside_what_it_promised(agent: ScriptedAgent) -> None:
@@ -121,9 +122,7 @@ def test_without_competition_or_with_an_older_agent_status_says_nothing_of_gpu_t
 
 
 def test_the_explanation_tells_what_happens_to_the_work() -> None:
-    lent = share_status.explanation(
-        of(borrowed=15, guaranteed=25, lease=LeaseState.WAITING, step=(Tier.RELEASED, 5.0, 0))
-    )
+    lent = share_status.explanation(of(borrowed=15, guaranteed=25, lease="waiting", step=(Tier.RELEASED, 5.0, 0)))
     assert "0.15 GPU of 0.25 GPU is borrowed from idle sessions" in lent
     terms = "0.10 GPU while the rest is borrowed from idle sessions; 0.25 GPU after these have stopped"
     assert f"reclaimed when they work again.\nGuaranteed: {terms}." in lent
@@ -148,7 +147,7 @@ def test_the_explanation_tells_what_happens_to_the_work() -> None:
     ],
 )
 def test_notices(step: PendingAction, said: str) -> None:
-    text = notices.notice(of(quiet=10**9), step)
+    text = notices.notice(of(quiet=1.0), step)
     assert text.startswith(said)
     assert text.count("{time}") == 1
     assert "to keep it" in text
@@ -205,7 +204,7 @@ def test_units_that_a_tier_or_their_owner_has_taken_are_not_borrowed() -> None:
     ],
 )
 def test_what_is_said_after_a_change(changes: dict[str, Tier | int], said: str) -> None:
-    text = notices.changed(of(quiet=10**9, **changes))
+    text = notices.changed(of(quiet=1.0, **changes))
     assert text.startswith(said)
     assert len(text) <= notices.TOAST_LETTERS
 
@@ -254,9 +253,10 @@ def test_an_agent_that_answers_otherwise(agent: ScriptedAgent, sent: bytes, said
 
 
 def test_numbers_that_stand_for_nothing(agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = Frame(Kind.STATUS, (25, 77), gpu=agent.script.status()[0].gpu)
-    monkeypatch.setattr(agent.script, "status", lambda: [frame])
-    assert "77 stands for no tier" in status().problem
+    welcome = agent._answers
+    packet = AgentRecord(status=replace(agent.script.status(), tier=77)).packet()  # type: ignore[arg-type]
+    monkeypatch.setattr(agent, "_answers", lambda frame: [packet] if frame.kind is Kind.QUERY else welcome(frame))
+    assert "77 is not a valid Tier" in status().problem
 
 
 def test_a_path_that_is_too_long_for_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ async def test_status_works_beside_a_running_event_loop(agent: ScriptedAgent) ->
 
 def test_the_command_in_words(agent: ScriptedAgent, capsys: pytest.CaptureFixture[str]) -> None:
     agent.script.step = (Tier.DOWNGRADED, 0.001, 10)
-    agent.script.quiet = 600 * 10**9
+    agent.script.quiet = 600.0
     assert main(["status"]) == 0
     said = capsys.readouterr().out
     for row in (
@@ -300,7 +300,7 @@ def test_other_sessions_and_how_many_sessions_have_work(sessions: int, with_work
 
 def test_a_notice_that_comes_soon_has_seconds() -> None:
     at = 1_700_000_030.0
-    soon = of(step=(Tier.RELEASED, at, 0), quiet=10**9)
+    soon = of(step=(Tier.RELEASED, at, 0), quiet=1.0)
     assert f"will be released at {near_clock(at, at - 20)}: it is idle" in share_status.page(soon, at - 20)
     assert f"will be released at {clock(at, at - 300)}: it is idle" in share_status.page(soon, at - 300)
     assert near_clock(at, at - 20).count(":") == 2
@@ -360,7 +360,7 @@ def test_all_messages_are_shown_with_their_instants_in_local_time(agent: Scripte
 
 
 def test_an_older_agent_says_nothing_of_decisions() -> None:
-    assert of(features=Feature(0)).controls is None
+    assert of(takes_asks=False).controls is None
 
 
 def test_watch_shows_it_again_until_ctrl_c(agent: ScriptedAgent) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.frames import AskKind, Feature, Kind, Role, TextPart, TextTopic
+from gpushare_spawner.model.frames import AskKind, Kind, Role
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.wording import actions as words
 from tests.agent.peers import Peer
@@ -60,7 +60,7 @@ class Stage(OverProcesses):
     async def observer(self) -> Peer:
         peer = Peer(self.socket)
         self.peers.append(peer)
-        await peer.connect(Role.OBSERVER, Feature.CONTROLS)
+        await peer.connect(Role.NOTEBOOK)
         return peer
 
     def close(self) -> None:
@@ -82,15 +82,11 @@ async def stage(hub_server: FakeHub) -> AsyncIterator[Stage]:
 
 async def answered(peer: Peer, kind: AskKind, value: int = 0) -> tuple[bool, str, float]:
     """Ask; whether it was done, what was said, and the seconds until then."""
-    number, began, data = secrets.randbits(31) + 1, time.monotonic(), b""
+    number, began = secrets.randbits(31) + 1, time.monotonic()
     peer.send(Kind.ASK, number, kind, value)
-    while True:
-        part = TextPart.of(await peer.until(Kind.TEXT, timeout=30))
-        if (part.topic, part.number) != (TextTopic.ANSWER, number):
-            continue
-        data += part.data
-        if part.part == part.parts - 1:
-            return part.done, data.decode(), time.monotonic() - began
+    while (answer := await peer.answer(timeout=30)).number != number:
+        pass
+    return answer.done, answer.text, time.monotonic() - began
 
 
 async def test_a_kept_share_outlives_its_times_the_service_and_the_agent(stage: Stage) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gpushare_spawner.agent.sessions.conversation import own_gpus
 from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.share_status import PendingAction, ShareStatus
@@ -19,11 +21,11 @@ RESTARTED = daemon_restarted(0, NOON + 7500)
 
 
 def of(**changes: Any) -> ShareStatus:
-    return ShareStatus.of(Script(**{"layer": "mps"} | changes).status())
+    return Script(**{"layer": "mps"} | changes).status()
 
 
 def test_measured_session_has_the_terms_of_its_layer_in_place_of_tier_and_lease() -> None:
-    now = of(layer_trouble=RESTARTED, quiet=600 * 10**9)
+    now = of(layer_trouble=RESTARTED, quiet=600.0)
     assert share_status.line(now) == "0.25 GPU · NVIDIA MPS · GPU problem · 3.1 of 16 GiB"
     assert share_status.page(now, NOON).splitlines() == [
         "share           0.25 GPU",
@@ -67,11 +69,9 @@ def test_what_idle_actions_can_do_follows_the_declaration(name: LayerName) -> No
 
 
 def test_of_all_gpus_of_a_node_those_with_memory_are_the_sessions_own() -> None:
-    frames = Script(layer="time-slicing", gpus=[GPU, OTHER_GPU]).status()
-    first, second = frames[-2:]
-    assert (first.gpu, second.gpu) != (second.gpu, first.gpu)
-    empty = type(first)(first.kind, (*first.fields[:5], 0, 0, *first.fields[7:]), first.gpu, flags=first.flags)
-    now = ShareStatus.of([*frames[:-2], empty, second])
+    status = Script(layer="time-slicing", gpus=[GPU, OTHER_GPU]).status()
+    empty = replace(status.gpus[0], memory_bytes=0)
+    now = replace(status, gpus=own_gpus([empty, status.gpus[1]], 1))
     assert [gpu.uuid for gpu in now.gpus] == [OTHER_GPU]
     assert (now.gpu_count, now.limit_bytes) == (1, 16 * GIB)
     assert share_status.line(now).startswith("0.25 GPU · NVIDIA time-slicing · 3.1 of 16 GiB")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.frames import LeaseState
 from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.wording.share_status import why_slow
 from tests.notebook.scripted_agent import GIB, GPU, OTHER_GPU, Script
@@ -15,7 +14,7 @@ from tests.notebook.scripted_agent import GIB, GPU, OTHER_GPU, Script
 def reasons(**changes: Any) -> list[str]:
     """The reasons at a status in which, but for the changes, nobody works and all memory is on the GPU."""
     quiet: dict[str, Any] = {"with_work": 0, "memory": GIB, "resident": GIB}
-    return why_slow(ShareStatus.of(Script(**quiet | changes).status()))
+    return why_slow(Script(**quiet | changes).status())
 
 
 def test_without_gpu_work_the_program_itself_is_the_reason() -> None:
@@ -25,20 +24,20 @@ def test_without_gpu_work_the_program_itself_is_the_reason() -> None:
 
 
 def test_alone_on_the_gpu_the_program_itself_is_the_reason() -> None:
-    (said,) = reasons(lease=LeaseState.HELD, with_work=1)
+    (said,) = reasons(lease="held", with_work=1)
     assert said.startswith("No other session computes, and your memory is on the GPU")
 
 
 @pytest.mark.parametrize(
     ("lease", "with_work", "said"),
     [
-        (LeaseState.WAITING, 2, "Your GPU work waits for the GPU: 1 other session computes there now."),
-        (LeaseState.WAITING, 3, "Your GPU work waits for the GPU: 2 other sessions compute there now."),
-        (LeaseState.HELD, 3, "2 other sessions compute on the GPU now."),
-        (LeaseState.NONE, 2, "2 other sessions compute on the GPU now."),
+        ("waiting", 2, "Your GPU work waits for the GPU: 1 other session computes there now."),
+        ("waiting", 3, "Your GPU work waits for the GPU: 2 other sessions compute there now."),
+        ("held", 3, "2 other sessions compute on the GPU now."),
+        ("none", 2, "2 other sessions compute on the GPU now."),
     ],
 )
-def test_other_sessions_that_compute_are_counted_without_this_one(lease: LeaseState, with_work: int, said: str) -> None:
+def test_other_sessions_that_compute_are_counted_without_this_one(lease: str, with_work: int, said: str) -> None:
     assert reasons(lease=lease, with_work=with_work, sessions=4) == [f"{said} You are guaranteed 0.25 GPU meanwhile."]
 
 
@@ -63,7 +62,7 @@ def test_beside_another_layer_its_trouble_and_its_terms_are_said() -> None:
         kept,
     ]
     # this session's own work has just ended, or still runs
-    assert reasons(layer="mps", quiet=0, with_work=2) == ["1 other session computes on the GPU now.", kept]
+    assert reasons(layer="mps", quiet=0.0, with_work=2) == ["1 other session computes on the GPU now.", kept]
 
 
 def test_without_an_agent_nobody_says_that_others_compute() -> None:

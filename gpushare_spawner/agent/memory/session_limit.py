@@ -216,7 +216,6 @@ MOST = 2**62
 
 _numbers = count(1)
 """Numbers of RECALL frames."""
-NANOSECONDS = 1_000_000_000
 
 
 @dataclass(eq=False)
@@ -391,21 +390,12 @@ class SessionLimit:
         """Return the connected processes, each with the pid in its own numbering."""
         return [(connection, process.pid) for connection, process in self._processes.items()]
 
-    def send_processes(self, observer: Connection, busy: Mapping[str, Collection[Connection]]) -> None:
-        """Send the largest processes and the last refused allocation. ``busy``: additional processes, by GPU."""
-        if Feature.RESERVE not in observer.features:
-            return
-        for uuid, allowances in self._allowances.items():
-            by_size = sorted(allowances.processes(), key=lambda entry: -entry[1].allocated)
-            for place, (process, held) in enumerate(by_size):
-                if (place < SHOWN_PROCESSES and held.allocated) or process in busy.get(uuid, ()):
-                    pid = self._processes[process].pid
-                    self._send(observer, uuid, SessionMemoryTopic.PROCESS, pid, held.allocated)
-        if (hit := self.hits.last) is not None:
-            limit = next(limit for limit in MemoryLimit if limit.label == hit.limit)
-            ago = max(0, round((self._wall_clock() - hit.at) * NANOSECONDS))
-            fields = (limit, ago, hit.requested_bytes, hit.pid, self.hits.count, hit.allocated_bytes)
-            observer.send(Kind.SESSION_MEMORY, SessionMemoryTopic.LIMIT_HIT, *fields)
+    def largest(self, uuid: str, others: Collection[Connection]) -> Iterator[tuple[Connection, int, int]]:
+        """Yield the largest processes on a GPU and these others, each with its pid and its allocated bytes."""
+        by_size = sorted(self._allowances[uuid].processes(), key=lambda entry: -entry[1].allocated)
+        for place, (process, held) in enumerate(by_size):
+            if (place < SHOWN_PROCESSES and held.allocated) or process in others:
+                yield process, self._processes[process].pid, held.allocated
 
     def counted(self, uuid: str) -> tuple[int, int]:
         """Return the bytes that count for the session on the GPU, and the part of them that can leave it."""

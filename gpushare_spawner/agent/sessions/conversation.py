@@ -2,15 +2,15 @@
 
 docs/reference/protocol.md describes every frame. `BurstFrames` delays BUSY and IDLE frames for the arbiter while the
 session is over its CPU budget: the arbiter then gets the last state of each process, a little later. The connections
-are still read, so no process loses its connection because the agent is slow. The `send_*` functions write the frames
-CONTROLS and TEXT for observers. The sockets are in sockets/session_socket.py.
+are still read, so no process loses its connection because the agent is slow. `Conversation.status` is the record that a
+notebook server reads. The sockets are in sockets/session_socket.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS, GpuArbitration
@@ -19,26 +19,29 @@ from gpushare_spawner.agent.memory.session_limit import SHOWN_PROCESSES
 from gpushare_spawner.agent.sessions.session import Kernels, Session
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, Connection, FrameRefused
 from gpushare_spawner.arbiter.recent_use import WINDOW
-from gpushare_spawner.model.controls import AskAnswer, Controls, Message
+from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.frames import (
-    LACKS_REQUESTS,
     MAX_TEXT_LETTERS,
-    NO_END,
-    NO_GPU,
-    SUSPENDED,
-    YIELDS,
     Feature,
     Frame,
     Kind,
-    LeaseState,
     Role,
-    TextTopic,
+    SessionMemoryTopic,
     gpu_bytes,
-    text_parts,
 )
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.share import IdleCause, Tier
+from gpushare_spawner.model.share_status import (
+    AgentRecord,
+    ControlsStatus,
+    DeliveredStatus,
+    GpuStatus,
+    LimitHit,
+    PendingAction,
+    ProcessMemory,
+    ServiceAnswer,
+    ShareStatus,
+)
 
 BURST_FRAMES = frozenset({Kind.BUSY, Kind.IDLE})
 
@@ -105,88 +108,16 @@ class BurstFrames(Generic[Key]):
             self._schedule()
 
 
-MILLISECONDS = 1000
-
-
-class Receiver(Protocol):
-    """A connection of an observer."""
-
-    @property
-    def features(self) -> Feature:
-        """The features that the process supports."""
-
-    def send(self, kind: Kind, *fields: int) -> None:
-        """Send a frame."""
-
-
-def send_controls(to: Receiver, controls: Controls, largest_share: int) -> None:
-    """Send the end of the keep, the end of the exemption and the largest share.
-
-    `largest_share`: the largest share in units; 0 if the share cannot be changed.
-    """
-    if Feature.CONTROLS not in to.features:
-        return
-    keep, exemption = controls.keep, controls.exemption
-    exempt_until = 0
-    if exemption is not None:
-        exempt_until = NO_END if exemption.until is None else _milliseconds(exemption.until)
-    to.send(Kind.CONTROLS, 0 if keep is None else _milliseconds(keep.until), exempt_until, largest_share)
-
-
-def send_message(to: Receiver, message: Message) -> None:
-    """Send an admin's message."""
-    _send_text(to, TextTopic.MESSAGE, _milliseconds(message.at), message.text)
-
-
-def send_answer(to: Receiver, answer: AskAnswer) -> None:
-    """Send the answer to an ask."""
-    _send_text(to, TextTopic.ANSWER, answer.number, answer.text, answer.done)
-
-
-def send_not_suspendable(to: Receiver, reason: str) -> None:
-    """Send the reason why the session cannot be suspended."""
-    _send_text(to, TextTopic.NOT_SUSPENDABLE, 1, reason[:MAX_TEXT_LETTERS])
-
-
-def send_layer(to: Receiver, layer: LayerName, gpus: int, trouble: str | None) -> None:
-    """Send the sharing layer of so many GPUs, and its fault. Nothing is sent for our own layer."""
-    if layer is not LayerName.NATIVE:
-        _send_text(to, TextTopic.LAYER, gpus, layer)
-        if trouble is not None:
-            _send_text(to, TextTopic.LAYER_TROUBLE, 1, trouble[:MAX_TEXT_LETTERS])
-
-
-def _send_text(to: Receiver, topic: TextTopic, number: int, text: str, done: bool = False) -> None:
-    if Feature.CONTROLS in to.features:
-        for part in text_parts(topic, number, text, done):
-            to.send(Kind.TEXT, *part.fields())
-
-
-def _milliseconds(instant: float) -> int:
-    return round(instant * MILLISECONDS)
-
-
 _FOR_ARBITER = frozenset({Kind.REQUEST, Kind.RELEASE, Kind.MEMORY, Kind.IDLE, Kind.BUSY, Kind.PAGED_IN, Kind.PAGED_OUT})
 _FOR_MEMORY = frozenset({Kind.RESERVE, Kind.RETURN})
-_FROM_OBSERVERS = frozenset({Kind.KERNELS, Kind.QUERY, Kind.ASK})
-_NEVER = 2**64 - 1
-_NO_FIGURES = (0, 0, 0, LeaseState.NONE, 0)
-"""Fields of STATUS for a session whose GPU is gone, see `Conversation._figures`."""
+_FROM_NOTEBOOKS = frozenset({Kind.KERNELS, Kind.QUERY, Kind.ASK})
 MEMORY_EVERY = 0.01
 """Seconds between the times at which each process's last MEMORY frame takes effect."""
 MEMORY_AT_ONCE = 4
 """Number of a session's processes whose MEMORY frame takes effect each time; the others follow."""
 CONTEXT_BYTES = 512 * 2**20
 """Bytes to allocate for a process that is short of memory if the call does not state a size, see protocol.md."""
-AGENT_FEATURES = (
-    Feature.PACE
-    | Feature.DELIVERED
-    | Feature.RESERVE
-    | Feature.CAUSE
-    | Feature.CONTROLS
-    | Feature.USE
-    | Feature.SUSPEND
-)
+AGENT_FEATURES = Feature.PACE | Feature.RESERVE | Feature.USE | Feature.SUSPEND
 """Features of this agent, for WELCOME."""
 OBSERVED_FEATURES = AGENT_FEATURES | Feature.OBSERVE
 """Features for an observer of a session on GPUs that another layer shares."""
@@ -292,7 +223,9 @@ class Conversation:
             self._tell_arbiter((connection, uuid), frame)
         elif connection in session.cuda and frame.kind is Kind.SUSPEND_READY and not session.observed:
             self._around.suspensions.ready(session, connection, frame)
-        elif connection in session.observers and frame.kind in _FROM_OBSERVERS:
+        elif connection in session.observers and frame.kind is Kind.QUERY:
+            self._send_figures(connection)
+        elif connection in session.notebooks and frame.kind in _FROM_NOTEBOOKS:
             if frame.kind is Kind.KERNELS:
                 busy, alive, instant = frame.fields[:3]
                 kernels = Kernels(
@@ -302,7 +235,7 @@ class Conversation:
             elif frame.kind is Kind.ASK:
                 self._take_ask(connection, *frame.fields[:3])
             else:
-                self._status(connection)
+                connection.send_packet(AgentRecord(status=self.status()).packet())
         elif connection in session.connections:
             raise FrameRefused(NOT_ALLOWED, f"{frame.kind.name} is not allowed from this role")
         else:
@@ -312,8 +245,9 @@ class Conversation:
         """Remove a process that has ended: its leases go to other sessions."""
         session = self._session
         session.moved = True
-        if connection in session.observers:
-            session.observers.discard(connection)
+        session.observers.discard(connection)
+        if connection in session.notebooks:
+            session.notebooks.discard(connection)
             self._kernels_reported(connection, None)
         if connection in session.cuda:
             session.cuda.discard(connection)
@@ -325,40 +259,33 @@ class Conversation:
                 self._around.arbitrations[gpu.uuid].leave(connection)
             self._around.suspensions.left(session, connection)
 
-    def tell_tier(self) -> None:
+    def send_tier(self) -> None:
         """Notify all processes of the session's tier."""
         record = self._session.record
         held = (record.effective_units, record.borrowed_units, self._session.guaranteed_units)
-        for connection in self._session.connections:
+        for connection in self._session.connections - self._session.notebooks:
             connection.send(Kind.TIER, record.tier.depth, *held, record.request.share_units)
+        self.send_changed()
 
-    def tell_memory(self) -> None:
+    def send_memory(self) -> None:
         """Notify all processes of the session's memory limit and guarantee; CUDA shows the limit from then on."""
-        for connection in self._session.connections:
-            self._say_memory(connection, Role.CUDA if connection in self._session.cuda else Role.OBSERVER)
-
-    def tell_notice(self) -> None:
-        """Tell the session's observers its notice, or that there is none."""
+        for connection in self._session.cuda:
+            self._send_devices(connection, Role.CUDA)
         for connection in self._session.observers:
-            self._send_notice(connection)
+            self._send_devices(connection, Role.OBSERVER)
+        self.send_changed()
 
-    def tell_controls(self) -> None:
-        """Notify the session's observers of its keep and exemption."""
-        for connection in self._session.observers:
-            self._controls(connection)
+    def send_changed(self) -> None:
+        """Notify the notebook servers that the session's status has changed."""
+        self._send_record(AgentRecord())
 
-    def tell_messages(self) -> None:
-        """Notify the session's observers of their user's messages.
+    def send_answer(self, answer: AskAnswer) -> None:
+        """Notify the notebook servers of the answer to an ask; the sender recognises its number."""
+        self._send_record(_answer_record(answer))
 
-        A withdrawn message is not in the next answer to QUERY.
-        """
-        for connection in self._session.observers:
-            self._messages(connection)
-
-    def tell_answer(self, answer: AskAnswer) -> None:
-        """Notify the session's observers of the answer to an ask; the sender recognises its number."""
-        for connection in self._session.observers:
-            send_answer(connection, answer)
+    def _send_record(self, record: AgentRecord) -> None:
+        for connection in self._session.notebooks:
+            connection.send_packet(record.packet())
 
     def accept_again(self, uuid: str) -> None:
         """Update the arbiter if the counted part of the stated memory has changed."""
@@ -414,24 +341,15 @@ class Conversation:
 
     def _take_ask(self, connection: Connection, number: int, kind: int, value: int) -> None:
         """Take an observer's ask for the service, or answer it here."""
-        if Feature.CONTROLS not in connection.features:
-            raise FrameRefused(NOT_ALLOWED, "ASK without the feature CONTROLS")
         if not 0 < number < 2**32:
             raise FrameRefused(MALFORMED, f"ASK with the number {number}")
         assert self._session.asks is not None
         answer = self._session.asks.take(number, kind, value)
         if answer is not None:
-            # only to this observer: it may ask without limit
-            send_answer(connection, answer)
+            # only to this notebook server: it may ask without limit
+            connection.send_packet(_answer_record(answer).packet())
         else:
             self._around.ask_came()
-
-    def _controls(self, connection: Connection) -> None:
-        send_controls(connection, self._session.record.controls, self._around.largest_share(self._session))
-
-    def _messages(self, connection: Connection) -> None:
-        for message in self._session.record.messages:
-            send_message(connection, message)
 
     def _hello(self, connection: Connection, frame: Frame) -> None:
         session, record = self._session, self._session.record
@@ -455,10 +373,10 @@ class Conversation:
             int(session.converts_memory),
             # an observer awaits this many DEVICE and STATUS frames, and gets one frame without a GPU if
             # no GPU is left
-            len(self._names(role)) if role is Role.CUDA else max(1, len(session.gpus)),
+            max(len(self._names(role)), role is Role.OBSERVER),
             self._features(role),
         )
-        self._say_memory(connection, role)
+        self._send_devices(connection, role)
         if role is Role.CUDA:
             session.cuda.add(connection)
             self._limits.join(connection, frame.fields[1])
@@ -467,9 +385,7 @@ class Conversation:
                 self._around.arbitrations[gpu.uuid].join(connection, session.id, connection.peer.process, paced)
             self._around.suspensions.joined(session, connection)
         else:
-            session.observers.add(connection)
-            if record.notice is not None:
-                self._send_notice(connection)
+            (session.observers if role is Role.OBSERVER else session.notebooks).add(connection)
 
     def _features(self, role: Role) -> Feature:
         """Return the features of this agent for a process of that role."""
@@ -478,10 +394,13 @@ class Conversation:
         return Feature.OBSERVE if role is Role.CUDA else OBSERVED_FEATURES
 
     def _names(self, role: Role) -> dict[bytes, str]:
-        """Return the GPU UUIDs that a process of that role can know, each with the UUID in the report."""
-        return self._uuids if role is Role.CUDA else {gpu_bytes(gpu.uuid): gpu.uuid for gpu in self._session.gpus}
+        """Return the session's UUIDs as a process of that role can know them, each with the report's UUID."""
+        if role is Role.CUDA:
+            return self._uuids
+        gpus = self._session.gpus if role is Role.OBSERVER else ()
+        return {gpu_bytes(gpu.uuid): gpu.uuid for gpu in gpus}
 
-    def _say_memory(self, connection: Connection, role: Role) -> None:
+    def _send_devices(self, connection: Connection, role: Role) -> None:
         gpus = {gpu.uuid: gpu for gpu in self._session.gpus}
         for raw, uuid in self._names(role).items():
             gpu = gpus[uuid]
@@ -490,97 +409,124 @@ class Conversation:
         if role is Role.OBSERVER and not gpus:
             connection.send(Kind.DEVICE, 0, 0)
 
-    def _send_notice(self, connection: Connection) -> None:
-        notice = self._session.record.notice
-        if notice is None:
-            connection.send(Kind.ANNOUNCE, Tier.ACTIVE.depth, 0, 0)
-        else:
-            connection.send(
-                Kind.ANNOUNCE,
-                notice.tier.depth,
-                round(notice.at * NANOSECONDS),
-                notice.effective_units,
-                (notice.cause or IdleCause.IDLE).code,
-                round(notice.after_seconds * NANOSECONDS),
-            )
+    def status(self) -> ShareStatus:
+        """Return the session's share as its notebook server reads it."""
+        session, record, now = self._session, self._session.record, self._around.wall_clock()
+        report, largest_share = self._around.session_report(session), self._around.largest_share(session)
+        last = now if report.gpu_busy else report.last_gpu_activity
+        uses, hit, got = self._uses(), self._limits.hits.last, report.delivered
+        native = report.layer is LayerName.NATIVE
+        gpus = [self._gpu_status(gpu, uses[gpu.uuid].seconds) for gpu in session.gpus]
+        return ShareStatus(
+            layer="" if native else report.layer,
+            layer_gpus=0 if native else len(report.gpus),
+            layer_trouble=(report.layer_trouble or "")[:MAX_TEXT_LETTERS],
+            share_units=record.request.share_units,
+            tier=record.tier,
+            effective_units=record.effective_units,
+            borrowed_units=record.borrowed_units,
+            guaranteed_units=session.guaranteed_units,
+            idle_seconds=None if last is None else max(0.0, now - last),
+            gpus=tuple(gpus) if native else own_gpus(gpus, len(report.gpus)),
+            notice=None if record.notice is None else PendingAction.of(record.notice),
+            lacks_requests=session.lacks_requests,
+            yields=record.yields_until is not None,
+            suspended=session.suspended,
+            not_suspendable=(session.not_suspendable or "")[:MAX_TEXT_LETTERS],
+            processes=tuple(
+                ProcessMemory(pid, uuid, size, utilisation=_part_of_window(use.of_process.get(process, 0.0)))
+                for uuid, use in uses.items()
+                for process, pid, size in self._limits.largest(uuid, use.of_process)
+            ),
+            limit_hit=None
+            if hit is None
+            else LimitHit(
+                hit.limit, max(0.0, now - hit.at), hit.requested_bytes, hit.allocated_bytes, hit.pid,
+                self._limits.hits.count,
+            ),
+            delivered=DeliveredStatus(
+                got.entitled_seconds, got.delivered_seconds, got.waits, got.wait_p50_seconds, got.wait_p95_seconds
+            ),
+            controls=ControlsStatus.of(record.controls, record.messages, now, largest_share),
+            takes_asks=True,
+        )  # fmt: skip
 
-    def _status(self, connection: Connection) -> None:
-        session, record, notice = self._session, self._session.record, self._session.record.notice
-        report = self._around.session_report(session)
-        since = _NEVER
-        if report.gpu_busy:
-            since = 0
-        elif report.last_gpu_activity is not None:
-            since = max(0, round((self._around.wall_clock() - report.last_gpu_activity) * NANOSECONDS))
-        if Feature.CAUSE in connection.features and notice is not None:
-            self._send_notice(connection)
-        self._controls(connection)
-        self._messages(connection)
-        if session.not_suspendable is not None:
-            send_not_suspendable(connection, session.not_suspendable)
-        send_layer(connection, report.layer, len(report.gpus), report.layer_trouble)
-        if Feature.DELIVERED in connection.features:
-            got = report.delivered
-            seconds = (got.entitled_seconds, got.delivered_seconds, got.wait_p50_seconds, got.wait_p95_seconds)
-            entitled, delivered, half, most = (round(second * NANOSECONDS) for second in seconds)
-            connection.send(Kind.DELIVERED, entitled, delivered, got.waits, half, most)
-        uses = self._uses() if Feature.USE in connection.features else {}
-        self._limits.send_processes(connection, {uuid: dict(busiest) for uuid, (_, busiest) in uses.items()})
-        self._tell_use(connection, uses)
-        figures = {gpu_bytes(gpu.uuid): self._figures(gpu) for gpu in session.gpus}
-        for raw, (memory, resident, limit, lease, sessions) in (figures or {NO_GPU: _NO_FIGURES}).items():
-            connection.send(
-                Kind.STATUS,
-                record.request.share_units,
-                record.tier.depth,
-                record.effective_units,
-                record.borrowed_units,
-                session.guaranteed_units,
-                memory,
-                resident,
-                limit,
-                lease,
-                since,
-                sessions,
-                round(notice.at * NANOSECONDS) if notice is not None else 0,
-                gpu=raw,
-                flags=(notice.tier.depth | notice.effective_units << 8 if notice is not None else 0)
-                | (LACKS_REQUESTS if session.lacks_requests else 0)
-                | (YIELDS if record.yields_until is not None else 0)
-                | (SUSPENDED if session.suspended else 0),
-            )
-
-    def _figures(self, gpu: Gpu) -> tuple[int, int, int, LeaseState, int]:
-        """Return fields 5 to 8 and 10 of STATUS for a GPU of the session."""
+    def _gpu_status(self, gpu: Gpu, used_seconds: float) -> GpuStatus:
         snapshot = self._around.arbitrations[gpu.uuid].snapshot(self._session.id)
-        on_gpu, with_work = self._around.sessions_on(gpu.uuid)
-        lease = LeaseState.HELD if snapshot.held else LeaseState.WAITING if snapshot.waiting else LeaseState.NONE
-        limit = self._session.memory_limit(gpu)
-        return snapshot.memory_bytes, snapshot.resident_bytes, limit, lease, on_gpu | with_work << 32
+        sessions, with_work = self._around.sessions_on(gpu.uuid)
+        return GpuStatus(
+            uuid=gpu.uuid,
+            memory_bytes=snapshot.memory_bytes,
+            resident_bytes=snapshot.resident_bytes,
+            limit_bytes=self._session.memory_limit(gpu),
+            lease="held" if snapshot.held else "waiting" if snapshot.waiting else "none",
+            sessions=sessions,
+            sessions_with_work=with_work,
+            utilisation=_part_of_window(used_seconds),
+        )
 
-    def _uses(self) -> dict[str, tuple[float, list[tuple[Connection, float]]]]:
-        """Return the GPU time of the session and its busiest processes in the last second, by GPU."""
+    def _send_figures(self, observer: Connection) -> None:
+        """Answer QUERY of a process that shows NVML's figures of the session."""
+        for uuid, use in self._uses().items():
+            gpu, pids = gpu_bytes(uuid), dict(self._limits.processes())
+            if Feature.RESERVE in observer.features:
+                for _, pid, size in self._limits.largest(uuid, use.of_process):
+                    observer.send(Kind.SESSION_MEMORY, SessionMemoryTopic.PROCESS, pid, size, gpu=gpu)
+            if Feature.USE in observer.features:
+                # pid 0 is the session
+                of_processes = [(pids[process], seconds) for process, seconds in use.of_process.items()]
+                for pid, seconds in [(0, use.seconds), *(entry for entry in of_processes if entry[0])]:
+                    observer.send(Kind.USE, pid, round(seconds * NANOSECONDS), round(WINDOW * NANOSECONDS), gpu=gpu)
+        for gpu_of_session in self._session.gpus:
+            status = self._gpu_status(gpu_of_session, 0.0)
+            fields = (0, 0, 0, 0, 0, status.memory_bytes, 0, status.limit_bytes)
+            observer.send(Kind.STATUS, *fields, gpu=gpu_bytes(gpu_of_session.uuid))
+        if not self._session.gpus:
+            observer.send(Kind.STATUS)
+
+    def _uses(self) -> dict[str, _Use]:
+        """Return the GPU time of the session in the last second, and of its busiest processes, by GPU."""
         processes = {process.number: process for process, _ in self._limits.processes()}
         uses = {}
         for gpu in self._session.gpus:
             use = self._around.arbitrations[gpu.uuid].recent_use(self._session.id)
             busiest = sorted(use.by_client, key=lambda entry: -entry[1])
             shown = [(processes[client], seconds) for client, seconds in busiest if client in processes]
-            uses[gpu.uuid] = use.seconds, shown[:SHOWN_PROCESSES]
+            uses[gpu.uuid] = _Use(use.seconds, dict(shown[:SHOWN_PROCESSES]))
         return uses
-
-    def _tell_use(self, observer: Connection, uses: Mapping[str, tuple[float, list[tuple[Connection, float]]]]) -> None:
-        pids = dict(self._limits.processes())
-        for uuid, (session, busiest) in uses.items():
-            # pid 0 is the session
-            of_processes = [(pids[process], seconds) for process, seconds in busiest if pids[process]]
-            for pid, seconds in [(0, session), *of_processes]:
-                fields = pid, round(seconds * NANOSECONDS), round(WINDOW * NANOSECONDS)
-                observer.send(Kind.USE, *fields, gpu=gpu_bytes(uuid))
 
     def _past(self, instant: int) -> float | None:
         """Convert an instant stated by a process to seconds since the epoch, never in the future; None for 0."""
         return min(instant / NANOSECONDS, self._around.wall_clock()) if instant else None
+
+
+@dataclass(frozen=True)
+class _Use:
+    """GPU time in the last second on one GPU."""
+
+    seconds: float
+    """Of the session."""
+    of_process: Mapping[Connection, float]
+    """Of its busiest processes."""
+
+
+def _part_of_window(seconds: float) -> float:
+    return min(1.0, seconds / WINDOW)
+
+
+def _answer_record(answer: AskAnswer) -> AgentRecord:
+    return AgentRecord(answer=ServiceAnswer(answer.number, answer.done, answer.text))
+
+
+def own_gpus(gpus: Sequence[GpuStatus], layer_gpus: int) -> tuple[GpuStatus, ...]:
+    """Return the session's own of the GPUs of a node, if another layer gave so many and does not say which.
+
+    The GPUs with the session's memory are its own.
+    """
+    if not 0 < layer_gpus < len(gpus):
+        return tuple(gpus)
+    largest = sorted(gpus, key=lambda gpu: -gpu.memory_bytes)[:layer_gpus]
+    return tuple(gpu for gpu in gpus if gpu in largest)
 
 
 def _check_observed(frame: Frame) -> None:

@@ -96,7 +96,7 @@ class SessionControls:
         session.record.controls = controls
         log.info("session %s: keep %s, exemption %s", session.id, controls.keep, controls.exemption)
         if session.conversation is not None:
-            session.conversation.tell_controls()
+            session.conversation.send_changed()
         self._save(session)
 
     def message(self, session: Session, request: MessageRequest) -> None:
@@ -109,7 +109,7 @@ class SessionControls:
             return
         session.record.messages = messages
         if session.conversation is not None:
-            session.conversation.tell_messages()
+            session.conversation.send_changed()
         self._save(session)
 
     def follow(
@@ -128,7 +128,7 @@ class SessionControls:
         if session.asks is None or not session.asks.answered(answer):
             return
         if session.conversation is not None:
-            session.conversation.tell_answer(answer)
+            session.conversation.send_answer(answer)
         # the report no longer has the ask
         self._changed()
 

@@ -17,7 +17,7 @@ from typing import Protocol
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.memory.session_limit import SessionLimit
-from gpushare_spawner.agent.sockets.connection import Connection, Listener
+from gpushare_spawner.agent.sockets.connection import Connection, FrameHandler
 from gpushare_spawner.agent.sockets.session_socket import SessionEndpoint
 from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.arbiter.session import SessionView
@@ -121,29 +121,23 @@ def _same(ask: Ask, other: Ask) -> bool:
     return (ask.kind, ask.value) == (other.kind, other.value)
 
 
-class SessionListener(Listener, Protocol):
+class SessionFrameHandler(FrameHandler, Protocol):
     """Answers the processes of a session and notifies them of changes: `conversation.Conversation`."""
 
     def accept_again(self, gpu: str) -> None:
         """Update the arbiter of a GPU (UUID) if the counted part of the stated memory has changed."""
 
-    def tell_tier(self) -> None:
+    def send_tier(self) -> None:
         """Notify all processes of the session's tier."""
 
-    def tell_memory(self) -> None:
+    def send_memory(self) -> None:
         """Notify all processes of the session's memory limit and guarantee."""
 
-    def tell_notice(self) -> None:
-        """Notify all observers of the session's notice."""
+    def send_changed(self) -> None:
+        """Notify the notebook servers that the session's status has changed."""
 
-    def tell_controls(self) -> None:
-        """Notify all observers of the decisions of users and admins."""
-
-    def tell_messages(self) -> None:
-        """Notify all observers of their user's messages."""
-
-    def tell_answer(self, answer: AskAnswer) -> None:
-        """Notify all observers of the answer to an ask."""
+    def send_answer(self, answer: AskAnswer) -> None:
+        """Notify the notebook servers of the answer to an ask."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +187,7 @@ class Session:
     use_count: UseCount | None = None
     """The count of GPU work until the share is restored, or the notice withdrawn; None: neither applies."""
     reported_kernels: dict[Connection, Kernels] = field(default_factory=dict)
-    """The last report of each connected observer about the session's kernels."""
+    """The last report of each connected notebook server about the session's kernels."""
     bypassing: tuple[int, ...] = ()
     past: Past = Past()
     saved_at: float = 0.0
@@ -206,7 +200,7 @@ class Session:
     """
     memory: SessionLimit | None = None
     asks: PendingAsks | None = None
-    conversation: SessionListener | None = None
+    conversation: SessionFrameHandler | None = None
     budget_checked: bool = False
     """Whether its server's memory limit was compared with the guarantee of its share."""
     lacks_requests: bool = False
@@ -221,6 +215,9 @@ class Session:
     cuda: set[Connection] = field(default_factory=set)
     """CUDA processes."""
     observers: set[Connection] = field(default_factory=set)
+    """Processes that use NVML."""
+    notebooks: set[Connection] = field(default_factory=set)
+    """Notebook servers and commands, which read records."""
 
     def clock_was_set(self, by: float) -> None:
         """Move all instants of the past by a step of the clock."""
@@ -246,11 +243,11 @@ class Session:
     @property
     def connections(self) -> set[Connection]:
         """All connections after HELLO."""
-        return self.cuda | self.observers
+        return self.cuda | self.observers | self.notebooks
 
     @property
     def kernels(self) -> Kernels | None:
-        """Combined report of its observers about its kernels.
+        """Combined report of its notebook servers about its kernels.
 
         Several can report the same kernels: they are not added up.
         """

@@ -391,7 +391,7 @@ class Tiers:
         """Save sessions with changed units, and notify their processes."""
         for session in sessions:
             if session.conversation is not None:
-                session.conversation.tell_tier()
+                session.conversation.send_tier()
             self._save(session)
 
     def _set_notice(self, session: Session, notice: Notice | None) -> None:
@@ -400,7 +400,7 @@ class Tiers:
             session.use_count = UseCount(self._clock(), doing.gpu_seconds)
         session.record.notice = notice
         if session.conversation is not None:
-            session.conversation.tell_notice()
+            session.conversation.send_changed()
 
 
 def _use_rule(session: Session) -> UseRule | None:
@@ -479,4 +479,4 @@ class ShareChanges:
         if session.memory is not None:
             session.memory.set_limits({gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus})
         if session.conversation is not None:
-            session.conversation.tell_memory()
+            session.conversation.send_memory()

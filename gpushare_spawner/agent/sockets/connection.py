@@ -248,8 +248,8 @@ def _can_have_connected(pid: int, uid: int) -> bool:
 MALFORMED, WRONG_VERSION, NOT_ALLOWED, SESSION_CLOSED = 1, 2, 3, 4
 """Codes of ERROR, see docs/reference/protocol.md."""
 
-MAX_UNREAD_FRAMES = 256
-"""Frames kept for a peer with a full socket buffer."""
+MAX_UNREAD_BYTES = 256 * FRAME_BYTES
+"""Bytes kept for a peer with a full socket buffer, and one packet more."""
 SUPPORTED_FEATURES = sum(Feature)
 COSTS = dict.fromkeys((Kind.RELEASE, Kind.PAGED_IN, Kind.PAGED_OUT), 2)
 """Cost in frames, if it is not 1.
@@ -263,7 +263,7 @@ HELLO_WITHIN = 10.0
 _numbers = count(1)
 
 
-class Listener(Protocol):
+class FrameHandler(Protocol):
     """Handler of the frames of a session's connections."""
 
     def received(self, connection: Connection, frame: Frame) -> None:
@@ -277,7 +277,7 @@ class Home(Protocol):
     """The session socket that a connection belongs to."""
 
     loop: asyncio.AbstractEventLoop
-    listener: Listener
+    listener: FrameHandler
     reading: FairReading
     """The turns and the budget of the session's connections."""
 
@@ -310,6 +310,7 @@ class Connection:
         self._loop = home.loop
         self._serial = 0
         self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
         self._open = True
         self._ending = False
         self._pidfd = peer.pidfd
@@ -336,20 +337,29 @@ class Connection:
         if not self._open:
             return
         self._serial += 1
-        data = Frame(kind, fields, gpu, self._serial, flags).pack()
+        self.send_packet(Frame(kind, fields, gpu, self._serial, flags).pack())
+
+    def send_packet(self, data: bytes) -> None:
+        """Send a packet, like `send`."""
+        if not self._open:
+            return
         if self._unsent:
-            if len(self._unsent) >= MAX_UNREAD_FRAMES:
-                self._end_soon(f"it left {MAX_UNREAD_FRAMES} frames unread")
+            if self._unsent_bytes >= MAX_UNREAD_BYTES:
+                self._end_soon(f"it left {len(self._unsent)} frames unread")
             else:
-                self._unsent.append(data)
+                self._keep(data)
             return
         try:
             self._socket.send(data)
         except (BlockingIOError, InterruptedError):
-            self._unsent.append(data)
+            self._keep(data)
             self._loop.add_writer(self._socket, self._writable)
         except OSError as error:
             self._end_soon(f"it cannot be sent to: {error.strerror}")
+
+    def _keep(self, data: bytes) -> None:
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
 
     def end(self, code: int | None = None) -> None:
         """Close the connection, with an ERROR first if there is a code."""
@@ -424,7 +434,7 @@ class Connection:
             except OSError:
                 self.end()
                 return
-            self._unsent.popleft()
+            self._unsent_bytes -= len(self._unsent.popleft())
         self._loop.remove_writer(self._socket)
 
     def _end_soon(self, reason: str) -> None:

@@ -18,7 +18,7 @@ from gpushare_spawner.agent.sockets.connection import (
     NOT_ALLOWED,
     Connection,
     FairReading,
-    Listener,
+    FrameHandler,
     credentials,
     identified,
 )
@@ -63,7 +63,7 @@ class SessionSocket:
     """Listening socket of one session, for its user, the agent's own user, and root."""
 
     def __init__(
-        self, folder: SessionFolder, uid: int | None, listener: Listener, traffic: Traffic | None = None
+        self, folder: SessionFolder, uid: int | None, listener: FrameHandler, traffic: Traffic | None = None
     ) -> None:
         """Listen in the session's folder. Raises OSError if the socket cannot be made.
 
@@ -166,7 +166,7 @@ class SessionEndpoint(Protocol):
 class SessionEndpoints(Protocol):
     """Makes the endpoint of each session: `ProcessEndpoints`, or `kubernetes.pods.sessions.PodEndpoints`."""
 
-    def listen(self, record: SessionRecord, listener: Listener) -> SessionEndpoint:
+    def listen(self, record: SessionRecord, listener: FrameHandler) -> SessionEndpoint:
         """Make the endpoint. Raises OSError, OverflowError (a uid that no user can have) or PathTooLong."""
 
 
@@ -176,7 +176,7 @@ class ProcessEndpoints:
     def __init__(self, folder: StateFolder) -> None:
         self._folder = folder
 
-    def listen(self, record: SessionRecord, listener: Listener) -> SessionEndpoint:
+    def listen(self, record: SessionRecord, listener: FrameHandler) -> SessionEndpoint:
         """Make the socket. Raises OSError, OverflowError or PathTooLong."""
         folder = SessionFolder(self._folder.sockets, short_name(record.request.id), self._folder.discarded)
         return SessionSocket(folder, record.request.uid, listener)

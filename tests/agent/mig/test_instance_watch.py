@@ -12,13 +12,12 @@ from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, GpuState
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.model.control import CloseRequest, ControlRefused, OpenRequest, ResizeRequest
-from gpushare_spawner.model.frames import NO_GPU, Feature, Kind, Role, gpu_name
+from gpushare_spawner.model.frames import Feature, Kind, Role, gpu_bytes
 from gpushare_spawner.model.layer_rules import MigInstance, MigProfile
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.share_status import ShareStatus
 from tests.agent.conftest import LIBRARIES, Agent, Eventually, request_for
-from tests.agent.peers import FIRST, GIB, Peer, answer_to_query
+from tests.agent.peers import FIRST, GIB, Peer
 
 PARENT = "GPU-00000000-0000-0000-0000-0000000000aa"
 MODEL = "Simulated A100 80 GiB"
@@ -205,12 +204,10 @@ async def test_instance_that_was_destroyed_while_no_agent_ran_is_told(machine: M
     machine.gpus, machine.there = (FIRST,), ()
     await machine.start()
     assert "MIG instance of this server is gone" in (machine.session("ada").layer_trouble or "")
-    # the notebook server waits for as many answers as WELCOME names GPUs
     peer = Peer(path)
     machine.peers.append(peer)
-    welcome, device = await peer.connect(Role.OBSERVER, Feature.CONTROLS)
-    assert (welcome.fields[5], device.gpu) == (1, NO_GPU)
-    said = ShareStatus.of(await answer_to_query(peer))
+    await peer.connect(Role.NOTEBOOK)
+    said = await peer.status()
     assert (said.known, said.measured, said.layer, said.gpu_count) == (True, False, "mig", 1)
     assert said.layer_trouble == machine.session("ada").layer_trouble
 
@@ -226,12 +223,14 @@ async def test_gpu_work_on_an_instance_counts_by_which_of_its_uuids_a_program_kn
     machine.peers.append(peer)
     _, *devices = await peer.connect(features=Feature.OBSERVE)
     # a program that knows its GPU by either UUID finds itself
-    assert {gpu_name(device.gpu).partition("-")[2] for device in devices} == {
-        uuid.partition("-")[2] for uuid in (SMALL.uuid, PARENT)
-    }
+    assert {device.gpu for device in devices} == {gpu_bytes(SMALL.uuid), gpu_bytes(PARENT)}
     observer = Peer(environment["GPUSHARE_SOCKET"])
     machine.peers.append(observer)
     assert len(await observer.connect(Role.OBSERVER)) == 2
+    server = Peer(environment["GPUSHARE_SOCKET"])
+    machine.peers.append(server)
+    await server.connect(Role.NOTEBOOK)
+    assert [gpu.uuid for gpu in (await server.status()).gpus] == [SMALL.uuid]
     peer.send(Kind.BUSY, 0, gpu=named)
     await eventually(lambda: machine.session("ada").gpu_busy)
     peer.send(Kind.MEMORY, 0, GIB, gpu=named)

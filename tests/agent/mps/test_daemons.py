@@ -20,14 +20,13 @@ from gpushare_spawner.agent import mps as mps_module
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.state.records import short_name
 from gpushare_spawner.model.control import CloseRequest, ControlRefused, OpenRequest, ResizeRequest, TierRequest
-from gpushare_spawner.model.frames import Feature, Role
+from gpushare_spawner.model.frames import Role
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.model.share_status import ShareStatus
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import Agent, Eventually, request_for
-from tests.agent.peers import FIRST, SECOND, Peer, answer_to_query
+from tests.agent.peers import FIRST, SECOND, Peer
 from tests.present import present
 
 STAND_IN = Path(__file__).with_name("nvidia-cuda-mps-control")
@@ -171,8 +170,8 @@ async def test_daemon_that_ends_is_started_again_and_its_sessions_say_so(
     assert "The MPS daemon of GPU 0 does not run, and GPU work fails" in (machine.session("ada").layer_trouble or "")
     peer = Peer(path)
     machine.agent.peers.append(peer)
-    await peer.connect(Role.OBSERVER, Feature.CONTROLS)
-    said = ShareStatus.of(await answer_to_query(peer))
+    await peer.connect(Role.NOTEBOOK)
+    said = await peer.status()
     assert (said.layer, said.gpu_count, said.layer_trouble) == ("mps", 1, machine.session("ada").layer_trouble)
     machine.works()
     await eventually(lambda: "was started again" in (machine.session("ada").layer_trouble or ""))

@@ -39,7 +39,7 @@ from gpushare_spawner.agent.kubernetes.pods.annotations import (
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.sockets.connection import Listener
+from gpushare_spawner.agent.sockets.connection import FrameHandler
 from gpushare_spawner.agent.sockets.session_socket import ProcessEndpoints, SessionEndpoint, SessionSocket, Traffic
 from gpushare_spawner.agent.state.folder import SessionFolder, StateFolder
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
@@ -496,7 +496,7 @@ class PodEndpoints:
         self._pods = folder.pods
         self._processes = ProcessEndpoints(folder)
 
-    def listen(self, record: SessionRecord, listener: Listener) -> SessionEndpoint:
+    def listen(self, record: SessionRecord, listener: FrameHandler) -> SessionEndpoint:
         """Make the sockets. Raises OSError, OverflowError or PathTooLong."""
         if record.pod is None:
             return self._processes.listen(record, listener)
@@ -506,7 +506,7 @@ class PodEndpoints:
 class PodSockets:
     """Listens in the folders of all grants of a session; the session sees one endpoint."""
 
-    def __init__(self, parent: Path, names: Iterable[str], listener: Listener) -> None:
+    def __init__(self, parent: Path, names: Iterable[str], listener: FrameHandler) -> None:
         """`names`: the names of the folders. Raises OSError or PathTooLong if a socket cannot be made."""
         self._folders = [parent / name for name in names]
         self._sockets: list[SessionSocket] = []

@@ -239,7 +239,6 @@ static bool handle(const struct frame *frame) {
         return settings_engine_suspends();
     case FRAME_RESUMED: suspension_resumed(frame); return true;
     case FRAME_TIER: /* its effect comes as GRANT, REVOKE and PAGE_OUT */
-    case FRAME_ANNOUNCE:
     case FRAME_STATUS: return true; /* for observers */
     default: return gpu && handle_gpu_frame(gpu, frame);
     }

@@ -40,7 +40,6 @@ enum frame_type {
     FRAME_REVOKE = 67,
     FRAME_PAGE_OUT = 68,
     FRAME_TIER = 69,
-    FRAME_ANNOUNCE = 70,
     FRAME_STATUS = 71,
     FRAME_RESERVED = 72,
     FRAME_RECALL = 73,
@@ -64,9 +63,6 @@ enum { STATUS_MEMORY = 5, STATUS_TOTAL = 7 }; /* fields */
 enum feature {
     FEATURE_PACE = 1,
     FEATURE_RESERVE = 2,
-    FEATURE_DELIVERED = 4,
-    FEATURE_CAUSE = 8,
-    FEATURE_CONTROLS = 16,
     FEATURE_USE = 32,
     FEATURE_SUSPEND = 64,  /* of the library with engine `suspend` only */
     FEATURE_OBSERVE = 128, /* of the library with engine `observe` only */
