@@ -14,22 +14,12 @@ from rich.text import Text
 
 from gpushare_spawner import __version__
 from gpushare_spawner.clients.agent import default_control_socket
-from gpushare_spawner.doctor import (
-    agent,
-    cluster,
-    containers,
-    driver,
-    gpu,
-    hub_files,
-    library,
-    system,
-    template_files,
-)
+from gpushare_spawner.doctor import agent, cluster, driver, gpu, hub_files, library, system, template_files
 from gpushare_spawner.doctor.finding import Finding, Level, Machine
 from gpushare_spawner.doctor.gpu_programs import PROGRAMS
 from gpushare_spawner.model.quantity import parse_bytes
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, default_folder
-from gpushare_spawner.wording.amounts import plural
+from gpushare_spawner.wording.amounts import plural, printable
 
 _STYLES = {Level.OK: "green", Level.SKIPPED: "dim", Level.NOTE: "yellow", Level.PROBLEM: "bold red"}
 
@@ -111,7 +101,7 @@ def examine(options: argparse.Namespace) -> Groups:
     groups = {
         "driver": on_driver,
         "kernel": system.check(machine),
-        "containers": containers.check(whole, machine),
+        "containers": system.check_containers(whole, machine),
         "library": library.check(),
         "agent": on_agent,
         "claims": cluster.check_claims(report, machine),
@@ -127,11 +117,7 @@ def examine(options: argparse.Namespace) -> Groups:
 def as_json(groups: Mapping[str, list[Finding]]) -> dict[str, object]:
     """Return the findings for programs: version, whether there is no problem, and each finding with its group."""
     findings = [{"group": group, **asdict(finding)} for group, results in groups.items() for finding in results]
-    return {
-        "version": __version__,
-        "ok": not _count(groups, Level.PROBLEM),
-        "findings": findings,
-    }
+    return {"version": __version__, "ok": not _count(groups, Level.PROBLEM), "findings": findings}
 
 
 def show(groups: Mapping[str, list[Finding]], out: Console) -> None:
@@ -140,9 +126,9 @@ def show(groups: Mapping[str, list[Finding]], out: Console) -> None:
         out.print(Text(group, style="bold"))
         for finding in findings:
             line = Text("  ").append(f"{finding.level:8}", style=_STYLES[finding.level])
-            out.print(line.append(f" {_printable(finding.where)}: {_printable(finding.what)}"), soft_wrap=True)
+            out.print(line.append(f" {printable(finding.where)}: {printable(finding.what)}"), soft_wrap=True)
             if finding.remedy:
-                out.print(Text(f"           -> {_printable(finding.remedy)}"), soft_wrap=True)
+                out.print(Text(f"           -> {printable(finding.remedy)}"), soft_wrap=True)
     problems, notes = (_count(groups, level) for level in (Level.PROBLEM, Level.NOTE))
     out.print(f"{plural(problems, 'problem')}, {plural(notes, 'note')}.")
 
@@ -155,7 +141,3 @@ def _program(name: str) -> str:
 
 def _count(groups: Mapping[str, list[Finding]], level: Level) -> int:
     return sum(finding.level is level for findings in groups.values() for finding in findings)
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -37,6 +37,7 @@ for device in range(value.value):
     paging.append(bool(value.value))
 print(json.dumps([version, paging]))
 """
+_UNHEALTHY = "See `nvidia-smi` and the kernel's log (`dmesg | grep -i xid`). No new session is placed on this GPU."
 _TIMEOUT = 60.0
 """Seconds; a driver without persistence mode takes up to ten to initialise many GPUs."""
 
@@ -121,18 +122,14 @@ def findings(facts: DriverFacts) -> list[Finding]:
     """Return the findings that follow from the facts."""
     results = [note("NVML", sentence, "Nothing to do if that is intended.") for sentence in facts.left_out]
     if facts.no_gpu is not None:
-        return [
-            *results,
-            problem("NVML", facts.no_gpu, "Install or load the NVIDIA driver: `nvidia-smi` must list the GPUs."),
-        ]
+        remedy = "Install or load the NVIDIA driver: `nvidia-smi` must list the GPUs."
+        return [*results, problem("NVML", facts.no_gpu, remedy)]
     results.append(ok("NVML", f"driver {facts.version}"))
     for gpu in facts.gpus:
         where = gpu.label
         if gpu.uuid in facts.trouble:
-            remedy = (
-                "See `nvidia-smi` and the kernel's log (`dmesg | grep -i xid`). No new session is placed on this GPU."
-            )
-            results.append(problem(where, f"{gpu.model} is unhealthy: it {facts.trouble[gpu.uuid]}", remedy))
+            what = f"{gpu.model} is unhealthy: it {facts.trouble[gpu.uuid]}"
+            results.append(problem(where, what, _UNHEALTHY))
         else:
             part = f", {instance_time(gpu.mig.profile)}" if gpu.mig is not None else ""
             results.append(ok(where, f"{gpu.model}, {memory(gpu.memory_bytes)}{part}, {gpu.uuid}"))
@@ -173,14 +170,12 @@ def _cuda_findings(facts: DriverFacts) -> list[Finding]:
     version = f"CUDA {facts.cuda_version // 1000}.{facts.cuda_version % 1000 // 10}"
     if all(facts.paging):
         return [ok("libcuda.so.1", f"{version}; managed memory can be paged while kernels run")]
-    return [
-        note(
-            "libcuda.so.1",
-            f"{version}; some GPUs cannot page managed memory while kernels run, so they use plain memory",
-            "Use templates whose memory limits add up to the GPU's memory on these GPUs. Paging needs a GPU of the "
-            "Pascal generation or later, and with vGPU a profile with unified memory.",
-        )
-    ]
+    what = f"{version}; some GPUs cannot page managed memory while kernels run, so they use plain memory"
+    remedy = (
+        "Use templates whose memory limits add up to the GPU's memory on these GPUs. Paging needs a GPU of the Pascal "
+        "generation or later, and with vGPU a profile with unified memory."
+    )
+    return [note("libcuda.so.1", what, remedy)]
 
 
 def _devices(dev: Path, gpus: tuple[Gpu, ...]) -> dict[str, str]:

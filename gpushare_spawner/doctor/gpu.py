@@ -37,6 +37,8 @@ _COPIES = 2
 """A program can hold a copy of the memory that it fills."""
 _HEAR_WITHIN = 120.0
 """Seconds for a framework to start, and for memory to be paged out."""
+_REPORT_IT = "Report the error with the versions of driver and framework."
+_SIMULATED = " (simulated)"
 
 
 @dataclass(frozen=True)
@@ -86,14 +88,11 @@ def finding(name: str, outcome: ProgramResult, simulated: bool = False) -> Findi
     figures = (
         f"page out {outcome.page_out / 1e9:.1f} GB/s, page in {outcome.page_in / 1e9:.1f} GB/s, "
         f"lease returned in {outcome.release * 1000:.1f} ms, "
-        f"a launch {outcome.launch_ns:.0f} ns, {outcome.bare_ns:.0f} ns without the library"
+        f"a launch {outcome.launch_ns:.0f} ns, {outcome.bare_ns:.0f} ns without the library{_SIMULATED * simulated}"
     )
-    if simulated:
-        figures += " (simulated)"
     if outcome.intact:
         return ok(name, f"memory unchanged after it was paged out and in; {figures}")
-    remedy = "Do not share this GPU. Report the error with the versions of driver and framework."
-    return problem(name, f"memory was changed by paging out and in; {figures}", remedy)
+    return problem(name, f"memory was changed by paging out and in; {figures}", f"Do not share this GPU. {_REPORT_IT}")
 
 
 def failed(name: str, error: Exception) -> Finding:
@@ -211,22 +210,20 @@ def try_suspension(name: str, code: str, size: int, gpu: Gpu, environment: Mappi
     except SuspendUnavailable as error:
         return skipped(where, str(error))
     except (RuntimeError, AssertionError, OSError) as error:
-        remedy = "Use the engine managed on this machine. Report the error with the versions of driver and framework."
-        return note(where, f"the program could not be suspended and resumed: {reason(error)}", remedy)
+        what = f"the program could not be suspended and resumed: {reason(error)}"
+        return note(where, what, f"Use the engine managed on this machine. {_REPORT_IT}")
 
 
 def trial_finding(where: str, trial: Trial, simulated: bool = False) -> Finding:
     """Return the finding that follows from a trial."""
     figures = (
         f"{memory(trial.freed)} of GPU memory were free after {trial.suspended_in:.2f} s, "
-        f"and the program was back after {trial.resumed_in:.2f} s"
+        f"and the program was back after {trial.resumed_in:.2f} s{_SIMULATED * simulated}"
     )
-    if simulated:
-        figures += " (simulated)"
     if trial.intact:
         return ok(where, f"memory unchanged after the program was suspended and resumed; {figures}")
-    remedy = "Do not use the engine suspend here. Report the error with the versions of driver and framework."
-    return problem(where, f"memory was changed while the program was suspended; {figures}", remedy)
+    what = f"memory was changed while the program was suspended; {figures}"
+    return problem(where, what, f"Do not use the engine suspend here. {_REPORT_IT}")
 
 
 async def try_out(code: str, size: int, gpu: Gpu, environment: Mapping[str, str]) -> Trial:

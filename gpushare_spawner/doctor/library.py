@@ -39,7 +39,7 @@ class LibraryFacts:
 
 def check() -> list[Finding]:
     """Return the findings."""
-    return findings(probe(_library()))
+    return findings(probe(native.LIBRARIES / "libgpushare.so"))
 
 
 def probe(path: Path) -> LibraryFacts:
@@ -92,13 +92,6 @@ def version_number(text: str) -> int:
 def version_text(number: int) -> str:
     """Return 10203 as "1.2.3"."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-
-
-def _library() -> Path:
-    try:
-        return native.preload_library()
-    except FileNotFoundError:
-        return native.LIBRARIES / "libgpushare.so"
 
 
 def _reported(path: Path) -> tuple[int | None, str]:

@@ -1,4 +1,8 @@
-"""Checks the kernel: the system calls that agent and library need, and that a seccomp profile can forbid."""
+"""Checks the kernel, and how containers get a GPU.
+
+Of the kernel: the system calls that agent and library need, and that a seccomp profile can forbid. Containers get a GPU
+by NVIDIA's container toolkit, or by the names of a CDI specification.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import os
 import platform
 from pathlib import Path
 
-from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.kubernetes.devices.cdi import FOLDERS, cdi_names
+from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem, skipped
 
 _SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283}
 _MEMBARRIER_QUERY = 0
@@ -24,35 +30,23 @@ def check(machine: Machine, status: Path = Path("/proc/self/status")) -> list[Fi
         remedy = "Use a machine of one of these architectures."
         results = [problem("kernel", f"{system}: the library exists for x86_64 and aarch64 only", remedy)]
     if not _pidfd():
-        results.append(
-            problem(
-                "pidfd_open",
-                "refused by the kernel, so the agent cannot detect the end of a notebook server",
-                "Use Linux 5.3 or later. In a container, allow pidfd_open in the seccomp profile.",
-            )
-        )
+        what = "refused by the kernel, so the agent cannot detect the end of a notebook server"
+        remedy = "Use Linux 5.3 or later. In a container, allow pidfd_open in the seccomp profile."
+        results.append(problem("pidfd_open", what, remedy))
     if _membarrier():
         results.append(ok("membarrier", "available to this process"))
     else:
-        results.append(
-            note(
-                "membarrier",
-                "refused by the kernel, so each kernel launch with the library needs a memory fence",
-                "Use Linux 4.14 or later. In a container, allow membarrier in the seccomp profile.",
-            )
-        )
+        what = "refused by the kernel, so each kernel launch with the library needs a memory fence"
+        remedy = "Use Linux 4.14 or later. In a container, allow membarrier in the seccomp profile."
+        results.append(note("membarrier", what, remedy))
     filtered = "this process has a filter" if _seccomp(status) else "this process has no filter"
     results.append(ok("seccomp", f"{filtered}; notebooks in containers can have another one"))
     if _memory_cgroups(machine.path(Path("/sys/fs/cgroup"))):
         results.append(ok("cgroups", "memory limits of servers can be read"))
     else:
-        results.append(
-            note(
-                "cgroups",
-                "no memory controller was found, so the agent cannot read the servers' memory limits",
-                "Mount the cgroups, or give their folder with `gpushare agent --cgroups DIR`.",
-            )
-        )
+        what = "no memory controller was found, so the agent cannot read the servers' memory limits"
+        remedy = "Mount the cgroups, or give their folder with `gpushare agent --cgroups DIR`."
+        results.append(note("cgroups", what, remedy))
     return results
 
 
@@ -82,3 +76,32 @@ def _memory_cgroups(cgroups: Path) -> bool:
     if controllers.is_file():
         return "memory" in controllers.read_text().split()
     return (cgroups / "memory").is_dir()
+
+
+_SOCKETS = (Path("/run/containerd/containerd.sock"), Path("/run/crio/crio.sock"), Path("/run/docker.sock"))
+"""Sockets of container engines."""
+_TOOLKIT = ("nvidia-container-runtime", "nvidia-ctk")
+
+
+def check_containers(gpus: tuple[Gpu, ...], machine: Machine) -> list[Finding]:
+    """Return the findings. A container of a cluster, like the agent's, cannot see the node's programs."""
+    engines = [str(engine) for engine in (machine.kubelet, *map(machine.path, _SOCKETS)) if engine.exists()]
+    if not engines and not machine.in_pod:
+        return [skipped("containers", "no kubelet or container engine was found: servers are local processes")]
+    results = [ok("containers", ", ".join(engines) or "this is a container of a cluster")]
+    names = cdi_names(gpus, folders=map(machine.path, FOLDERS))
+    toolkit = next(filter(None, map(machine.program, _TOOLKIT)), None)
+    if gpus and all(gpu.uuid in names for gpu in gpus):
+        results.append(ok("CDI", "each GPU has a name: " + ", ".join(names.values())))
+    elif machine.in_pod and gpus:
+        results.append(ok("NVIDIA container toolkit", "installed on the node: this container has the GPUs"))
+    elif toolkit is not None:
+        results.append(ok(toolkit, "NVIDIA container toolkit is installed"))
+    else:
+        what = "not installed, and not all GPUs have CDI names: containers get no driver"
+        remedy = (
+            "Install nvidia-container-toolkit and run `nvidia-ctk runtime configure`, or write CDI names with "
+            "`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`."
+        )
+        results.append(problem("NVIDIA container toolkit", what, remedy))
+    return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -19,6 +20,12 @@ from gpushare_spawner.wording.spawn_form import not_on_one_machine
 
 _COPY = "Copy the templates that come with the package: `gpushare config-path templates` prints their folder."
 
+_VALID = {
+    QUOTA_FILE: "quotas are valid",
+    IDLE_FILE: "the idle policy is valid",
+    LAYERS_FILE: "the sharing layers are valid",
+}
+
 
 def check(folder: Path, gpus: tuple[Gpu, ...], machine: Machine) -> list[Finding]:
     """Return the findings. On a node of a cluster the hub's pod has the templates."""
@@ -33,8 +40,7 @@ def check(folder: Path, gpus: tuple[Gpu, ...], machine: Machine) -> list[Finding
         results += _mig_findings(folder, policy, gpus)
         results += _refused_findings(folder, policy)
     # in a cluster there are other GPUs than this node's
-    results += quota_findings(folder, policy, () if machine.on_node else gpus)
-    return [*results, *idle_findings(folder, policy), *layer_findings(folder, policy)]
+    return [*results, *_beside_findings(folder, policy, () if machine.on_node else gpus)]
 
 
 def findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> list[Finding]:
@@ -56,11 +62,7 @@ def findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> list[Findin
 
 def _mps_findings(folder: Path, policy: Policy, machine: Machine) -> list[Finding]:
     """Return whether the program that MPS needs exists; none if no template names MPS."""
-    named = [
-        template.name
-        for template in policy.templates
-        if template.gpu is not None and template.gpu.layer is LayerName.MPS
-    ]
+    named = [found.name for found in policy.templates if found.gpu is not None and found.gpu.layer is LayerName.MPS]
     if not named:
         return []
     program = machine.program(MPS_PROGRAM)
@@ -96,41 +98,24 @@ def _mig_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> list[F
     return results
 
 
-def _file_findings(folder: Path, policy: Policy, file: str, valid: str | None) -> list[Finding]:
-    """Return the problems of a file beside the templates, or that it is ``valid`` (None: there is no file)."""
-    results = [problem(*_problem_texts(folder, found)) for found in policy.problems if found.file == file]
-    return results or ([ok(str(folder / file), valid)] if valid is not None else [])
-
-
-def quota_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> list[Finding]:
-    """Return the findings about quotas.yaml; none if there is no such file.
-
-    `gpus`: the GPUs of the hub; empty if unknown.
-    """
-    results = [note(*_problem_texts(folder, warning)) for warning in policy.warnings]
-    quotas = policy.quotas
-    if quotas is not None and gpus:
-        exceeds = exceeds_cluster(quotas, sum(gpu.capacity(UNITS_PER_GPU) for gpu in gpus))
-        if exceeds is not None:
-            results.append(note(str(folder / QUOTA_FILE), exceeds, "Lower some guarantees: not all can hold at once."))
-    return results + _file_findings(folder, policy, QUOTA_FILE, "quotas are valid" if quotas is not None else None)
-
-
-def idle_findings(folder: Path, policy: Policy) -> list[Finding]:
-    """Return the findings about idle.yaml; none if there is no such file."""
-    valid = "the idle policy is valid" if policy.idle is not None else None
-    return _file_findings(folder, policy, IDLE_FILE, valid)
-
-
-def layer_findings(folder: Path, policy: Policy) -> list[Finding]:
-    """Return the findings about layers.yaml and the templates of its layers; none if there is no file."""
-    if policy.layers is None:
-        return _file_findings(folder, policy, LAYERS_FILE, None)
-    results = [problem(*_problem_texts(folder, wrong)) for wrong in layer_problems(policy)]
-    remedy = "Nothing to do if you intend that. The reference of sharing layers says what each layer can do."
-    for text in (*layer_notes(policy), *legacy_notes(policy)):
-        results.append(note(str(folder / LAYERS_FILE), text, remedy))
-    return results + _file_findings(folder, policy, LAYERS_FILE, "the sharing layers are valid")
+def _beside_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
+    """Yield the findings about each file beside the templates that exists. `gpus`: of the hub; empty if unknown."""
+    for name, content in policy.beside.items():
+        if name == QUOTA_FILE:
+            yield from (note(*_problem_texts(folder, warning)) for warning in policy.warnings)
+            units = sum(gpu.capacity(UNITS_PER_GPU) for gpu in gpus)
+            exceeds = exceeds_cluster(policy.quotas, units) if policy.quotas is not None and gpus else None
+            if exceeds is not None:
+                yield note(str(folder / name), exceeds, "Lower some guarantees: not all can hold at once.")
+        if name == LAYERS_FILE and policy.layers is not None:
+            yield from (problem(*_problem_texts(folder, wrong)) for wrong in layer_problems(policy))
+            remedy = "Nothing to do if you intend that. The reference of sharing layers says what each layer can do."
+            for text in (*layer_notes(policy), *legacy_notes(policy)):
+                yield note(str(folder / name), text, remedy)
+        wrong_fields = [found for found in policy.problems if found.file == name]
+        yield from (problem(*_problem_texts(folder, found)) for found in wrong_fields)
+        if content is not None and not wrong_fields:
+            yield ok(str(folder / name), _VALID[name])
 
 
 def _problem_texts(folder: Path, wrong: Problem) -> tuple[str, str, str]:

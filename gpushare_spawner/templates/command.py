@@ -31,7 +31,6 @@ from gpushare_spawner.model.template import BrokenPromise, Template, TemplateGpu
 from gpushare_spawner.templates.files import read_file
 from gpushare_spawner.templates.folder import (
     DEFAULT_FOLDER,
-    IDLE_FILE,
     LAYERS_FILE,
     QUOTA_FILE,
     RESERVED,
@@ -41,7 +40,7 @@ from gpushare_spawner.templates.folder import (
 )
 from gpushare_spawner.templates.parser import TEMPLATE
 from gpushare_spawner.templates.problems import Problem, bare_numbers, line_of
-from gpushare_spawner.wording.amounts import memory, plural
+from gpushare_spawner.wording.amounts import memory, plural, printable
 from gpushare_spawner.wording.pod_requests import perhaps_not_requested
 from gpushare_spawner.wording.service import exceeds_cluster
 from gpushare_spawner.wording.spawn_form import idle_actions
@@ -207,8 +206,8 @@ def check(folder: Path, gpus: int | None = None, as_json: bool = False) -> int:
         shown = [
             {"file": policy.files[template.name], **template.model_dump(mode="json")} for template in policy.templates
         ]
-        results = {"problems": list(map(_printable, problems)), "warnings": list(map(_printable, warnings))}
-        print(json.dumps({"folder": _printable(str(folder)), "templates": shown, **results}, indent=2))
+        results = {"problems": list(map(printable, problems)), "warnings": list(map(printable, warnings))}
+        print(json.dumps({"folder": printable(str(folder)), "templates": shown, **results}, indent=2))
         return 1 if problems else 0
     # a log or a file has no width limit
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
@@ -217,13 +216,13 @@ def check(folder: Path, gpus: int | None = None, as_json: bool = False) -> int:
     for lines, colour in ((problems, "red"), (warnings, "yellow")):
         for line in lines:
             # each on one unwrapped line, so that editors can jump to file:line
-            out.print(Text(_printable(line), style=colour), soft_wrap=True)
+            out.print(Text(printable(line), style=colour), soft_wrap=True)
     if problems:
         out.print(f"{plural(len(problems), 'problem')}, {plural(len(policy.templates), 'valid template')}.")
         return 1
-    files = ((IDLE_FILE, policy.idle), (LAYERS_FILE, policy.layers))
-    beside = "".join(f", {name}" for name, content in files if content is not None)
-    out.print(f"{plural(len(policy.templates), 'template')}{_number_of(policy.quotas)}{beside}, no problems.")
+    beside = [name for name, content in policy.beside.items() if content is not None and name != QUOTA_FILE]
+    files = [plural(len(policy.templates), "template"), *_number_of(policy.quotas), *beside]
+    out.print(f"{', '.join(files)}, no problems.")
     return 0
 
 
@@ -246,12 +245,12 @@ def _warnings(folder: Path, policy: Policy, gpus: int | None) -> list[str]:
     return warnings
 
 
-def _number_of(quotas: Quotas | None) -> str:
+def _number_of(quotas: Quotas | None) -> list[str]:
     if quotas is None:
-        return ""
+        return []
     count = int("default" in quotas.model_fields_set)
     count += len(quotas.users) + sum(max(1, len(group.teams)) for group in quotas.groups.values())
-    return f", {plural(count, 'quota')}"
+    return [plural(count, "quota")]
 
 
 def _gpus(value: str) -> int:
@@ -270,7 +269,7 @@ def _table(policy: Policy) -> Table:
         name = template.name + (" (default)" if template.default else "")
         idle = _idle(template, policy.idle)
         cells = (policy.files[template.name], name, _share(template), idle, _access(template))
-        table.add_row(*(Text(_printable(cell)) for cell in cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
@@ -333,9 +332,3 @@ def _requests_note(template: Template) -> str | None:
     }
     missing = [name for name, amounts in given.items() if all(amount is None for amount in amounts)]
     return perhaps_not_requested(missing) if missing else None
-
-
-def _printable(text: str) -> str:
-    # a file's name can contain bytes that are not UTF-8, and a problem can quote control characters
-    safe = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in safe)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.quota import Quotas
@@ -52,6 +54,11 @@ class Policy:
     """File names by template names."""
     lines: Mapping[str, Mapping[FieldPath, int]] = field(default_factory=dict)
     """The line of each field, counted from 1, by template names."""
+
+    @property
+    def beside(self) -> dict[str, BaseModel | None]:
+        """The contents of the files beside the templates, by the files' names."""
+        return {QUOTA_FILE: self.quotas, IDLE_FILE: self.idle, LAYERS_FILE: self.layers}
 
     def get(self, name: str) -> Template | None:
         """Return the template with this name, if there is one."""
@@ -179,10 +186,10 @@ class PolicyFolder:
         if before.templates != now.templates:
             names = ", ".join(template.name for template in now.templates) or "none"
             self._log.info("Templates in force from %s: %s", self.path, names)
-        contents = ((before.quotas, now.quotas), (before.idle, now.idle), (before.layers, now.layers))
-        for (name, kind), (old, new) in zip(RESERVED.items(), contents, strict=True):
-            if old != new:
-                self._log.info("%s in force: %s", kind.title, "none" if new is None else self.path / name)
+        for name, content in now.beside.items():
+            if content != before.beside[name]:
+                where = "none" if content is None else self.path / name
+                self._log.info("%s in force: %s", RESERVED[name].title, where)
 
 
 def _warnings(read: Parsed[Quotas]) -> list[Problem]:

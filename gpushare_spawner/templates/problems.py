@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 from gpushare_spawner.model.quantity import parse_bytes, parse_percent_or_bytes, parse_seconds
 from gpushare_spawner.model.quota import NAME_TAKEN
 from gpushare_spawner.model.template import IDLE_ORDER, LAYER_CANNOT
-from gpushare_spawner.wording.amounts import duration, memory
+from gpushare_spawner.wording.amounts import duration, memory, printable
 
 FieldPath = tuple[str | int, ...]
 """The place of a field in a file: names of fields and positions in lists."""
@@ -42,7 +42,8 @@ class Problem:
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         parts = [place, self.field, self.what] if self.field else [place, self.what]
-        return _one_line(": ".join(parts) + (f"; {self.advice}" if self.advice else ""))
+        # a field's name can be any text
+        return printable(": ".join(parts) + (f"; {self.advice}" if self.advice else ""))
 
 
 def log_problems(log: Logger, path: Path, before: Sequence[str], now: Sequence[str]) -> None:
@@ -70,11 +71,6 @@ def line_of(path: FieldPath, lines: Mapping[FieldPath, int]) -> int | None:
         if path[:length] in lines:
             return lines[path[:length]]
     return None
-
-
-def _one_line(text: str) -> str:
-    """Return the text with line breaks and control characters as escapes. A field's name can be any text."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _path(details: ErrorDetails, root: type[BaseModel]) -> FieldPath:

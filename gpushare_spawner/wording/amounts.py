@@ -143,6 +143,11 @@ def unbroken(text: str) -> str:
     return re.sub(r"(?<=\u00a0h) (?=\d+\u00a0min\b)|(?<=\u00a0min) (?=\d+\u00a0s\b)", "\u00a0", joined)
 
 
+def printable(text: str) -> str:
+    """Return the text on one line, with escapes for control characters and bytes that are not UTF-8."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
 def plural(count: int, singular: str, more: str | None = None) -> str:
     """Return a number with its noun: 1 -> "1 session", 2 -> "2 sessions"."""
     return f"{count} {singular if count == 1 else more or singular + 's'}"

@@ -1,4 +1,4 @@
-"""doctor/containers.py: how containers get a GPU."""
+"""doctor/system.py: how containers get a GPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.doctor.containers import check
 from gpushare_spawner.doctor.finding import Level, Machine
+from gpushare_spawner.doctor.system import check_containers
 
 GPU = Gpu(0, "GPU-5543a1f8-be84-51d9-b6ef-c988bafad2eb", "NVIDIA L4", 24 * 2**30, minor=0)
 
@@ -18,7 +18,7 @@ NONE: Mapping[str, str] = {}
 
 
 def last(root: Path, gpus: tuple[Gpu, ...] = (GPU,), environment: Mapping[str, str] = NONE) -> Level:
-    return check(gpus, Machine(root, {"PATH": "/bin", **environment}))[-1].level
+    return check_containers(gpus, Machine(root, {"PATH": "/bin", **environment}))[-1].level
 
 
 def write_cdi(root: Path, device: str) -> None:
@@ -52,6 +52,6 @@ def test_a_container_that_sees_its_gpus_needs_no_toolkit_of_its_own(tmp_path: Pa
 def test_a_kubelet_and_cdi_names_are_found(tmp_path: Path) -> None:
     (tmp_path / "var/lib/kubelet").mkdir(parents=True)
     write_cdi(tmp_path, "/dev/nvidia0")
-    engines, names = check((GPU,), Machine(tmp_path, POD))
+    engines, names = check_containers((GPU,), Machine(tmp_path, POD))
     assert engines.what == str(tmp_path / "var/lib/kubelet")
     assert names.what == "each GPU has a name: nvidia.com/gpu=0"
