@@ -36,13 +36,18 @@ SessionId = Annotated[str, Field(min_length=1, max_length=MAX_LENGTH, pattern=r"
 
 
 class _Request(BaseModel):
+    """A request. Fields with their default are not sent: an agent refuses a request with a field that it does not know.
+
+    `op` and `version` are always sent.
+    """
+
     model_config = ConfigDict(extra="forbid", frozen=True)
     version: Literal[1] = CONTROL_VERSION
 
-
-def _without(written: dict[str, Any], *fields: str) -> dict[str, Any]:
-    """Leave out these fields if they are None: an agent refuses a request with a field that it does not know."""
-    return {name: value for name, value in written.items() if value is not None or name not in fields}
+    @model_serializer(mode="wrap")
+    def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        given = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
+        return {name: value for name, value in handler(self).items() if name in {"op", "version", *given}}
 
 
 class ReportRequest(_Request):
@@ -81,15 +86,6 @@ class OpenRequest(_Request):
     """The sharing layer of the GPUs. All sessions of a GPU have the same layer."""
     confirm_within: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which the agent closes an unconfirmed session."""
-
-    @model_serializer(mode="wrap")
-    def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        written = _without(handler(self), "user_units")
-        if self.engine is MemoryEngine.MANAGED:
-            del written["engine"]
-        if self.layer is LayerName.NATIVE:
-            del written["layer"]
-        return written
 
 
 class Opened(BaseModel):
@@ -132,10 +128,6 @@ class TierRequest(_Request):
     """The session gives up the units that the tier takes, so that another session can own them. Until then, at most
     until this instant, GPU work does not restore them. None if the session keeps its units."""
 
-    @model_serializer(mode="wrap")
-    def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(handler(self), "if_gpu_seconds", "use", "yields_until")
-
 
 class ResizeRequest(_Request):
     """Request to change the share of a running session, on each of its GPUs.
@@ -166,10 +158,6 @@ class NoticeRequest(_Request):
     after_seconds: Annotated[float, Field(ge=0)] = 0.0
     use: UseRule | None = None
 
-    @model_serializer(mode="wrap")
-    def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(handler(self), "use")
-
     @classmethod
     def of(cls, session: str, notice: Notice | None) -> NoticeRequest:
         """Return the request to send a session this notice; None withdraws its present notice."""
@@ -180,7 +168,7 @@ class NoticeRequest(_Request):
         """The notice for the session's user; None: a notice is withdrawn."""
         if self.tier is None:
             return None
-        return Notice.model_validate(self.model_dump(exclude={"op", "id"}))
+        return Notice.model_validate(self, from_attributes=True)
 
 
 class ControlsRequest(_Request, Controls):
@@ -224,10 +212,6 @@ class MessageRequest(_Request):
         if self.message is not None:
             return with_message(standing, self.message)
         return without_message(standing, self.cause or MessageCause.ADMIN)
-
-    @model_serializer(mode="wrap")
-    def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(handler(self), "cause")
 
 
 class AnswerRequest(_Request):

@@ -52,12 +52,12 @@ KEEPS = PREFIX + "keeps"
 """Annotation: JSON list of the instants at which keeps of the last 24 hours began; absent: none."""
 EXEMPTION = PREFIX + "exemption"
 """Annotation: JSON of `model.controls.Exemption`; absent: the session can have idle actions."""
-MESSAGE = PREFIX + "message"
+LAST_MESSAGE = PREFIX + "message"
 """Annotation: JSON of the last `model.controls.Message` to the session's user; absent: there is none. For readers that
 do not know `MESSAGES`."""
 MESSAGES = PREFIX + "messages"
 """Annotation: JSON list of the present `model.controls.Message`, one of each cause, the earliest first; absent: at most
-that of `MESSAGE`."""
+that of `LAST_MESSAGE`."""
 ANSWERS = PREFIX + "answers"
 """Annotation: JSON list of the last `model.controls.AskAnswer`, the latest last."""
 
@@ -366,7 +366,7 @@ _ANNOTATIONS = {
     KEEP: _json("keep", Keep),
     KEEPS: _json("keeps", Annotated[tuple[Instant, ...], Field(max_length=MOST_KEEPS)]),
     EXEMPTION: _json("exemption", Exemption),
-    MESSAGE: _json("message", Message),
+    LAST_MESSAGE: _json("message", Message),
     MESSAGES: _json("messages", tuple[Message, ...]),
     ANSWERS: _json("answers", tuple[AskAnswer, ...]),
     RESIZE: _json("resize", ShareChange),

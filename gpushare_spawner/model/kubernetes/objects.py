@@ -30,7 +30,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     EXEMPTION,
     GPU_COUNT,
     KEEP,
-    MESSAGE,
+    LAST_MESSAGE,
     MESSAGES,
     NOTICE,
     PREFIX,
@@ -218,7 +218,7 @@ SESSION_FILES_FOLDER = "/var/run/gpushare-session"
 SESSION_FILES = {
     name: name.removeprefix(PREFIX)
     for name in (
-        SESSION, TEMPLATE, SHARE, GPU_COUNT, TIER, TIER_SINCE, EFFECTIVE_SHARE, NOTICE, KEEP, EXEMPTION, MESSAGE,
+        SESSION, TEMPLATE, SHARE, GPU_COUNT, TIER, TIER_SINCE, EFFECTIVE_SHARE, NOTICE, KEEP, EXEMPTION, LAST_MESSAGE,
         MESSAGES,
     )
 }  # fmt: skip
