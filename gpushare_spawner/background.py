@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 
@@ -15,6 +17,14 @@ async def cancel(*tasks: asyncio.Future[Any] | None) -> None:
     for task in started:
         task.cancel()
     await asyncio.gather(*started, return_exceptions=True)
+
+
+def pauses(first: float, longest: float, within: float = math.inf) -> Iterator[float]:
+    """Yield the seconds to wait after each failed try: they double. Ends ``within`` seconds after the first try."""
+    ends_at, pause = time.monotonic() + within, first
+    while time.monotonic() < ends_at:
+        yield pause
+        pause = min(2 * pause, longest)
 
 
 class Background(ABC):

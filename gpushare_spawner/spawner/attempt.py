@@ -43,7 +43,7 @@ class SpawnProgress:
         self._more = asyncio.Event()
         self._ended = False
 
-    def tell(
+    def add(
         self,
         *paragraphs: str | Paragraph,
         progress: int | None = None,
@@ -65,11 +65,11 @@ class SpawnProgress:
         self._events.append(event)
         self._notify()
 
-    def tell_template(self, name: str, title: str) -> None:
+    def add_template(self, name: str, title: str) -> None:
         """Add the template of this spawn. ``title``: its display name."""
         marked = f'<span class="gpushare-template" data-template="{escape(name)}">{escape(title)}</span>'
         html = escape(words.template("{title}")).replace("{title}", marked)
-        self.tell(Paragraph(words.template(title), html), progress=0)
+        self.add(Paragraph(words.template(title), html), progress=0)
 
     @staticmethod
     def _with_time(text: str, at: float) -> Paragraph:
@@ -96,16 +96,16 @@ class SpawnProgress:
                 return
             await self._more.wait()
 
-    def tell_placement(self, reservation: Reservation) -> str:
+    def add_placement(self, reservation: Reservation) -> str:
         """Add the GPUs of a reservation. Return the place for the log."""
         offer, share = reservation.offer, reservation.request.share
         if offer is not None:
             place = LAYERS[offer.layer].title
-            self.tell(layer_words.placed(place), progress=30)
+            self.add(layer_words.placed(place), progress=30)
             return f"by {place}"
         gpus = [(gpu.index, gpu.model) for gpu in reservation.gpus]
         place = words.placed_on(gpus, reservation.placement.node)
-        self.tell(words.placed(place, share, reservation.placement.borrowed), progress=30)
+        self.add(words.placed(place, share, reservation.placement.borrowed), progress=30)
         return f"on {place}"
 
     async def follow(self, ticket: Ticket, ends_at: float) -> None:
@@ -121,7 +121,7 @@ class SpawnProgress:
             status = ticket.status
             if status is not None:
                 text = words.waiting(status.ahead, ticket.request.share, status.hint, status.minutes, status.elsewhere)
-                self.tell(
+                self.add(
                     self._with_time(text, ends_at),
                     words.suitable(status.gpus),
                     _alternatives(status.startable),

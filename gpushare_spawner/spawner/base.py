@@ -358,11 +358,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         with refusals_reported(self), attempt.placing():
             note = self._noted()
             if note:
-                attempt.progress.tell(note, progress=0)
+                attempt.progress.add(note, progress=0)
             await maybe_future(hook())
             choice = await self._accepted_choice()
             attempt.chose(choice)
-            attempt.progress.tell_template(choice.profile.slug, choice.profile.title)
+            attempt.progress.add_template(choice.profile.slug, choice.profile.title)
             if choice.profile.template is None or choice.profile.template.gpu is None:
                 self._decided.set()
             await self._get_ready(choice)
@@ -499,7 +499,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         now. Sets `_decided` after the first decision: the spawn has a place, or the first pass over the queue left it
         waiting. Raises SpawnRefused. After an error or a cancelled wait nothing stays reserved.
         """
-        telling: list[asyncio.Task[None]] = []
+        following: list[asyncio.Task[None]] = []
         ends_at = time.time() + patience
 
         def joined(ticket: Ticket) -> None:
@@ -507,16 +507,20 @@ class GPUShareBase(_Part):  # type: ignore[misc]
                 SpawnRequest(request.tenant, template, ineligible=self._ineligible_for(template))
                 for template in alternatives
             )
-            telling.append(asyncio.ensure_future(progress.follow(ticket, ends_at)))
-            telling.append(asyncio.ensure_future(self._decide_when_considered(ticket)))
+            following.append(asyncio.ensure_future(progress.follow(ticket, ends_at)))
+            following.append(asyncio.ensure_future(self._decide_when_considered(ticket)))
 
         try:
             reserved = await self.reservations.reserve(request, patience, joined)
         finally:
-            for task in telling:
+            for task in following:
                 task.cancel()
         self._decided.set()
-        self.log.info("%s: %s %s", self._log_name, request.share, progress.tell_placement(reserved))
+        try:
+            self.log.info("%s: %s %s", self._log_name, request.share, progress.add_placement(reserved))
+        except BaseException:
+            self.reservations.give_back(reserved)
+            raise
         return reserved
 
     async def _decide_when_considered(self, ticket: Ticket) -> None:

@@ -118,19 +118,23 @@ class Form:
         slug = _first(form_data.get("profile"))
         if not slug:
             return {}
-        options: dict[str, Any] = {"profile": slug}
         prefix = f"profile-option-{slug}--"
         fields = {
             name.removeprefix(prefix): _first(value) for name, value in form_data.items() if name.startswith(prefix)
         }
-        for name, value in fields.items():
-            if name.endswith(UNLISTED):
-                # the text field is there even when it is hidden; it counts only where "other" is selected
-                if fields.get(name.removesuffix(UNLISTED), OTHER) == OTHER:
-                    options[name] = value
-            elif value != OTHER:
-                options[name] = value
-        return options
+        return {"profile": slug, **without_idle_fields(fields)}
+
+
+def without_idle_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of our form that count.
+
+    A text field is submitted even when it is hidden: it counts only where "other" is selected.
+    """
+    return {
+        name: value
+        for name, value in options.items()
+        if value != OTHER and (not name.endswith(UNLISTED) or options.get(name.removesuffix(UNLISTED), OTHER) == OTHER)
+    }
 
 
 @lru_cache

@@ -510,7 +510,7 @@ class PodLauncher:
                 status=503,
                 retry_after=60,
             )
-        self.attempt.retries.tell(words.another_place(str(error)))
+        self.attempt.retries.add(words.another_place(str(error)))
 
     def _let_arrive(self) -> None:
         share = self.attempt.reservation

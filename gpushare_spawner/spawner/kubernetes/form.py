@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.texts import matches_start
-from gpushare_spawner.spawner.form import OTHER, quota_now
+from gpushare_spawner.spawner.form import quota_now
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.options import MAX_TEXT, UNLISTED, Choice, Profile, resource_override
 from gpushare_spawner.spawner.queue.availability import Availability, AvailabilityNow, UnknownNow
@@ -231,16 +231,6 @@ def _escaped(value: Any) -> Any:
             key: copy.deepcopy(item) if key == "kubespawner_override" else _escaped(item) for key, item in value.items()
         }
     return str(escape(value)) if isinstance(value, str) else copy.deepcopy(value)
-
-
-def without_idle_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of our form without unused fields: without JavaScript, text fields are always submitted."""
-    meant = {}
-    for name, value in options.items():
-        listed = options.get(name.removesuffix(UNLISTED), OTHER) if name.endswith(UNLISTED) else OTHER
-        if listed == OTHER and value != OTHER:
-            meant[name] = value
-    return meant
 
 
 NAMES = ("pvc_name", "pod_name", "dns_name", "secret_name")

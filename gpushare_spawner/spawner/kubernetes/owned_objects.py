@@ -17,6 +17,7 @@ from typing import Any
 
 from kubernetes_asyncio.client import V1EnvVar, V1EnvVarSource, V1Pod, V1SecretKeySelector
 
+from gpushare_spawner.background import pauses
 from gpushare_spawner.clients.api import ApiFailure, ClusterApi
 from gpushare_spawner.model.kubernetes.annotations import LAYER
 from gpushare_spawner.model.kubernetes.objects import CLAIMS_API, claim_name
@@ -137,8 +138,9 @@ class PodObjects:
         Retries until it is done or cancelled, after failures of the API that can pass. Raises ApiFailure for others.
         """
         missing = [of_owner for of_owner in objects if of_owner is not None]
-        pause, longest = PAUSES
-        while missing:
+        if not missing:
+            return
+        for pause in pauses(*PAUSES):
             try:
                 uid = (await self._api.get(_path(namespace, "Pod", pod)))["metadata"]["uid"]
                 while missing and await self._create(namespace, missing[0](uid), uid):
@@ -152,7 +154,6 @@ class PodObjects:
                     raise
                 self._log.warning("What belongs to pod %s is not made yet: %s", pod, failure)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
 
     async def missing(self, pod: Mapping[str, Any]) -> bool:
         """Return whether a pod names a missing Secret or claim of its own. ``pod``: the API's object.

@@ -35,6 +35,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import LayerCannot, Tenant
 from gpushare_spawner.spawner.attempt import SpawnPhase, SpawnProgress
 from gpushare_spawner.spawner.base import FORM_SECONDS, GPUShareBase, applied_when_placed
+from gpushare_spawner.spawner.form import without_idle_fields
 from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt, PodLauncher, ServerPod
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
@@ -42,7 +43,7 @@ from gpushare_spawner.spawner.kubernetes.cluster.layers import LayerReader
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import ReportReflector
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.cluster.watches import Watches
-from gpushare_spawner.spawner.kubernetes.form import NAMES, Offer, checked_texts, names_template, without_idle_fields
+from gpushare_spawner.spawner.kubernetes.form import NAMES, Offer, checked_texts, names_template
 from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
 from gpushare_spawner.spawner.kubernetes.owned_objects import PodObjects, claim_of, token_secret
 from gpushare_spawner.spawner.kubernetes.pod import (

@@ -24,7 +24,7 @@ from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form import Form
 from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
-from gpushare_spawner.spawner.local.reservations import AgentReservations, LocalMachine, OpenedShare
+from gpushare_spawner.spawner.local.reservations import AgentReservations, OpenedShare, this_machine
 from gpushare_spawner.spawner.options import Choice, Overrides, Profile, ProfileError, profiles
 from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from gpushare_spawner.wording import spawn_failures as words
@@ -156,7 +156,7 @@ class GPUShareMixin(GPUShareBase):
         made = AgentReservations(
             AgentClient(self.agent_socket),
             self.log,
-            machine=LocalMachine.here() if self.enforces_resources else None,
+            machine=this_machine() if self.enforces_resources else None,
             **self._queue_settings(),
         )
         made.sweep_soon(self._hub_runs)

@@ -3,7 +3,7 @@
 One `AgentReservations` serves all spawners of a hub process that use the same agent. Its data are only a hint: each
 pass over the queue starts with a fresh report, and the agent checks its capacity again when it opens a session.
 It opens, confirms and closes the sessions of this hub process. After a restart of the hub or the agent it keeps the
-sessions of running servers and closes abandoned ones. `LocalMachine` counts CPU and memory for placement; it limits no
+sessions of running servers and closes abandoned ones. `left` counts CPU and memory for placement; it limits no
 server, see `GPUShareMixin.enforces_resources`.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from gpushare_spawner.background import pauses
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
 from gpushare_spawner.model.layers import Placement
@@ -42,26 +43,20 @@ LONGEST_PAUSE = 5.0
 """Longest pause between two tries to close a session while the agent does not answer, in seconds."""
 
 
-@dataclass(frozen=True)
-class LocalMachine:
-    """One machine. ``total``: its CPU and memory; any number of servers can run on it."""
+def this_machine() -> NodeResources:
+    """Return the CPU and memory of this process's machine; any number of servers can run on it."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return NodeResources.of_empty_node((os.cpu_count() or 1) * MILLICORES, memory)
 
-    total: NodeResources
 
-    @classmethod
-    def here(cls) -> LocalMachine:
-        """Return the machine of this process."""
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return cls(NodeResources.of_empty_node((os.cpu_count() or 1) * MILLICORES, memory))
+def left(machine: NodeResources, report: Report, templates: Iterable[Template]) -> NodeResources:
+    """Return a machine's capacity without the current guarantees of the templates of a report's sessions.
 
-    def left(self, report: Report, templates: Iterable[Template]) -> NodeResources:
-        """Return the capacity without the current guarantees of the templates of a report's sessions.
-
-        A session of a removed template counts nothing, and neither does a server without a GPU: the report has none.
-        """
-        guaranteed = {template.name: guaranteed_resources(template) for template in templates}
-        taken = (guaranteed[session.template] for session in report.sessions if session.template in guaranteed)
-        return self.total.less(Requested.total(taken))
+    A session of a removed template counts nothing, and neither does a server without a GPU: the report has none.
+    """
+    guaranteed = {template.name: guaranteed_resources(template) for template in templates}
+    taken = (guaranteed[session.template] for session in report.sessions if session.template in guaranteed)
+    return machine.less(Requested.total(taken))
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ class AgentReservations(Reservations[OpenedShare]):
     unreachable: ClassVar[tuple[type[Exception], ...]] = (AgentUnreachable,)
 
     def __init__(
-        self, client: AgentClient, log: logging.Logger, *, machine: LocalMachine | None = None, **settings: Any
+        self, client: AgentClient, log: logging.Logger, *, machine: NodeResources | None = None, **settings: Any
     ) -> None:
         super().__init__(log, **settings)
         self.client = client
@@ -106,7 +101,7 @@ class AgentReservations(Reservations[OpenedShare]):
         report = await self.report(max_age)
         self.feed.follow((report,), reserved=self.in_flight.values())
         if self._machine is not None:
-            self.feed.resources(report.node, self._machine.left(report, self._expected.offered()))
+            self.feed.resources(report.node, left(self._machine, report, self._expected.offered()))
         inventory = GpuInventory()
         inventory.put(report.node, report.gpus)
         notices = ((session.id, session.notice) for session in report.sessions)
@@ -238,10 +233,8 @@ class AgentReservations(Reservations[OpenedShare]):
         self.in_flight.pop(request.id, None)
 
     async def _confirm_later(self, request: OpenRequest, pid: int) -> None:
-        delay = 1.0
-        while self._running.get(request.id) is request:
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, 30.0)
+        for pause in pauses(1.0, 30.0):
+            await asyncio.sleep(pause)
             if self._running.get(request.id) is not request:
                 return
             try:
@@ -267,16 +260,14 @@ class AgentReservations(Reservations[OpenedShare]):
 
     async def _close(self, session: str) -> None:
         """Retry until the agent has closed the session, or must have ended it by itself."""
-        until, pause = time.monotonic() + CONFIRM_WITHIN, 0.25
         try:
-            while time.monotonic() < until:
+            for pause in pauses(0.25, LONGEST_PAUSE, CONFIRM_WITHIN):
                 try:
                     await self.client.close(session)
                     return
                 except (AgentUnreachable, ControlRefused) as error:
                     self.log.warning("GPU session %s is not closed yet: %s", session, error)
                     await asyncio.sleep(pause)
-                    pause = min(pause * 2, LONGEST_PAUSE)
         finally:
             self.in_flight.pop(session, None)
             self.closing.pop(session, None)
@@ -323,15 +314,12 @@ class AgentReservations(Reservations[OpenedShare]):
 
     async def _sweep(self, runs: Callable[[str, str], bool]) -> None:
         # the agent itself drops unconfirmed sessions of an earlier hub after CONFIRM_WITHIN
-        until = time.monotonic() + CONFIRM_WITHIN
-        delay = 1.0
-        while time.monotonic() < until:
+        for pause in pauses(1.0, 60.0, CONFIRM_WITHIN):
             try:
                 await self.sweep(runs)
                 return
             except AgentUnreachable:
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 60.0)
+                await asyncio.sleep(pause)
             except Exception:
                 self.log.exception("Cannot look for sessions of an earlier hub")
                 return

@@ -18,6 +18,7 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement.capacity import Reason
 from gpushare_spawner.placement.feed import SupposedLedger, helpful_actions
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.sharing.base import Tenant
@@ -187,14 +188,15 @@ class AvailabilityNow:
         if verdict.outcome is LayerOutcome.NOW:
             return Availability("now", words.STARTS_NOW)
         if verdict.outcome is LayerOutcome.NEVER:
-            return Availability("never", self._why_never(verdict), verdict.why)
+            return Availability("never", self._why_never(request, verdict), verdict.why)
         position = words.position(Positions(self.check, self.queue).ahead_of(request))
         return Availability("wait", position, verdict.why)
 
-    def _why_never(self, verdict: Verdict) -> str:
-        if verdict.ineligible:
+    def _why_never(self, request: PlacementRequest, verdict: Verdict) -> str:
+        if verdict.reason is Reason.INELIGIBLE:
             return words.NO_SUITABLE_NODE
-        return words.NO_SUITABLE_GPU if verdict.unsuitable else words.too_large(self.where)
+        unsuitable = not request.models or verdict.reason in (Reason.NO_MODEL, Reason.NO_GPUS)
+        return words.NO_SUITABLE_GPU if unsuitable else words.too_large(self.where)
 
 
 def models_of(gpus: tuple[GpuKind, ...]) -> Mapping[str, int]:
@@ -334,7 +336,7 @@ async def after_idle_actions(check: PlacementCheck, queue: SpawnQueue, breaks: L
     supposed = SupposedLedger(check.ledger)
     native = check.snapshot.native
     waiting = {
-        ticket: _counted(check, ticket)
+        ticket: check.request_of(ticket)
         for ticket in queue
         if not ticket.result.done() and native(ticket.request.template)
     }
@@ -354,7 +356,3 @@ async def after_idle_actions(check: PlacementCheck, queue: SpawnQueue, breaks: L
             if ticket not in expected and supposed.place(ticket.hold_name, request, node) is not None:
                 expected[ticket] = notice.at
     return expected
-
-
-def _counted(check: PlacementCheck, ticket: Ticket) -> PlacementRequest:
-    return check.counted_request(ticket.request.placement(check.snapshot))

@@ -288,12 +288,8 @@ class Verdict:
     """NOW: the place."""
     why: str = ""
     """WAIT and NEVER: the reason, as a sentence."""
-    unsuitable: bool = False
-    """NEVER: no GPU is of a suitable model."""
-    left_out: bool = False
-    """WAIT: only nodes that did not admit a pod of this request have free capacity."""
-    ineligible: bool = False
-    """NEVER: the current taints or labels of the nodes exclude the pod."""
+    reason: Reason | None = None
+    """WAIT and NEVER: the kind of the reason; None if earlier spawns or missing reports are the reason."""
 
 
 @dataclass(frozen=True)
@@ -324,14 +320,11 @@ class PlacementCheck:
         if not unplaceable.may_pass:
             if self.snapshot.awaited:
                 return Verdict(LayerOutcome.WAIT, why=self.snapshot.awaited)
-            if self.nodes_are_added:
-                return Verdict(LayerOutcome.WAIT, why=why)
-            unsuitable = not request.models or unplaceable.reason in (Reason.NO_MODEL, Reason.NO_GPUS)
-            ineligible = unplaceable.reason is Reason.INELIGIBLE
-            return Verdict(LayerOutcome.NEVER, why=why, unsuitable=unsuitable, ineligible=ineligible)
+            outcome = LayerOutcome.WAIT if self.nodes_are_added else LayerOutcome.NEVER
+            return Verdict(outcome, why=why, reason=unplaceable.reason)
         if self.fits_without(request, self.ledger.holds.keys()):
             return Verdict(LayerOutcome.WAIT, why=EARLIER_FIRST)
-        return Verdict(LayerOutcome.WAIT, why=why, left_out=unplaceable.reason is Reason.NOT_ADMITTED)
+        return Verdict(LayerOutcome.WAIT, why=why, reason=unplaceable.reason)
 
     def _no_instance(self, request: PlacementRequest) -> str:
         """Return why no MIG instance suits the request; empty: one does, or none is requested."""
@@ -350,6 +343,10 @@ class PlacementCheck:
     def fits_without(self, request: PlacementRequest, holds: Collection[str]) -> bool:
         """Return whether a request would fit on a node of these holds without the holds."""
         return self.ledger.fits_without(self.counted_request(request), holds)
+
+    def request_of(self, ticket: Ticket) -> PlacementRequest:
+        """Return the request of a ticket, as the ledger counts its share."""
+        return self.counted_request(ticket.request.placement(self.snapshot))
 
     def counted_request(self, request: PlacementRequest) -> PlacementRequest:
         """Return the request with its share as the ledger counts it."""
@@ -425,8 +422,7 @@ class Positions:
     def _request(self, ticket: Ticket) -> PlacementRequest:
         counted = self._requests.get(ticket)
         if counted is None:
-            request = ticket.request.placement(self._check.snapshot)
-            counted = self._requests[ticket] = self._check.counted_request(request)
+            counted = self._requests[ticket] = self._check.request_of(ticket)
         return counted
 
     def _competes(self, request: PlacementRequest, other: PlacementRequest) -> bool:
@@ -547,15 +543,15 @@ class Placer:
             return self._place_by_layers(ticket, layers)
         placement_request = request.placement(snapshot)
         verdict = self._check.verdict(placement_request)
+        outcome, reason = verdict.outcome, verdict.reason
         # Taints come and go. A spawn that waits already is not refused for one.
-        waits = verdict.outcome is LayerOutcome.WAIT or (verdict.ineligible and ticket.ahead is not None)
-        if waits:
+        if outcome is LayerOutcome.WAIT or (reason is Reason.INELIGIBLE and ticket.ahead is not None):
             if ticket.ahead is None and self._positions.is_full(request.template):
                 ticket.refuse(queue_full(request, self._queue.length))
             else:
-                why = f"{refused_by_nodes(request.left_out())}." if verdict.left_out else verdict.why
+                why = f"{refused_by_nodes(request.left_out())}." if reason is Reason.NOT_ADMITTED else verdict.why
                 ticket.says(self._positions.ahead_of(placement_request, ticket), why)
-        elif verdict.outcome is LayerOutcome.NEVER:
+        elif outcome is LayerOutcome.NEVER:
             ticket.refuse(impossible(request, self._where, verdict.why))
         return verdict.placement
 
@@ -597,7 +593,7 @@ class Placer:
         check = self._check
         if not check.snapshot.native(ticket.request.template):
             return
-        request = check.counted_request(ticket.request.placement(check.snapshot))
+        request = check.request_of(ticket)
         capacity = check.ledger.capacity
         await breaks.through(preparing_hold(capacity, request))
         able = able_nodes(capacity, request)

@@ -101,7 +101,7 @@ async def of_pod() -> AsyncIterator[dict[str, Any]]:
 
 
 async def test_the_placement_is_told_before_the_pods_events(attempt: PodAttempt) -> None:
-    attempt.progress.tell("First in queue.")
+    attempt.progress.add("First in queue.")
     attempt.progress.end()
     assert await told(attempt.events(True, of_pod())) == ["First in queue.", "pulling"]
     assert await told(attempt.events(False, of_pod())) == ["pulling"]
@@ -109,7 +109,7 @@ async def test_the_placement_is_told_before_the_pods_events(attempt: PodAttempt)
 
 async def test_nodes_that_refuse_the_pod_are_told_beside_its_events(attempt: PodAttempt) -> None:
     attempt.choice = Choice(Profile.of_template(HALF))
-    attempt.retries.tell("Looking for another node.")
+    attempt.retries.add("Looking for another node.")
     attempt.retries.end()
     heard: list[str] = []
 

@@ -14,7 +14,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.node import NodeResources
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.local.process import GPUShareSimpleSpawner
-from gpushare_spawner.spawner.local.reservations import AgentReservations, LocalMachine
+from gpushare_spawner.spawner.local.reservations import AgentReservations, left, this_machine
 from gpushare_spawner.spawner.queue.queue import Ticket
 from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from gpushare_spawner.templates.folder import Policy
@@ -22,7 +22,7 @@ from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import RunningHub, until
 
 GIB = 2**30
-MACHINE = LocalMachine(NodeResources(cpu=4000, memory=16 * GIB))
+MACHINE = NodeResources(cpu=4000, memory=16 * GIB)
 
 
 def template(name: str, cpu: float | None = None, memory: str | None = None) -> Template:
@@ -35,7 +35,7 @@ def template(name: str, cpu: float | None = None, memory: str | None = None) -> 
 BIG, SMALL, BARE = template("big", 2.5, "4Gi"), template("small", 0.5, "10Gi"), template("bare")
 
 
-def reservations(agent: FakeAgent, machine: LocalMachine | None = MACHINE) -> AgentReservations:
+def reservations(agent: FakeAgent, machine: NodeResources | None = MACHINE) -> AgentReservations:
     client = AgentClient(agent.socket, 1.0)
     log = logging.getLogger("test")
     policy = Policy(templates=(BIG, SMALL, BARE))
@@ -48,12 +48,11 @@ def test_sessions_take_what_their_templates_guarantee(agent: FakeAgent) -> None:
     agent.occupy("ada", 10, template="big")
     agent.occupy("bea", 10, template="small")
     agent.occupy("cy", 10, template="gone")
-    left = MACHINE.left(agent.report(), [BIG, SMALL, BARE])
-    assert left == NodeResources(cpu=1000, memory=2 * GIB)
+    assert left(MACHINE, agent.report(), [BIG, SMALL, BARE]) == NodeResources(cpu=1000, memory=2 * GIB)
 
 
 def test_machine_of_this_process_has_its_cores_and_memory() -> None:
-    total = LocalMachine.here().total
+    total = this_machine()
     assert total.cpu == (os.cpu_count() or 1) * 1000
     assert total.memory is not None
     assert total.memory > 2**28

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from tornado.httpclient import HTTPResponse
 
+from gpushare_spawner.spawner.attempt import SpawnProgress
+from gpushare_spawner.spawner.queue.queue import Reservation
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import RunningHub, until
 
@@ -34,6 +36,19 @@ async def test_an_agent_that_refuses_a_session_ends_the_spawn_with_the_reason(
     assert response.code == 502
     assert "The GPU agent refused the session: the test says bad-request" in said(response)
     await nothing_left(hub, agent)
+    assert (await hub.start_server("ada", {"profile": "quarter-gpu"})).code == 201
+
+
+async def test_an_error_after_the_reservation_gives_the_share_back(
+    hub: RunningHub, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(progress: SpawnProgress, reservation: Reservation) -> str:
+        raise RuntimeError("no words for this GPU")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SpawnProgress, "add_placement", fails)
+        assert (await hub.start_server("ada", {"profile": "quarter-gpu"})).code == 500
+        await nothing_left(hub, agent)
     assert (await hub.start_server("ada", {"profile": "quarter-gpu"})).code == 201
 
 

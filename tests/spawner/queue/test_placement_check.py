@@ -8,6 +8,7 @@ import pytest
 
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement.capacity import Reason
 from gpushare_spawner.placement.ledger import NodeHold
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.spawner.queue.queue import Verdict
@@ -36,13 +37,14 @@ def test_a_share_that_others_leave_no_units_for_waits_and_the_reason_says_what_i
 
 
 @pytest.mark.parametrize(
-    ("share", "models", "unsuitable"), [(Share(100, 3), A100, False), (Share(25), frozenset({"H100"}), True)]
+    ("share", "models", "reason"),
+    [(Share(100, 3), A100, Reason.TOO_BIG), (Share(25), frozenset({"H100"}), Reason.NO_MODEL)],
 )
 def test_a_share_that_no_gpu_can_ever_give_is_never_placed(
-    share: Share, models: frozenset[str], unsuitable: bool
+    share: Share, models: frozenset[str], reason: Reason
 ) -> None:
     verdict = Machine().check().verdict(PlacementRequest(share, models=models))
-    assert (verdict.outcome, verdict.unsuitable) == (LayerOutcome.NEVER, unsuitable)
+    assert (verdict.outcome, verdict.reason) == (LayerOutcome.NEVER, reason)
 
 
 def test_a_share_that_no_node_of_now_can_take_waits_where_nodes_are_added() -> None:
@@ -50,7 +52,8 @@ def test_a_share_that_no_node_of_now_can_take_waits_where_nodes_are_added() -> N
     request = PlacementRequest(Share(100, 3), models=A100)
     never = check.verdict(request)
     waits = replace(check, nodes_are_added=True).verdict(request)
-    assert (never.outcome, waits) == (LayerOutcome.NEVER, Verdict(LayerOutcome.WAIT, why=never.why))
+    assert never.outcome is LayerOutcome.NEVER
+    assert waits == replace(never, outcome=LayerOutcome.WAIT)
 
 
 def test_a_share_waits_while_gpus_are_missing_for_a_moment() -> None:

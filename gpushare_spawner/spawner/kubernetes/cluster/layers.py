@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -18,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from gpushare_spawner.clients.api import ClusterApi
-from gpushare_spawner.clients.object_watch import Object, Watched
+from gpushare_spawner.clients.object_watch import Watched
 from gpushare_spawner.model.kubernetes.annotations import AnnotationProblem, is_layer_session, layer_session
 from gpushare_spawner.model.layer_rules import LayerRule, LayersFile, matches
 from gpushare_spawner.model.layers import LAYERS, LayerName, PlacedBy
@@ -362,16 +361,14 @@ def _kinds(nodes: Iterable[ClusterNode]) -> tuple[GpuKind, ...]:
 UNREADABLE_AFTER = 10.0
 """Seconds after which objects without a list count as unreadable: the first list takes about one. Ours."""
 
-_KINDS: Mapping[LayerName, Mapping[str, tuple[str, str, Callable[[Any], Any]]]] = {
-    LayerName.KAI: {"queues": ("scheduling.run.ai", "v2", ClusterQueue.of)},
+_PUBLISHED: Mapping[LayerName, Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
+    LayerName.KAI: {"queues": ("/apis/scheduling.run.ai/v2/queues", ClusterQueue.of)},
     LayerName.DRA: {
-        "resourceslices": ("resource.k8s.io", "v1", ClusterSlice.of),
-        "resourceclaims": ("resource.k8s.io", "v1", ClusterClaim.of),
+        "slices": ("/apis/resource.k8s.io/v1/resourceslices", ClusterSlice.of),
+        "claims": ("/apis/resource.k8s.io/v1/resourceclaims", ClusterClaim.of),
     },
 }
-"""The objects of each layer beside nodes and pods: API group, version and reader, by resource."""
-_FIELDS = {"queues": "queues", "resourceslices": "slices", "resourceclaims": "claims"}
-"""Their fields in the facts."""
+"""The objects of each layer beside nodes and pods: path and reader, by their field in `ClusterFacts`."""
 
 
 class LayerReader:
@@ -399,7 +396,8 @@ class LayerReader:
         self._templates = templates
         self._log = log
         self._clock = clock
-        self._watched: dict[str, Watched[Object]] = {}
+        self._watched: dict[str, Watched[Any]] = {}
+        """By the field in `ClusterFacts`."""
         self._since: dict[str, float] = {}
 
     def snapshot(self) -> ClusterLayers | None:
@@ -412,37 +410,26 @@ class LayerReader:
         self._watch(layers)
         facts, unreadable = self._capacity.facts(), self._unreadable(layers)
         if facts is not None:
-            facts = replace(facts, **self._read())  # type: ignore[arg-type]
+            published = {name: tuple(watched.objects.values()) for name, watched in self._watched.items()}
+            facts = replace(facts, **published)  # type: ignore[arg-type]
         return ClusterLayers(file or NO_FILE, facts, unreadable, self.pending, self.ours)
 
     def _watch(self, layers: Iterable[LayerName]) -> None:
         for layer in layers:
-            for plural, (group, version, read) in _KINDS.get(layer, {}).items():
-                if plural in self._watched:
-                    continue
-                path, keep = f"/apis/{group}/{version}/{plural}", functools.partial(_kept, read)
-                watched = Watched(self._api, path, plural, "the cluster", keep, log=self._log)
-                self._watched[plural], self._since[plural] = watched, self._clock()
-                watched.start()
+            for field_name, (path, read) in _PUBLISHED.get(layer, {}).items():
+                if field_name not in self._watched:
+                    what = path.rpartition("/")[2]
+                    watched = Watched(self._api, path, what, "the cluster", read, log=self._log)
+                    self._watched[field_name], self._since[field_name] = watched, self._clock()
+                    watched.start()
 
     def _unreadable(self, layers: frozenset[LayerName]) -> frozenset[LayerName]:
         if self._capacity.refused:
             return layers
         now = self._clock()
         late = {
-            plural
-            for plural, watched in self._watched.items()
-            if not watched.known and now - self._since[plural] > UNREADABLE_AFTER
+            field_name
+            for field_name, watched in self._watched.items()
+            if not watched.known and now - self._since[field_name] > UNREADABLE_AFTER
         }
-        return frozenset(layer for layer in layers if late & _KINDS.get(layer, {}).keys())
-
-    def _read(self) -> dict[str, tuple[Any, ...]]:
-        return {
-            _FIELDS[plural]: tuple(item["read"] for item in watched.objects.values())
-            for plural, watched in self._watched.items()
-        }
-
-
-def _kept(read: Callable[[Any], Any], item: Object) -> Object:
-    identity = {name: item["metadata"].get(name, "") for name in ("namespace", "name", "resourceVersion")}
-    return {"metadata": identity, "read": read(item)}
+        return frozenset(layer for layer in layers if late & _PUBLISHED.get(layer, {}).keys())
