@@ -29,9 +29,9 @@ from typing import Any, Protocol
 
 from gpushare_spawner import native
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, NoGpu, Nvml, RecordedGpus, all_gpus
-from gpushare_spawner.agent.memory.host_memory import HostMemorySettings
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
+from gpushare_spawner.agent.sessions.host_memory import HostMemorySettings
 from gpushare_spawner.agent.sockets.control_socket import CannotListen, ControlSocket
 from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints
 from gpushare_spawner.agent.state.folder import AlreadyRunning, PathTooLong, StateFolder

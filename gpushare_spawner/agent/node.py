@@ -20,15 +20,13 @@ from typing import Any
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
-from gpushare_spawner.agent.memory import host_memory
-from gpushare_spawner.agent.memory.host_memory import GpuMemoryBudget, HostMemorySettings, MemorySession, NodeMemory
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed
 from gpushare_spawner.agent.periodic import WELL, GpuHealth, InstanceWatch, Rounds, RoundSettings
-from gpushare_spawner.agent.report import session_report
 from gpushare_spawner.agent.sessions.attribution import BypassWatch, UnconnectedProcesses, UnstatedMemory
 from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.environment import Libraries, mig_environment, mps_environment, session_environment
+from gpushare_spawner.agent.sessions.host_memory import GpuMemoryBudget, HostMemorySettings, NodeMemory, inform_arbiters
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.sessions.tiers import Shares
@@ -49,8 +47,6 @@ from gpushare_spawner.model.control import (
     ControlRefused,
     ControlsRequest,
     CordonRequest,
-    ErrorCode,
-    Failure,
     MessageRequest,
     NoticeRequest,
     Opened,
@@ -62,7 +58,7 @@ from gpushare_spawner.model.control import (
 )
 from gpushare_spawner.model.layers import LAYERS, LayerName, Where, engine_environment
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.report import MAX_TROUBLE, GpuReport, Report, SessionReport
+from gpushare_spawner.model.report import MAX_TROUBLE, DeliveredReport, GpuReport, HostUseReport, Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.wording.amounts import memory
 
@@ -103,7 +99,7 @@ class ControlRequests:
             case TierRequest():
                 self.tier(request)
             case ResizeRequest():
-                self._registry.share_changes.resize(self._changeable(request.id), request)
+                self._registry.tiers.resize(self._changeable(request.id), request)
             case NoticeRequest():
                 self.notify(request)
             case ControlsRequest():
@@ -126,7 +122,7 @@ class ControlRequests:
             async with self._node.mps.running(request.gpus):
                 return self.open(request)
         except MpsFailed as error:
-            raise _refused("internal", f"the MPS daemon does not run: {error}") from None
+            raise ControlRefused("internal", f"the MPS daemon does not run: {error}") from None
 
     def open(self, request: OpenRequest) -> Opened:
         """Open a session, or open it again. A refused request has changed nothing."""
@@ -149,7 +145,7 @@ class ControlRequests:
         if session.socket is None:
             if is_new:
                 self._registry.end(session.id, "it has no socket")
-            raise _refused("internal", f"cannot create the socket of session {request.id}: {reason}")
+            raise ControlRefused("internal", f"cannot create the socket of session {request.id}: {reason}")
         return Opened(environment=self._environment(session, session.socket.path))
 
     def _environment(self, session: Session, socket: Path) -> dict[str, str]:
@@ -167,7 +163,7 @@ class ControlRequests:
         reason = await self._registry.store.missing(name)
         if reason is not None:
             self._registry.end(name, "its record cannot be written")
-            raise _refused(
+            raise ControlRefused(
                 "internal",
                 f"cannot keep session {name} on the disk: {reason}. It would be lost if the agent stopped. Free space "
                 "for the agent's state folder, then start the server again",
@@ -178,7 +174,7 @@ class ControlRequests:
         session = self._session(request.id)
         process = processes.named(request.pid)
         if process is None:
-            raise _refused(
+            raise ControlRefused(
                 "bad-request",
                 f"there is no process {request.pid} on this machine: session {request.id} stays unconfirmed",
             )
@@ -208,11 +204,13 @@ class ControlRequests:
         if request.gpu and request.gpu not in self._gpus:
             raise _unknown_gpu(request.gpu, self._gpus)
         if request.cordon is not None and request.cordon.gpu != request.gpu:
-            raise _refused("bad-request", f"the cordon is of {request.cordon.gpu or 'the node'}, not of {request.gpu}")
+            raise ControlRefused(
+                "bad-request", f"the cordon is of {request.cordon.gpu or 'the node'}, not of {request.gpu}"
+            )
         try:
             await self._node.cordons.put(request.gpu, request.cordon)
         except OSError as error:
-            raise _refused("internal", f"cannot keep the cordon on the disk: {error.strerror or error}") from None
+            raise ControlRefused("internal", f"cannot keep the cordon on the disk: {error.strerror or error}") from None
         what = f"GPU {self._gpus[request.gpu].index}" if request.gpu else "the node"
         if request.cordon is None:
             log.info("new sessions may come to %s again", what)
@@ -246,23 +244,25 @@ class ControlRequests:
                 if uuid in self._gpus and resolve_bytes(request.memory_limit, self._gpus[uuid].memory_bytes) <= 0:
                     raise ValueError(f"memory_limit: {request.memory_limit} leaves no memory")
         except ValueError as error:
-            raise _refused("bad-request", str(error)) from None
+            raise ControlRefused("bad-request", str(error)) from None
         for uuid in request.gpus:
             if uuid not in self._gpus:
                 raise _unknown_gpu(uuid, self._gpus)
             if (trouble := self._node.health.trouble(uuid)) is not None:
-                raise _refused("unhealthy-gpu", trouble)
+                raise ControlRefused("unhealthy-gpu", trouble)
             self._check_layer(self._gpus[uuid], request)
         return tuple(self._gpus[uuid] for uuid in request.gpus)
 
     def _check_layer(self, gpu: Gpu, request: OpenRequest) -> None:
         if (request.layer is LayerName.MIG) is (gpu.mig is None):
             what = "is a whole GPU" if gpu.mig is None else "is a MIG instance"
-            raise _refused("no-capacity", f"{gpu.label} ({gpu.uuid}) {what}: the layer {request.layer} cannot share it")
+            raise ControlRefused(
+                "no-capacity", f"{gpu.label} ({gpu.uuid}) {what}: the layer {request.layer} cannot share it"
+            )
         for session in self._registry.sessions.values():
             layer = session.record.request.layer
             if session.id != request.id and gpu in session.gpus and layer is not request.layer:
-                raise _refused(
+                raise ControlRefused(
                     "no-capacity",
                     f"GPU {gpu.index} ({gpu.uuid}) has sessions of the layer {layer}; a session of the layer "
                     f"{request.layer} needs a GPU without them",
@@ -274,7 +274,7 @@ class ControlRequests:
             getattr(before, name) != getattr(request, name)
             for name in ("share_units", "gpus", "uid", "engine", "layer")
         ):
-            raise _refused(
+            raise ControlRefused(
                 "exists",
                 f"session {request.id} is open already, with {before.share_units} units on {', '.join(before.gpus)} "
                 f"for uid {before.uid}, the layer {before.layer} and the memory engine {before.engine}; close it first",
@@ -285,22 +285,20 @@ class ControlRequests:
         session = self._session(name)
         layer = LAYERS[session.record.request.layer]
         if not layer.reach:
-            raise _refused("bad-request", f"with {layer.title} the share of session {name} is fixed until it stops")
+            raise ControlRefused(
+                "bad-request", f"with {layer.title} the share of session {name} is fixed until it stops"
+            )
         return session
 
     def _session(self, name: str) -> Session:
         session = self._registry.sessions.get(name)
         if session is None:
-            raise _refused("unknown-session", f"no session {name} is open on this machine")
+            raise ControlRefused("unknown-session", f"no session {name} is open on this machine")
         return session
 
 
 def _unknown_gpu(uuid: str, current: Iterable[str]) -> ControlRefused:
-    return _refused("unknown-gpu", f"this machine has no GPU {uuid}; it has {', '.join(current)}")
-
-
-def _refused(code: ErrorCode, message: str) -> ControlRefused:
-    return ControlRefused(Failure(code=code, message=message))
+    return ControlRefused("unknown-gpu", f"this machine has no GPU {uuid}; it has {', '.join(current)}")
 
 
 class SessionChecks:
@@ -426,8 +424,6 @@ class Node:
         self.shares = Shares(self.gpus.values(), settings.capacity_units, self.arbitrations)
         self.registry = SessionRegistry(
             sessions,
-            self.gpus,
-            self.arbitrations,
             self.shares,
             folder,
             endpoints if endpoints is not None else ProcessEndpoints(folder),
@@ -532,7 +528,7 @@ class Node:
         return self._session_report(session, self.memory.on_gpus())
 
     def _session_report(self, session: Session, on_gpus: Mapping[str, GpuMemoryBudget]) -> SessionReport:
-        return session_report(
+        return report_of_session(
             session,
             self.registry.activity(session),
             self.memory.of_session(session, on_gpus),
@@ -585,7 +581,7 @@ class Node:
         """Return the largest share that a session can be changed to now, in units; 0: it cannot be changed."""
         if session.record.request.layer is not LayerName.NATIVE:
             return 0
-        return self.registry.share_changes.largest(session)
+        return self.registry.tiers.largest_share(session)
 
     def ask_came(self) -> None:
         """Notify the service, and the listener of `changed`, of an observer's ask."""
@@ -600,7 +596,7 @@ class Node:
     def _memory_seen(self, states: Mapping[str, GpuState]) -> None:
         sessions = self.sessions.values()
         self._unstated.update(states, sessions)
-        host_memory.inform_arbiters(states, self.gpus, self.arbitrations, sessions, self._unstated.amounts)
+        inform_arbiters(states, self.gpus, self.arbitrations, sessions, self._unstated.amounts)
         for session in sessions:
             for gpu in session.gpus:
                 if gpu.uuid in states and session.conversation is not None:
@@ -628,8 +624,72 @@ class Node:
         if self.registry.store.failure is not None:
             raise OSError(self.registry.store.failure)
 
-    def _paged_out(self, session: MemorySession) -> int:
+    def _paged_out(self, session: Session) -> int:
         return sum(self.arbitrations[gpu.uuid].snapshot(session.id).paged_out_bytes for gpu in session.gpus)
+
+
+def report_of_session(
+    session: Session,
+    now: Activity,
+    host_memory: tuple[int, int | None],
+    host_use: HostUseReport | None,
+    layer_trouble: str | None,
+) -> SessionReport:
+    """Return the report of a session with the activity `now`.
+
+    `host_memory`: the bytes that the session can need, and its budget. `layer_trouble`: see SessionReport.
+    """
+    record, request = session.record, session.record.request
+    return SessionReport(
+        id=request.id,
+        user=request.user,
+        server=request.server,
+        template=request.template,
+        quota=request.quota,
+        gpus=request.gpus,
+        layer=request.layer,
+        layer_trouble=layer_trouble,
+        share_units=request.share_units,
+        borrowed_units=record.borrowed_units,
+        tier=record.tier,
+        tier_since=record.tier_since,
+        effective_units=record.effective_units,
+        guaranteed_units=session.guaranteed_units,
+        yields=record.yields_until is not None,
+        opened_at=record.opened_at,
+        clock_moved=record.clock_moved,
+        confirmed=record.owner is not None,
+        pid=record.process.pid if record.process is not None else None,
+        memory_bytes=now.memory_bytes,
+        resident_bytes=now.resident_bytes,
+        memory_limit_bytes=session.memory_limit(session.gpus[0]) if session.gpus and not record.gpus_unknown else 0,
+        engine=request.engine,
+        suspended=session.suspended,
+        not_suspendable=session.not_suspendable,
+        context_bytes=session.context_bytes,
+        host_memory_needed_bytes=host_memory[0],
+        host_memory_budget_bytes=host_memory[1],
+        gpu_busy=now.busy,
+        waiting=now.waiting,
+        last_gpu_activity=now.last,
+        gpu_seconds=now.gpu_seconds,
+        kernels=session.kernels.alive if session.kernels else None,
+        kernels_busy=session.kernels.busy if session.kernels else None,
+        last_kernel_activity=session.kernels.last_activity if session.kernels else None,
+        processes=len(session.cuda),
+        bypassing_pids=session.bypassing,
+        notice=record.notice,
+        memory_limit_hits=session.memory_hits,
+        delivered=DeliveredReport.of(now.delivered),
+        host_use=host_use,
+        lacks_requests=session.lacks_requests,
+        keep=record.controls.keep,
+        keeps=record.controls.keeps,
+        exemption=record.controls.exemption,
+        message=record.messages[-1] if record.messages else None,
+        messages=record.messages,
+        asks=session.asks.waiting(),
+    )
 
 
 def _nothing() -> None:

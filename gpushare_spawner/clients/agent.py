@@ -145,7 +145,7 @@ class AgentClient:
         except (OSError, ValueError) as error:
             raise AgentUnreachable(f"the agent on {self.socket} cannot be asked: {reason(error)}") from None
         if answer.error is not None:
-            raise ControlRefused(answer.error)
+            raise ControlRefused(answer.error.code, answer.error.message)
         return answer.result
 
     async def _answer(self, line: bytes, patience: float) -> Answer:

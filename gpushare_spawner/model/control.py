@@ -301,10 +301,10 @@ class Answer(BaseModel):
 class ControlRefused(Exception):
     """The agent refused a request."""
 
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.code = failure.code
-        self.message = failure.message
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
 
 
 class AgentUnreachable(Exception):

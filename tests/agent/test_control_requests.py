@@ -17,7 +17,6 @@ from gpushare_spawner.model.control import (
     CloseRequest,
     ConfirmRequest,
     ControlRefused,
-    Failure,
     NoticeRequest,
     OpenRequest,
     ReportRequest,
@@ -36,7 +35,7 @@ class Parts:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.sessions: dict[str, Session] = {}
-        self.full: Failure | None = None
+        self.full: ControlRefused | None = None
         self.trouble: str | None = None
         self.no_socket: str | None = None
         self.barrier_at: Path | None = None
@@ -84,7 +83,7 @@ class Parts:
     def _check_free_units(self, gpu: object, share_units: int, borrowed_units: int) -> None:
         self.done.append(f"check {share_units} units, {borrowed_units} borrowed")
         if self.full is not None:
-            raise ControlRefused(self.full)
+            raise self.full
 
     def _decide(self, session: Session, request: TierRequest) -> None:
         self.done.append(f"{session.id} to {request.tier}")
@@ -193,7 +192,7 @@ def test_open_with_another_share_than_before_is_refused(parts: Parts, change: di
 
 
 def test_share_without_capacity_changes_nothing(parts: Parts) -> None:
-    parts.full = Failure(code="no-capacity", message="full")
+    parts.full = ControlRefused("no-capacity", "full")
     assert refusal(lambda: parts.requests.open(request_for())) == ("no-capacity", "full")
     assert parts.sessions == {}
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.memory.cgroups import MachineMemory, MemoryCgroups, MemoryGroup, machine_memory
-from gpushare_spawner.agent.memory.host_memory import (
+from gpushare_spawner.agent.memory.session_limit import SessionLimit
+from gpushare_spawner.agent.sessions.host_memory import (
     UNLIMITED,
     GpuMemoryBudget,
     HostMemorySettings,
@@ -23,7 +24,6 @@ from gpushare_spawner.agent.memory.host_memory import (
     session_left,
     session_needs,
 )
-from gpushare_spawner.agent.memory.session_limit import SessionLimit
 from gpushare_spawner.model.control import ConfirmRequest, TierRequest
 from gpushare_spawner.model.frames import Kind, ReserveKind
 from gpushare_spawner.model.share import MemoryLimit, Tier

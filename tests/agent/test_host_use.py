@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.memory.cgroups import MemoryCgroups
-from gpushare_spawner.agent.memory.host_memory import FORGET_AFTER, OVER, HostUse
+from gpushare_spawner.agent.sessions.host_memory import FORGET_AFTER, OVER, HostUse
 from gpushare_spawner.model.report import HostUseReport
 
 UID = "0a1b2c3d-0000-1111-2222-333344445555"

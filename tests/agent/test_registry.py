@@ -68,7 +68,7 @@ class World:
         self.arbitrations = {uuid: GpuArbitration(gpu, ArbiterSettings()) for uuid, gpu in gpus.items()}
         self.shares = Shares(gpus.values(), 100, self.arbitrations)
         self.registry = SessionRegistry(
-            {}, gpus, self.arbitrations, self.shares, self.folder, self,
+            {}, self.shares, self.folder, self,
             memory_left=lambda session, gpu, kind: (2**60, MemoryLimit.SESSION),
             holds=MemoryHolds(lambda: self.now, lambda gpu: None),
             converse=lambda session: Conversation(),  # type: ignore[arg-type, return-value]
@@ -239,7 +239,7 @@ async def test_session_of_a_gpu_that_is_gone_is_restored_without_it(
     world.registry.add(world.record(gpus=(FIRST.uuid, SECOND.uuid), share_units=100))
     await world.end()
     world.begin()
-    del world.registry._gpus[SECOND.uuid]  # type: ignore[attr-defined]
+    del world.arbitrations[SECOND.uuid]
     world.registry.restore()
     assert world.registry.sessions["ada"].gpus == (FIRST,)
     assert "session ada has a share of a GPU that this machine no longer has" in caplog.text

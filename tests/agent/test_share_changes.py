@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.sessions.session import Activity, Session
-from gpushare_spawner.agent.sessions.tiers import ShareChanges, Shares, Tiers
+from gpushare_spawner.agent.sessions.tiers import Shares, Tiers
 from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.model.control import ControlRefused, NoticeRequest, ResizeRequest, TierRequest
@@ -168,8 +168,7 @@ class Machine:
         arbitration = GpuArbitration(FIRST, ArbiterSettings(), clock=lambda: 0.0, call_at=lambda at, call: _Never())
         self.sessions: dict[str, Session] = {}
         self.shares = Shares([FIRST], 100, {FIRST.uuid: arbitration})
-        tiers = Tiers(self.shares, lambda one: QUIET, lambda one: None, lambda: 0.0)
-        self.tiers, self.changes = tiers, ShareChanges(self.shares, tiers, lambda: 0.0)
+        self.tiers = Tiers(self.shares, lambda one: QUIET, lambda one: None, lambda: 0.0)
 
     def open(self, name: str, share: int) -> None:
         self.shares.check_free_units(FIRST, share, 0)
@@ -182,7 +181,7 @@ class Machine:
         if what == "open" and known is None:
             self.open(name, amount)
         elif known is not None and what == "resize":
-            self.changes.resize(known, ResizeRequest(id=name, share_units=amount))
+            self.tiers.resize(known, ResizeRequest(id=name, share_units=amount))
         elif known is not None and what == "close":
             self.shares.leave(self.sessions.pop(name))
         elif known is not None and what in ("lend", "lend until use"):

@@ -18,9 +18,9 @@ import pytest
 
 from gpushare_spawner.agent.gpus import samples as gpu_samples
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
-from gpushare_spawner.agent.memory.host_memory import HostMemorySettings
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.processes import ProcessName
+from gpushare_spawner.agent.sessions.host_memory import HostMemorySettings
 from gpushare_spawner.agent.sockets.connection import Peer
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.arbiter.settings import ArbiterSettings

@@ -16,7 +16,7 @@ import pytest
 from kubernetes_asyncio.client import CoreV1Api
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 
-from gpushare_spawner.agent.memory.host_memory import HostUse
+from gpushare_spawner.agent.sessions.host_memory import HostUse
 from gpushare_spawner.model.control import CordonRequest, TierRequest
 from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.frames import Kind

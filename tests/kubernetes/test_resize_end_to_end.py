@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client import CoreV1Api
 
-from gpushare_spawner.agent.memory import host_memory
-from gpushare_spawner.agent.memory.host_memory import HostMemorySettings
 from gpushare_spawner.agent.node import NodeSettings
+from gpushare_spawner.agent.sessions import host_memory
+from gpushare_spawner.agent.sessions.host_memory import HostMemorySettings
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.kubernetes import annotations as annotations_names
 from gpushare_spawner.model.kubernetes.annotations import PodSession, tier_patch

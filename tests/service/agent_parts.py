@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpushare_spawner.agent.kubernetes.pods.annotations import TierAnnotations, decisions, needed_patch, remember
-from gpushare_spawner.agent.report import session_report
+from gpushare_spawner.agent.node import report_of_session
 from gpushare_spawner.agent.sessions.registry import SessionControls
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.sessions.tiers import Tiers
@@ -98,7 +98,7 @@ class AgentParts:
         self.tiers.check_use(self.session)
 
     def own_report(self) -> Report:
-        session = session_report(self.session, self.activity(self.session))
+        session = report_of_session(self.session, self.activity(self.session), (0, None), None, None)
         report = Report(node=NODE, published_at=self.clock(), gpus=(GPU,), sessions=(session,))
         return report.with_cordons(self.cordons)
 

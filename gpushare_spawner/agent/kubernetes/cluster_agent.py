@@ -37,7 +37,6 @@ from gpushare_spawner.model.control import (
     ConfirmRequest,
     ControlRefused,
     CordonRequest,
-    Failure,
     OpenRequest,
     Request,
     ResizeRequest,
@@ -198,8 +197,8 @@ async def answer_in_cluster(node: Node, request: Request) -> dict[str, Any]:
     """
     if isinstance(request, OpenRequest | ConfirmRequest | CloseRequest | ResizeRequest):
         message = f"{request.op}: this agent is one of a Kubernetes cluster, its sessions come and go with pods"
-        raise ControlRefused(Failure(code="bad-request", message=message))
+        raise ControlRefused("bad-request", message)
     if isinstance(request, CordonRequest):
         message = "cordon: this agent is one of a Kubernetes cluster, cordons stand in its report's ConfigMap"
-        raise ControlRefused(Failure(code="bad-request", message=message))
+        raise ControlRefused("bad-request", message)
     return await node.requests.answer(request)

@@ -1,7 +1,7 @@
 """The memory limit of one session: device memory that its processes may allocate together.
 
 `SessionLimit` grants allowances to the processes, recalls unused parts, and records refused allocations. The frames:
-docs/reference/protocol.md. The amount of host memory: host_memory.py. Amounts are bytes.
+docs/reference/protocol.md. The amount of host memory: sessions/host_memory.py. Amounts are bytes.
 
 `Allowances` holds the rules, without clock and I/O. The agent grants each process an allowance in pieces, so that most
 allocations need no request. The sum over a session's processes stays within the session's limit. Unused memory can be

@@ -343,7 +343,6 @@ class Conversation:
         """Take an observer's ask for the service, or answer it here."""
         if not 0 < number < 2**32:
             raise FrameRefused(MALFORMED, f"ASK with the number {number}")
-        assert self._session.asks is not None
         answer = self._session.asks.take(number, kind, value)
         if answer is not None:
             # only to this notebook server: it may ask without limit

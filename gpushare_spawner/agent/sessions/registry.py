@@ -14,13 +14,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds, SessionLimit
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.session import Activity, Past, PendingAsks, Session, activity, counted
-from gpushare_spawner.agent.sessions.tiers import ShareChanges, Shares, Tiers
+from gpushare_spawner.agent.sessions.tiers import Shares, Tiers
 from gpushare_spawner.agent.sockets.connection import SESSION_CLOSED
 from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints
 from gpushare_spawner.agent.state.folder import PathTooLong, StateFolder
@@ -118,14 +117,14 @@ class SessionControls:
         """Adopt the controls that the service wrote elsewhere, at each poll. Only waiting asks are answered."""
         self.replace(session, controls)
         self._show(session, messages)
-        waiting = {ask.number for ask in session.asks.waiting()} if session.asks is not None else set()
+        waiting = {ask.number for ask in session.asks.waiting()}
         for answer in answers:
             if answer.number in waiting:
                 self.answer(session, answer)
 
     def answer(self, session: Session, answer: AskAnswer) -> None:
         """Pass an answer on to the session's observers, once."""
-        if session.asks is None or not session.asks.answered(answer):
+        if not session.asks.answered(answer):
             return
         if session.conversation is not None:
             session.conversation.send_answer(answer)
@@ -139,8 +138,6 @@ class SessionRegistry:
     def __init__(
         self,
         sessions: dict[str, Session],
-        gpus: Mapping[str, Gpu],
-        arbitrations: Mapping[str, GpuArbitration],
         shares: Shares,
         folder: StateFolder,
         endpoints: SessionEndpoints,
@@ -152,15 +149,14 @@ class SessionRegistry:
     ) -> None:
         """Store the parts of the agent. `sessions`, by id, is empty now and changes here only.
 
-        `gpus` and `arbitrations` are by UUID. `memory_left`: bytes that a session may allocate on a GPU in
+        `memory_left`: bytes that a session may allocate on a GPU in
         addition, and the budget that limits them. `holds`: the sessions for which free memory of GPUs is kept.
         `converse` creates the handler of a session's frames. `clock` calls back when it is set. `changed` is
         called when a session was added, ended or changed its record.
         """
         self.sessions: Mapping[str, Session] = sessions
         self._sessions = sessions
-        self._gpus = gpus
-        self._arbitrations = arbitrations
+        self._arbitrations = shares.arbitrations
         self._shares = shares
         self._folder = folder
         self._endpoints = endpoints
@@ -174,7 +170,6 @@ class SessionRegistry:
         self.store = Store(folder.records, changed)
         self.tiers = Tiers(shares, self.activity, self.save, clock)
         self.controls = SessionControls(self.save, changed)
-        self.share_changes = ShareChanges(shares, self.tiers, clock)
         self.came: Callable[[Session], None] = _nothing
         """Called with each new session, after its arbiters have it."""
         self.went: Callable[[Session], None] = _nothing
@@ -219,9 +214,9 @@ class SessionRegistry:
             self.store.remove(record.request.id)
             return
         here = () if record.gpus_unknown else record.request.gpus
-        if any(uuid not in self._gpus for uuid in here):
+        if any(uuid not in self._arbitrations for uuid in here):
             log.error("session %s has a share of a GPU that this machine no longer has", record.request.id)
-            here = tuple(uuid for uuid in here if uuid in self._gpus)
+            here = tuple(uuid for uuid in here if uuid in self._arbitrations)
         session = Session(record, self._possible_gpus(record, here), past=Past.recorded(record, restarted_at=now))
         self._enter(session)
         self._listen_or_log(session)
@@ -243,7 +238,7 @@ class SessionRegistry:
 
     def _possible_gpus(self, record: SessionRecord, uuids: Iterable[str]) -> tuple[Gpu, ...]:
         """Return the GPUs of these UUIDs; all GPUs if another layer's choice is unknown. Raises KeyError."""
-        return tuple(self._gpus.values()) if record.gpus_unknown else tuple(self._gpus[uuid] for uuid in uuids)
+        return tuple(self._arbitrations[uuid].gpu for uuid in (self._arbitrations if record.gpus_unknown else uuids))
 
     def hold(self, record: SessionRecord) -> Session:
         """Enter the session of a pod and make its sockets: the kubelet has given it the devices already.
@@ -266,7 +261,7 @@ class SessionRegistry:
             delivered_before=counted(self._arbitrations[gpu.uuid].snapshot(session.id) for gpu in session.gpus),
         )
         record.controls, record.messages = NO_CONTROLS, ()
-        session.asks = self._no_asks()
+        session.asks = PendingAsks(self._clock)
         session.reported_kernels.clear()
         if session.memory is not None:
             session.memory.begin_anew({gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus})
@@ -339,7 +334,7 @@ class SessionRegistry:
         return self._has_ask()
 
     def _has_ask(self) -> bool:
-        return any(session.asks is not None and session.asks.waiting() for session in self._sessions.values())
+        return any(session.asks.waiting() for session in self._sessions.values())
 
     def activity(self, session: Session) -> Activity:
         """Return the session's current activity on its GPUs."""
@@ -367,9 +362,6 @@ class SessionRegistry:
             if session.memory is not None:
                 session.memory.close()
 
-    def _no_asks(self) -> PendingAsks:
-        return PendingAsks(self._clock, asyncio.get_running_loop().time)
-
     def _enter(self, session: Session) -> None:
         self._sessions[session.id] = session
         session.memory = SessionLimit(
@@ -379,7 +371,7 @@ class SessionRegistry:
             left=lambda gpu, kind: self._memory_left(session, gpu, kind),
             held=lambda gpu: self._holds.against(gpu, session.id),
         )
-        session.asks = self._no_asks()
+        session.asks = PendingAsks(self._clock)
         session.conversation = self._converse(session)
         self.tiers.changed(other for other in self._shares.enter(session) if other is not session)
         in_vain = [other for other in self._shares.yielding_in_vain(session.gpus) if other is not session]

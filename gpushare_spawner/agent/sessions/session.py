@@ -9,6 +9,7 @@ in a minute; the agent itself answers the others. The service decides about each
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -47,10 +48,20 @@ MOST_ANSWERS = 16
 """Number of answers that are kept, so that a repeated ask gets the same answer."""
 
 
+@dataclass
+class _PendingAsk:
+    since: float
+    """Time of its arrival or of its answer, on the clock that is never set."""
+    ask: Ask | None
+    """None: the answer came without a waiting ask."""
+    answer: AskAnswer | None = None
+    """None while it waits for the service."""
+
+
 class PendingAsks:
     """The waiting asks of one session, and its last answers."""
 
-    def __init__(self, clock: Callable[[], float], steady: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], steady: Callable[[], float] = time.monotonic) -> None:
         """Create an empty list.
 
         `clock` gives seconds since the epoch; `steady` seconds of a clock that is never set.
@@ -59,53 +70,53 @@ class PendingAsks:
         self._steady = steady
         self._actions = Budget(steady, ASKS_PER_SECOND, ASKS_AT_ONCE)
         self._reads = Budget(steady, READS_PER_SECOND, READS_AT_ONCE)
-        self._waiting: dict[int, tuple[float, Ask]] = {}
-        """By number, the oldest first, each with its time of arrival on `steady`."""
-        self._answers: dict[int, tuple[float, Ask | None, AskAnswer]] = {}
-        """By number, the oldest first, with the time on `steady`, and the ask if it waited."""
+        self._asks: dict[int, _PendingAsk] = {}
+        """By number, the oldest first."""
 
     def take(self, number: int, kind: int, value: float) -> AskAnswer | None:
         """Take an ask. Returns an existing answer; None if the ask waits for the service."""
         self._forget()
-        ask = Ask(number=number, kind=kind, value=value, at=self._clock())
-        if number in self._answers:
-            _, ask_before, answer = self._answers[number]
-            return answer if ask_before is None or _same(ask_before, ask) else self._refusal(number, NUMBER_REUSED)
-        if number in self._waiting:
-            return None if _same(self._waiting[number][1], ask) else self._refusal(number, NUMBER_REUSED)
+        if (before := self._asks.get(number)) is not None:
+            same = before.ask is None or (before.ask.kind, before.ask.value) == (kind, value)
+            return before.answer if same else self._refusal(number, NUMBER_REUSED)
         if kind not in list(AskKind):
             return self._refusal(number, ASK_UNKNOWN)
         reads = AskKind(kind).reads
         budget = self._reads if reads else self._actions
-        waiting = sum(AskKind(other.kind).reads == reads for _, other in self._waiting.values())
+        waiting = sum(AskKind(other.kind).reads == reads for other in self._waiting())
         if waiting >= MOST_ASKS or budget.wait(keep=_WHOLE_ASK) > 0:
             return self._refusal(number, TOO_MANY_REQUESTS)
         budget.spend()
-        self._waiting[number] = self._steady(), ask
+        self._asks[number] = _PendingAsk(self._steady(), Ask(number=number, kind=kind, value=value, at=self._clock()))
         return None
 
     def waiting(self) -> tuple[Ask, ...]:
         """Return the asks that wait for the service's answer, the oldest first."""
         self._forget()
-        return tuple(ask for _, ask in self._waiting.values())
+        return tuple(self._waiting())
 
     def answered(self, answer: AskAnswer) -> bool:
         """Take the service's answer. Returns whether it is new."""
         self._forget()
-        if answer.number in self._answers:
+        before = self._asks.get(answer.number)
+        if before is not None and before.answer is not None:
             return False
-        pending = self._waiting.pop(answer.number, None)
-        self._answers[answer.number] = self._steady(), pending[1] if pending is not None else None, answer
-        while len(self._answers) > MOST_ANSWERS:
-            del self._answers[next(iter(self._answers))]
+        self._asks.pop(answer.number, None)
+        ask = before.ask if before is not None else None
+        self._asks[answer.number] = _PendingAsk(self._steady(), ask, answer)
+        answers = [number for number, pending in self._asks.items() if pending.answer is not None]
+        for number in answers[:-MOST_ANSWERS]:
+            del self._asks[number]
         return True
 
     def clock_was_set(self, by: float) -> None:
         """Move the instants of asks that wait by a step of the clock."""
-        self._waiting = {
-            number: (came, ask.model_copy(update={"at": max(0.0, ask.at + by)}))
-            for number, (came, ask) in self._waiting.items()
-        }
+        for pending in self._asks.values():
+            if pending.ask is not None:
+                pending.ask = pending.ask.model_copy(update={"at": max(0.0, pending.ask.at + by)})
+
+    def _waiting(self) -> list[Ask]:
+        return [pending.ask for pending in self._asks.values() if pending.answer is None and pending.ask is not None]
 
     def _refusal(self, number: int, text: str) -> AskAnswer:
         return AskAnswer(number=number, done=False, text=text, at=self._clock())
@@ -113,12 +124,7 @@ class PendingAsks:
     def _forget(self) -> None:
         """Drop expired asks and answers."""
         long_ago = self._steady() - ASK_SECONDS
-        self._waiting = {number: entry for number, entry in self._waiting.items() if entry[0] > long_ago}
-        self._answers = {number: entry for number, entry in self._answers.items() if entry[0] > long_ago}
-
-
-def _same(ask: Ask, other: Ask) -> bool:
-    return (ask.kind, ask.value) == (other.kind, other.value)
+        self._asks = {number: pending for number, pending in self._asks.items() if pending.since > long_ago}
 
 
 class SessionFrameHandler(FrameHandler, Protocol):
@@ -199,7 +205,7 @@ class Session:
     changed.
     """
     memory: SessionLimit | None = None
-    asks: PendingAsks | None = None
+    asks: PendingAsks = field(default_factory=lambda: PendingAsks(time.time))
     conversation: SessionFrameHandler | None = None
     budget_checked: bool = False
     """Whether its server's memory limit was compared with the guarantee of its share."""
@@ -223,8 +229,7 @@ class Session:
         """Move all instants of the past by a step of the clock."""
         self.record.clock_was_set(by)
         self.saved_at += by
-        if self.asks is not None:
-            self.asks.clock_was_set(by)
+        self.asks.clock_was_set(by)
         if self.past.last is not None:
             self.past = replace(self.past, last=self.past.last + by)
         if self.last_end is not None:

@@ -1,8 +1,8 @@
 """Changes the tier and the share of sessions.
 
 `Tiers` lowers a tier on the service's request and restores it as soon as GPU work counts as use of the share. Shorter
-work runs at once, on the units that the tier has lent. `ShareChanges` changes the units and the memory of a session
-while its processes run. The check for free units and the change are one step: the event loop runs nothing in between.
+work runs at once, on the units that the tier has lent. It also changes the units and the memory of a session while its
+processes run. The check for free units and the change are one step: the event loop runs nothing in between.
 The hub's placement reads the change in the report.
 
 `Shares` keeps the guaranteed units of each session on this machine's GPUs, and its weight in the arbiters.
@@ -17,7 +17,7 @@ from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.idle.use import UseCount
-from gpushare_spawner.model.control import ControlRefused, Failure, NoticeRequest, ResizeRequest, TierRequest
+from gpushare_spawner.model.control import ControlRefused, NoticeRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport, Notice
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule, voids_idle_action
@@ -36,7 +36,7 @@ class Shares:
         `capacity_units`: the most units that may be guaranteed on each GPU, in units of 1 %.
         """
         self.capacity_units = capacity_units
-        self._arbitrations = arbitrations
+        self.arbitrations = arbitrations
         self._sessions: dict[str, Session] = {}
         # an unhealthy GPU keeps its sessions in the ledger
         self._ledger = Ledger()
@@ -68,11 +68,9 @@ class Shares:
         free, unowned = self._ledger.free_units(gpu.uuid), self._ledger.unowned_units(gpu.uuid)
         if share_units > free or owned > unowned:
             raise ControlRefused(
-                Failure(
-                    code="no-capacity",
-                    message=f"{gpu.label} ({gpu.uuid}) has {free} free units now, and {unowned} units without an "
-                    f"owner; the share needs {share_units}, {borrowed_units} of them borrowed",
-                )
+                "no-capacity",
+                f"{gpu.label} ({gpu.uuid}) has {free} free units now, and {unowned} units without an "
+                f"owner; the share needs {share_units}, {borrowed_units} of them borrowed",
             )
 
     def most_more(self, session: Session, gpu: Gpu) -> int:
@@ -97,11 +95,9 @@ class Shares:
             free, unowned = self._ledger.free_units(gpu.uuid), self._ledger.unowned_units(gpu.uuid)
             if more > self.most_more(session, gpu):
                 raise ControlRefused(
-                    Failure(
-                        code="no-capacity",
-                        message=f"GPU {gpu.index} ({gpu.uuid}) has {free} free units now, and {unowned} units without "
-                        f"an owner; the share of {units} units needs {more} more",
-                    )
+                    "no-capacity",
+                    f"GPU {gpu.index} ({gpu.uuid}) has {free} free units now, and {unowned} units without "
+                    f"an owner; the share of {units} units needs {more} more",
                 )
             lent = max(lent, more - unowned)
         return record.borrowed_units + lent
@@ -126,10 +122,10 @@ class Shares:
         session.weight = self._weight(session, session.guaranteed_units)
         for gpu in session.gpus:
             if session.observed:
-                self._arbitrations[gpu.uuid].observe(session.id)
+                self.arbitrations[gpu.uuid].observe(session.id)
                 continue
             away = session.record.suspension is not None
-            self._arbitrations[gpu.uuid].add_session(session.id, session.weight, whole=session.suspends, away=away)
+            self.arbitrations[gpu.uuid].add_session(session.id, session.weight, whole=session.suspends, away=away)
         return self._recount(session)
 
     def change(self, session: Session) -> list[Session]:
@@ -150,7 +146,7 @@ class Shares:
         del self._sessions[session.id]
         self._ledger.remove(session.id)
         for gpu in session.gpus:
-            self._arbitrations[gpu.uuid].remove_session(session.id)
+            self.arbitrations[gpu.uuid].remove_session(session.id)
         return self._recount(session)
 
     def yielding_in_vain(self, gpus: Iterable[Gpu]) -> list[Session]:
@@ -205,7 +201,7 @@ class Shares:
             if weight != session.weight:
                 session.weight = weight
                 for gpu in session.gpus:
-                    self._arbitrations[gpu.uuid].set_weight(session.id, weight)
+                    self.arbitrations[gpu.uuid].set_weight(session.id, weight)
 
     def _weight(self, session: Session, units: int) -> int:
         return max(units, 1) if session.record.effective_units or session.lent_units else 0
@@ -260,7 +256,7 @@ Our choice: users run several cells in a row, and each change of weights costs a
 
 
 class Tiers:
-    """Changes the tier of a session and notifies its processes."""
+    """Changes the tier or the share of a session and notifies its processes."""
 
     def __init__(
         self,
@@ -285,17 +281,13 @@ class Tiers:
         right = {Tier.ACTIVE: share, Tier.RELEASED: 0}.get(request.tier)
         if request.effective_units > share or right not in (None, request.effective_units):
             raise ControlRefused(
-                Failure(
-                    code="bad-request",
-                    message=f"effective_units: {request.effective_units} does not go with tier {request.tier} "
-                    f"of a share of {share} units",
-                )
+                "bad-request",
+                f"effective_units: {request.effective_units} does not go with tier {request.tier} "
+                f"of a share of {share} units",
             )
         now = self._activity(session)
         if voids_idle_action(now.busy, now.last, now.gpu_seconds, request.if_idle_since, request.if_gpu_seconds):
-            raise ControlRefused(
-                Failure(code="busy", message=f"session {session.id} has worked on the GPU in the meantime")
-            )
+            raise ControlRefused("busy", f"session {session.id} has worked on the GPU in the meantime")
         self.move(session, request.tier, request.effective_units, request.reason, request.yields_until, request.use)
 
     def work_begins(self, session: Session) -> None:
@@ -387,6 +379,65 @@ class Tiers:
             self.withdraw_notice(session)
         self.changed([session, *(other for other in self._shares.change(session) if other is not session)])
 
+    def resize(self, session: Session, request: ResizeRequest) -> None:
+        """Change the share; the memory limit of all its processes follows at once. Raises ControlRefused.
+
+        A downgraded or released session keeps its tier. A smaller share loses its borrowed units first; a
+        larger share borrows only units that idle sessions lend.
+        """
+        record = session.record
+        before, units = record.request, request.share_units
+        limit = before.memory_limit if request.memory_limit is None else request.memory_limit
+        if (units, limit) == (before.share_units, before.memory_limit):
+            return
+        self._check_share(session, units, limit)
+        borrowed = self._shares.borrowed_after(session, units)
+        effective = units if record.tier is Tier.ACTIVE else min(record.effective_units, units)
+        tier = Tier.ACTIVE if effective == units else record.tier
+        log.info("session %s: share %d -> %d units: %s", session.id, before.share_units, units, request.reason)
+        record.request = before.model_copy(update={"share_units": units, "memory_limit": limit})
+        record.borrowed_units, record.effective_units = borrowed, effective
+        if tier is not record.tier:
+            record.tier, record.tier_since = tier, self._clock()
+        if record.notice is not None and record.notice.effective_units >= units:
+            self.withdraw_notice(session)
+        # Any other notice stays, because a change of the share does not count as use.
+        others = self._shares.change(session)
+        self.changed([session, *(other for other in others if other is not session)])
+        self._set_memory(session)
+
+    def largest_share(self, session: Session) -> int:
+        """Return the largest share that a session can have now, in units; 0: its share cannot be changed.
+
+        The service decides which shares the user may have.
+        """
+        record = session.record
+        if len(session.gpus) != 1 or record.yields_until is not None:
+            return 0
+        most = record.request.share_units + max(0, self._shares.most_more(session, session.gpus[0]))
+        return min(most, UNITS_PER_GPU)
+
+    def _check_share(self, session: Session, units: int, limit: str) -> None:
+        try:
+            Share(units, len(session.record.request.gpus))
+            for gpu in session.gpus:
+                if resolve_bytes(limit, gpu.memory_bytes) <= 0:
+                    raise ValueError(f"memory_limit: {limit} leaves no memory")
+        except ValueError as error:
+            raise ControlRefused("bad-request", str(error)) from None
+        if session.record.yields_until is not None:
+            raise ControlRefused(
+                "no-capacity",
+                f"session {session.id} gives up units for spawns in quota, and its share cannot change now",
+            )
+
+    def _set_memory(self, session: Session) -> None:
+        session.budget_checked = False
+        if session.memory is not None:
+            session.memory.set_limits({gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus})
+        if session.conversation is not None:
+            session.conversation.send_memory()
+
     def changed(self, sessions: Iterable[Session]) -> None:
         """Save sessions with changed units, and notify their processes."""
         for session in sessions:
@@ -409,74 +460,3 @@ def _use_rule(session: Session) -> UseRule | None:
     if record.tier is not Tier.ACTIVE:
         return record.use
     return record.notice.use if record.notice is not None else None
-
-
-class ShareChanges:
-    """Checks and applies changes of shares. Methods raise ControlRefused."""
-
-    def __init__(self, shares: Shares, tiers: Tiers, clock: Callable[[], float]) -> None:
-        """Store the callback. `clock` gives seconds since the epoch."""
-        self._shares = shares
-        self._tiers = tiers
-        self._clock = clock
-
-    def resize(self, session: Session, request: ResizeRequest) -> None:
-        """Change the share; the memory limit of all its processes follows at once.
-
-        A downgraded or released session keeps its tier. A smaller share loses its borrowed units first; a
-        larger share borrows only units that idle sessions lend.
-        """
-        record = session.record
-        before, units = record.request, request.share_units
-        limit = before.memory_limit if request.memory_limit is None else request.memory_limit
-        if (units, limit) == (before.share_units, before.memory_limit):
-            return
-        self._check(session, units, limit)
-        borrowed = self._shares.borrowed_after(session, units)
-        effective = units if record.tier is Tier.ACTIVE else min(record.effective_units, units)
-        tier = Tier.ACTIVE if effective == units else record.tier
-        log.info("session %s: share %d -> %d units: %s", session.id, before.share_units, units, request.reason)
-        record.request = before.model_copy(update={"share_units": units, "memory_limit": limit})
-        record.borrowed_units, record.effective_units = borrowed, effective
-        if tier is not record.tier:
-            record.tier, record.tier_since = tier, self._clock()
-        if record.notice is not None and record.notice.effective_units >= units:
-            self._tiers.withdraw_notice(session)
-        # Any other notice stays, because a change of the share does not count as use.
-        others = self._shares.change(session)
-        self._tiers.changed([session, *(other for other in others if other is not session)])
-        self._tell_memory(session)
-
-    def largest(self, session: Session) -> int:
-        """Return the largest share that a session can have now, in units; 0: its share cannot be changed.
-
-        The service decides which shares the user may have.
-        """
-        record = session.record
-        if len(session.gpus) != 1 or record.yields_until is not None:
-            return 0
-        most = record.request.share_units + max(0, self._shares.most_more(session, session.gpus[0]))
-        return min(most, UNITS_PER_GPU)
-
-    def _check(self, session: Session, units: int, limit: str) -> None:
-        try:
-            Share(units, len(session.record.request.gpus))
-            for gpu in session.gpus:
-                if resolve_bytes(limit, gpu.memory_bytes) <= 0:
-                    raise ValueError(f"memory_limit: {limit} leaves no memory")
-        except ValueError as error:
-            raise ControlRefused(Failure(code="bad-request", message=str(error))) from None
-        if session.record.yields_until is not None:
-            raise ControlRefused(
-                Failure(
-                    code="no-capacity",
-                    message=f"session {session.id} gives up units for spawns in quota, and its share cannot change now",
-                )
-            )
-
-    def _tell_memory(self, session: Session) -> None:
-        session.budget_checked = False
-        if session.memory is not None:
-            session.memory.set_limits({gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus})
-        if session.conversation is not None:
-            session.conversation.send_memory()

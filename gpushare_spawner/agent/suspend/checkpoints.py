@@ -177,31 +177,25 @@ class DriverCheckpoints:
             await asyncio.wait([call])
 
     async def _call(self, within: float, **request: Any) -> CheckpointResult:
-        worker = None
+        worker = answer = None
         try:
             async with asyncio.timeout(within):
                 worker = await self._worker()
                 self._busy.add(worker)
                 answer = await _ask(worker, request)
-        except (TimeoutError, asyncio.CancelledError) as error:
-            if worker is not None:
-                self._busy.discard(worker)
-                _kill(worker)
-            if isinstance(error, asyncio.CancelledError):
-                raise
+        except TimeoutError:
             return CheckpointResult(Code.HANGS)
         except OSError as error:
             log.error("a process for the driver's checkpoint functions cannot be started: %s", error)
             return CheckpointResult(Code.NO_WORKER)
-        self._busy.discard(worker)
-        if answer is None:
-            _kill(worker)
-            return CheckpointResult(Code.HANGS if self._closed else Code.UNKNOWN)
-        if self._closed or len(self._idle) >= IDLE_WORKERS:
-            _kill(worker)
-        else:
-            self._idle.append(worker)
-        return answer
+        finally:
+            if worker is not None:
+                self._busy.discard(worker)
+                if answer is None or self._closed or len(self._idle) >= IDLE_WORKERS:
+                    _kill(worker)
+                else:
+                    self._idle.append(worker)
+        return answer or CheckpointResult(Code.HANGS if self._closed else Code.UNKNOWN)
 
     async def _worker(self) -> Process:
         while self._idle:

@@ -22,7 +22,6 @@ from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.sessions.attribution import attributed, of_other_users, owners
-from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord, Store, Suspension
 from gpushare_spawner.agent.suspend.checkpoints import CheckpointResult, Code, DriverCheckpoints, ProcessState
 from gpushare_spawner.agent.suspend.progress import (
@@ -54,12 +53,8 @@ LEAST_TIME = 0.1
 UNKNOWN_CONTEXT = 512 * 2**20
 """Bytes of a context if the driver does not show the process's memory."""
 
-_numbers = count(1)
-
-
-def next_number() -> int:
-    """Return an unused number for a SUSPEND."""
-    return next(_numbers)
+numbers = count(1)
+"""Numbers of SUSPEND frames."""
 
 
 class SuspendSteps:
@@ -68,13 +63,13 @@ class SuspendSteps:
     def __init__(self, parts: SuspendParts) -> None:
         self._parts = parts
 
-    async def leave(self, progress: SuspendProgress, memory_comes_free: Callable[[], None]) -> int:
+    async def leave(self, progress: SuspendProgress, held: contextlib.ExitStack) -> int:
         """Suspend all processes. Returns the bytes that are free now. Raises CannotSuspend.
 
-        Calls `memory_comes_free` before the first process leaves the GPU.
+        Keeps the memory that processes free for the session until `held` is closed: they may have to be restored.
         """
         session = progress.session
-        progress.step, progress.number = Step.ASKING, next_number()
+        progress.step, progress.number = Step.ASKING, next(numbers)
         await self._ask(progress)
         sizes = await self._sizes(progress)
         if (reason := self._parts.lacks_host_memory(session, sum(sizes.values()))) is not None:
@@ -96,7 +91,7 @@ class SuspendSteps:
                 again = SOON if answer.code is Code.STOPPED else LATER
                 raise CannotSuspend(reason_of(answer, f"Process {name.pid} cannot be suspended"), again)
         progress.step = Step.SUSPENDING
-        memory_comes_free()
+        held.enter_context(self._parts.holds.hold(session.gpus[0].uuid, session.id))
         for name, size in sizes.items():
             answer = await self._parts.checkpoints.checkpoint(name, size)
             if not answer.ok and processes.alive(name):
@@ -105,12 +100,6 @@ class SuspendSteps:
         with contextlib.suppress(OSError):  # written later; the log has the reason
             await self._parts.save(session)
         return sum(sizes.values())
-
-    def answered(self, progress: SuspendProgress, connection: Connection, frame: Frame) -> None:
-        """Take a SUSPEND_READY that answers a SUSPEND."""
-        if frame.fields[0] == progress.number and progress.step is Step.ASKING:
-            progress.ready[connection] = frame
-            progress.answered.set()
 
     async def _ask(self, progress: SuspendProgress) -> None:
         """Send SUSPEND: all processes stop driver calls and answer whether they can be suspended."""

@@ -42,7 +42,7 @@ from gpushare_spawner.agent.suspend.steps import (
     LeftoverProcesses,
     ResumeSteps,
     SuspendSteps,
-    next_number,
+    numbers,
 )
 from gpushare_spawner.background import cancel
 from gpushare_spawner.model.frames import Feature, Frame, Kind
@@ -100,7 +100,7 @@ class Suspender:
         if len(session.gpus) != 1:
             self._stays(progress, "A session on several GPUs is not suspended.", None)
         elif session.record.suspension is not None:
-            progress.step, progress.number = Step.SUSPENDED, next_number()
+            progress.step, progress.number = Step.SUSPENDED, next(numbers)
             session.suspended = True
             self._begin(progress, self._recover(progress))
         else:
@@ -188,8 +188,9 @@ class Suspender:
             connection.send(Kind.RESUMED, number)
         elif number == 0:
             connection.send(Kind.SUSPEND, progress.number)
-        else:
-            self._suspend_steps.answered(progress, connection, frame)
+        elif number == progress.number and progress.step is Step.ASKING:
+            progress.ready[connection] = frame
+            progress.answered.set()
 
     # -- the arbiters' orders ------------------------------------------------------------------------------------------
 
@@ -221,13 +222,11 @@ class Suspender:
     async def _try_to_suspend(self, progress: SuspendProgress) -> None:
         session, began = progress.session, self._loop.time()
         arbitration = self._arbitration(session)
-        # Memory that processes free stays theirs until all are suspended, because they may have to be restored.
         with contextlib.ExitStack() as held:
-            hold = self._parts.holds.hold(session.gpus[0].uuid, session.id)
             try:
                 if (reason := await self._capability()) is not None:
                     raise CannotSuspend(reason)
-                amount = await self._suspend_steps.leave(progress, lambda: held.enter_context(hold))
+                amount = await self._suspend_steps.leave(progress, held)
             except Exception as error:
                 await self._suspension_failed(progress, error)
                 return

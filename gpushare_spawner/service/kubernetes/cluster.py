@@ -27,7 +27,6 @@ from gpushare_spawner.model.control import (
     ControlRefused,
     ControlsRequest,
     CordonRequest,
-    Failure,
     MessageRequest,
     NoticeRequest,
     ResizeRequest,
@@ -362,7 +361,7 @@ class NodeAgent:
             request.if_idle_since,
             request.if_gpu_seconds,
         ):
-            raise _refusal("busy", f"session {request.id} has worked on the GPU in the meantime")
+            raise ControlRefused("busy", f"session {request.id} has worked on the GPU in the meantime")
         patch = patches.tier_patch(
             request.tier,
             self._clock(),
@@ -386,9 +385,9 @@ class NodeAgent:
         while True:
             pod = self._cluster.pods(self.node).get(request.id)
             if pod is None:
-                raise _refusal("unknown-session", f"the pod of session {request.id} is gone")
+                raise ControlRefused("unknown-session", f"the pod of session {request.id} is gone")
             if (pod.session.tier, pod.session.effective_units) != requested:
-                raise _refusal("busy", f"session {request.id} has worked on the GPU in the meantime")
+                raise ControlRefused("busy", f"session {request.id} has worked on the GPU in the meantime")
             # an older report, from before work restored the share, can have the same tier
             if self._cluster.report_version(self.node) != self._reported_before:
                 reported = self._cluster.reported(self.node, request.id)
@@ -418,12 +417,12 @@ class NodeAgent:
                 )
             await asyncio.sleep(DECISION_POLL_EVERY)
         if answer.refused is not None:
-            raise ControlRefused(answer.refused)
+            raise ControlRefused(answer.refused.code, answer.refused.message)
 
     def _answer_to(self, session: str, change: ShareChange) -> ShareChangeAnswer | None:
         pod = self._cluster.pods(self.node).get(session)
         if pod is None:
-            raise _refusal("unknown-session", f"the pod of session {session} is gone")
+            raise ControlRefused("unknown-session", f"the pod of session {session} is gone")
         answer = pod.session.resized
         return answer if answer is not None and answer.number == change.number else None
 
@@ -461,7 +460,7 @@ class NodeAgent:
         """Write a cordon to the report's ConfigMap, or remove it."""
         uuids = [gpu.uuid for gpu in self._cluster.report(self.node)[0].gpus]
         if request.gpu and request.gpu not in uuids:
-            raise _refusal("unknown-gpu", f"node {self.node} has no GPU {request.gpu}; it has {', '.join(uuids)}")
+            raise ControlRefused("unknown-gpu", f"node {self.node} has no GPU {request.gpu}; it has {', '.join(uuids)}")
         text = None if request.cordon is None else request.cordon.model_dump_json(exclude_defaults=True)
         metadata: dict[str, Any] = {"annotations": {cordon_name(request.gpu): text}}
         before, about = self._cluster.report_version(self.node), f"ConfigMaps in {self._cluster.namespace}"
@@ -493,9 +492,9 @@ class NodeAgent:
         """Return the session's pod, if its annotations have not changed since the decision."""
         now, then = self._cluster.pods(self.node).get(session), self._decided_on.get(session)
         if now is None or then is None or now.name != then.name or not now.runs:
-            raise _refusal("unknown-session", f"there is no running pod of session {session} on node {self.node}")
+            raise ControlRefused("unknown-session", f"there is no running pod of session {session} on node {self.node}")
         if now.session != then.session:
-            raise _refusal("busy", f"session {session} has changed in the meantime")
+            raise ControlRefused("busy", f"session {session} has changed in the meantime")
         return now
 
     async def _patch(self, session: str, pod: SessionPod, annotations: Mapping[str, str | None]) -> None:
@@ -504,9 +503,11 @@ class NodeAgent:
                 self._cluster.patched(pod, await patch_annotations(self._api, pod, annotations))
             except ApiException as error:
                 if error.status == 409:
-                    raise _refusal("busy", f"session {session} has changed in the meantime") from None
+                    raise ControlRefused("busy", f"session {session} has changed in the meantime") from None
                 if error.status == 404:
-                    raise _refusal("unknown-session", f"the pod {pod.name} of session {session} is gone") from None
+                    raise ControlRefused(
+                        "unknown-session", f"the pod {pod.name} of session {session} is gone"
+                    ) from None
                 raise
 
 
@@ -518,7 +519,7 @@ def _translated(what: str, objects: str) -> Iterator[None]:
     except ApiException as error:
         if error.status in (401, 403):
             answer = http_status(error.status, error.reason)
-            raise _refusal("internal", f"the service may not patch {objects}: {answer}") from None
+            raise ControlRefused("internal", f"the service may not patch {objects}: {answer}") from None
         raise AgentUnreachable(f"the API server answers {error.status} to {what}") from None
     except (aiohttp.ClientError, ConfigException, OSError) as error:
         raise AgentUnreachable(f"the API server cannot be reached for {what}: {reason(error)}") from None
@@ -547,8 +548,4 @@ def _check_reach(pod: SessionPod, needed: IdleReach) -> None:
     """Raise ControlRefused if the session's sharing layer does not support this."""
     layer = LAYERS[pod.layer]
     if needed not in layer.reach:
-        raise _refusal("bad-request", out_of_reach(layer))
-
-
-def _refusal(code: str, message: str) -> ControlRefused:
-    return ControlRefused(Failure.model_validate({"code": code, "message": message}))
+        raise ControlRefused("bad-request", out_of_reach(layer))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.control import ControlRefused, Failure, ResizeRequest
+from gpushare_spawner.model.control import ControlRefused, ResizeRequest
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Limits, Template
@@ -206,7 +206,7 @@ async def test_older_agent_is_named(acting: Acting, agent: FakeAgent) -> None:
         report = acting.client.report
 
         async def resize(self, request: ResizeRequest) -> None:
-            raise ControlRefused(Failure(code="bad-request", message="op: no such request"))
+            raise ControlRefused("bad-request", "op: no such request")
 
     old: Any = type("Seen", (), {"agent": Older(), "session": one.session, "node": "fake"})()
     assert (await refusal_of(share.change_share(acting.actions, old, ROOT, 0.5))).code is RefusalCode.OLDER_AGENT

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class Changes(Protocol):
-    """The part that changes shares: `sessions.tiers.ShareChanges`."""
+    """The part that changes shares: `sessions.tiers.Tiers`."""
 
     def resize(self, session: Session, request: ResizeRequest) -> None:
         """Change a session's share. Raises ControlRefused."""
@@ -88,11 +88,8 @@ class ShareAnnotations:
         free = self._held.free_for(session)
         if units > session.record.request.share_units and units > free:
             raise ControlRefused(
-                Failure(
-                    code="no-capacity",
-                    message=f"session {session.id} can have {free} units on its GPUs now, and not {units}: others use "
-                    "the devices",
-                )
+                "no-capacity",
+                f"session {session.id} can have {free} units on its GPUs now, and not {units}: others use the devices",
             )
 
 

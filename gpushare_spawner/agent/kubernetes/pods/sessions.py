@@ -269,7 +269,7 @@ class PodSessions:
         self._listed = KubeletList(held, self._warnings, self._loop.time)
         registry = node.registry
         self._tiers = TierAnnotations(registry.tiers, registry.activity, registry.save)
-        self._changes = ShareAnnotations(registry.share_changes, held, registry.save)
+        self._changes = ShareAnnotations(registry.tiers, held, registry.save)
         self._writer = AnnotationWriter(api, self._pod_of, self._needed_patch, self._written, self.changed)
         self._scheduled: asyncio.Handle | None = None
         self._closed = False

@@ -14,24 +14,22 @@ its server's memory limit.
 
 `NodeMemory` reads the kernel's figures and applies these rules. `HostUse` measures pods' CPU and host memory: a
 released session's pod must not request less. `inform_arbiters` passes the driver's figures of device memory to the
-arbiters. Limits of device memory are in session_limit.py.
+arbiters. Limits of device memory are in memory/session_limit.py.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
 from gpushare_spawner.agent.memory.cgroups import CpuCgroups, MemoryCgroups, machine_memory
-from gpushare_spawner.agent.memory.session_limit import SessionLimit
-from gpushare_spawner.agent.state.records import SessionRecord
+from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.frames import ReserveKind
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import HostMemoryReport, HostUseReport
@@ -207,40 +205,6 @@ class HostMemorySettings:
     """Mount point of the node's cgroups."""
 
 
-class MemorySession(Protocol):
-    """The part of a session that memory accounting needs."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def record(self) -> SessionRecord: ...
-
-    @property
-    def gpus(self) -> tuple[Gpu, ...]: ...
-
-    @property
-    def memory(self) -> SessionLimit | None: ...
-
-    @property
-    def suspends(self) -> bool:
-        """Whether all its memory can leave the GPU, while it is suspended."""
-
-    @property
-    def observed(self) -> bool:
-        """Whether another layer shares its GPUs, so that its memory is never paged out."""
-
-    @property
-    def cuda(self) -> Collection[Any]:
-        """Its CUDA processes."""
-
-    def memory_limit(self, gpu: Gpu) -> int:
-        """Return the bytes that the session may allocate on the GPU."""
-
-    def memory_guarantee(self, gpu: Gpu) -> int:
-        """Return the bytes that stay on the GPU while the session works."""
-
-
 @dataclass
 class _Figures:
     at: float
@@ -253,9 +217,9 @@ class NodeMemory:
 
     settings: HostMemorySettings
     gpus: Mapping[str, Gpu]
-    sessions: Mapping[str, MemorySession]
+    sessions: Mapping[str, Session]
     context_bytes: int
-    paged_out: Callable[[MemorySession], int]
+    paged_out: Callable[[Session], int]
     clock: Callable[[], float] = time.monotonic
     _node: _Figures | None = None
     _of_session: dict[str, _Figures] = field(default_factory=dict)
@@ -266,7 +230,7 @@ class NodeMemory:
         self._cgroups = MemoryCgroups(self.settings.cgroups)
         self._use = HostUse(self._cgroups, self.clock)
 
-    def left_for(self, session: MemorySession, gpu: str, kind: ReserveKind) -> tuple[int, MemoryLimit]:
+    def left_for(self, session: Session, gpu: str, kind: ReserveKind) -> tuple[int, MemoryLimit]:
         """Return how many more bytes the session may allocate on the GPU, and the limiting budget."""
         if self.settings.node == "off":
             return UNLIMITED, MemoryLimit.NODE_HOST_MEMORY
@@ -284,7 +248,7 @@ class NodeMemory:
             return of_session, MemoryLimit.SESSION_HOST_MEMORY
         return of_node, MemoryLimit.NODE_HOST_MEMORY
 
-    def shortage(self, session: MemorySession) -> tuple[int, int] | None:
+    def shortage(self, session: Session) -> tuple[int, int] | None:
         """Return the bytes that the session's own budget allows, and the bytes that its share guarantees.
 
         None if they suffice. Existing allocations do not matter.
@@ -295,7 +259,7 @@ class NodeMemory:
         guaranteed = sum(min(session.memory_guarantee(gpu), session.memory_limit(gpu)) for gpu in session.gpus)
         return (budget, guaranteed) if budget < guaranteed and session.record.request.oversubscribe else None
 
-    def lacks_host_memory(self, session: MemorySession, amount: int) -> str | None:
+    def lacks_host_memory(self, session: Session, amount: int) -> str | None:
         """Return why `amount` more bytes of the session exceed the host memory budgets; None if they fit."""
         of_session, of_node = self.session_budget(session), self.node_budget()
         if of_session is not None and amount > of_session:
@@ -320,7 +284,7 @@ class NodeMemory:
             paged_out_bytes=sum(self.paged_out(session) for session in self.sessions.values()),
         )
 
-    def of_session(self, session: MemorySession, on_gpus: Mapping[str, GpuMemoryBudget]) -> tuple[int, int | None]:
+    def of_session(self, session: Session, on_gpus: Mapping[str, GpuMemoryBudget]) -> tuple[int, int | None]:
         """Return the host memory that the session may need for its movable memory, and its budget, in bytes.
 
         The budget is at most `REPORT_FRESH` seconds old.
@@ -329,7 +293,7 @@ class NodeMemory:
         budget = self.session_budget(session, REPORT_FRESH)
         return session_needs(gpus), None if budget is None else budget // _ROUND * _ROUND
 
-    def host_use(self, session: MemorySession) -> HostUseReport | None:
+    def host_use(self, session: Session) -> HostUseReport | None:
         """Return the use of a released session's pod; None for others, and if it is not known."""
         record = session.record
         if record.tier is not Tier.RELEASED or record.pod is None:
@@ -351,7 +315,7 @@ class NodeMemory:
             self._node = _Figures(now, budget)
         return self._node.budget
 
-    def session_budget(self, session: MemorySession, fresh: float = FRESH) -> int | None:
+    def session_budget(self, session: Session, fresh: float = FRESH) -> int | None:
         """Return the session's budget in bytes; None if its server has no readable memory limit of its own.
 
         ``fresh``: the age in seconds up to which a figure is reused.
@@ -366,7 +330,7 @@ class NodeMemory:
                 del self._of_session[gone]
         return figures.budget
 
-    def _read(self, session: MemorySession) -> int | None:
+    def _read(self, session: Session) -> int | None:
         record = session.record
         if record.pod is not None:
             group = self._cgroups.of_pod(record.pod.uid)
@@ -409,7 +373,7 @@ class NodeMemory:
             budgets[uuid] = GpuMemoryBudget(max(0, gpu.memory_bytes - contexts), here)
         return budgets
 
-    def _most(self, session: MemorySession, uuid: str, budget: int) -> int:
+    def _most(self, session: Session, uuid: str, budget: int) -> int:
         """Return the most bytes that count for a session on one GPU, regardless of its stated memory."""
         return session.memory_limit(self.gpus[uuid]) + budget * session.record.request.share_units // UNITS_PER_GPU
 
@@ -418,7 +382,7 @@ def inform_arbiters(
     states: Mapping[str, GpuState],
     gpus: Mapping[str, Gpu],
     arbitrations: Mapping[str, GpuArbitration],
-    sessions: Iterable[MemorySession],
+    sessions: Iterable[Session],
     unstated: Mapping[tuple[int, str], int],
 ) -> None:
     """Pass the driver's figures to the arbiters and to the memory limits. All mappings are by the GPU's UUID.
