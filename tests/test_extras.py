@@ -41,7 +41,6 @@ NEED = {
 ELSEWHERE = (
     "gpushare_spawner.spawner.local.tljh",  # in the hub of The Littlest JupyterHub
     "gpushare_spawner.native.hatch_build",  # while the package is built
-    "gpushare_spawner.service.history.migrations.env",  # alembic runs it
     "gpushare_spawner.demo.jupyterhub_config",  # the hub runs it
 )
 INVOCATIONS: dict[str, list[list[str]]] = {

@@ -143,13 +143,14 @@ def application(part: str) -> Application:
 
 
 def _service() -> Application:
-    from gpushare_spawner.service.counters import Counters
+    from gpushare_spawner.service.actions.context import ActionContext
     from gpushare_spawner.service.dashboard import DashboardPage
     from gpushare_spawner.service.reports import RecentReports
     from gpushare_spawner.service.sources import DashboardSources
     from gpushare_spawner.service.web.dashboard import dashboard_application
 
-    sources = DashboardSources(RecentReports([]), dict, lambda snapshots, templates, now: [], Counters())
+    context = ActionContext((), mock.Mock(), dict)
+    sources = DashboardSources(context, RecentReports([]), lambda snapshots, templates, now: [])
     prefix = "/services/gpushare/"
     return dashboard_application(sources, prefix, more=[(prefix, DashboardPage, {})])
 

@@ -269,7 +269,6 @@ log = logging.getLogger("gpushare.service")
 
 def service_application(
     sources: DashboardSources,
-    actions: ActionContext,
     prefix: str,
     theme: HubTheme | None = None,
     history: History | None = None,
@@ -281,7 +280,7 @@ def service_application(
     """
     prefix = prefix.rstrip("/") + "/"
     snapshots = ServiceSnapshots(sources, max_age)
-    services = Services(prefix, snapshots, Events(snapshots), actions, history, sources.clock)
+    services = Services(prefix, snapshots, Events(snapshots), sources.context, history)
     return dashboard_application(
         sources, prefix, theme, history, [(prefix, DashboardPage, {"services": services}), *api_routes(services)]
     )
@@ -356,10 +355,10 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
     async with _agents(options, listeners, hub_name, cluster_agents, templates) as agents:
         pending, queue, reports = PendingSpawns(hub), QueueOfHub(hub), RecentReports(agents)
         history = _history(options, reports, templates, pending, lambda: culler)
-        record: Callable[[Action], None] = history.record if history is not None else lambda action: None
 
         def acted(action: Action) -> None:
-            record(action)
+            if history is not None:
+                history.record(action)
             culler.session_changed()
 
         actions = ActionContext(
@@ -367,24 +366,15 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             hub,
             templates,
             acted,
+            clock,
             quotas=templates.quotas,
             pending=pending.now,
             journal=history,
             nodes_are_added=options.nodes_are_added,
         )
         outbox = Outbox(notifier_file(Path(options.notifiers)), time.time) if options.notifiers else None
-        culler = Culler(
-            agents,
-            hub,
-            templates,
-            settings,
-            clock,
-            quotas=templates.quotas,
-            pending=pending.recent,
-            record=record,
-            actions=actions,
-            notify=outbox.offer if outbox is not None else lambda decisions: None,
-        )
+        notify = outbox.offer if outbox is not None else lambda decisions: None
+        culler = Culler(actions, settings, pending=pending.recent, notify=notify)
         clock.was_set = culler.clock_was_set
         listeners.append(culler.reports_changed)
         lacking: list[str] = []
@@ -393,10 +383,7 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             problems = [*lacking, *templates.problems, *(outbox.problems if outbox is not None else ())]
             return [*problems, history.problem] if history is not None and history.problem else problems
 
-        sources = DashboardSources(
-            reports, templates, culler.decide, culler.counters, notes, pending.now, queue.progress, templates.quotas
-        )
-        server = _listen(sources, options.ip, history, actions)
+        server = _listen(DashboardSources(actions, reports, culler.decide, notes, queue.progress), options.ip, history)
         scopes = _check_scopes(hub, settings.cull_users, templates.needs_groups, lacking)
         work = [culler.run(), scopes, AskResponder(agents, actions).run(), finish_restarts(actions)]
         work += [part.run() for part in (history, outbox) if part is not None]
@@ -475,9 +462,7 @@ async def _check_scopes(hub: Hub, cull_users: bool, groups: bool, lacking: list[
         log.warning("%s", sentence)
 
 
-def _listen(
-    sources: DashboardSources, ip: str | None, history: History | None, actions: ActionContext
-) -> BoundedHTTPServer | None:
+def _listen(sources: DashboardSources, ip: str | None, history: History | None) -> BoundedHTTPServer | None:
     """Serve the pages at $JUPYTERHUB_SERVICE_URL; without it, serve none.
 
     ``ip``: for a URL with a host that is not this machine, like a Kubernetes Service; *: all addresses.
@@ -487,7 +472,7 @@ def _listen(
         log.info("$JUPYTERHUB_SERVICE_URL is not set: the idle culler runs without a dashboard")
         return None
     prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX") or "/services/gpushare/"
-    application = service_application(sources, actions, prefix, HubTheme.of_environment(), history)
+    application = service_application(sources, prefix, HubTheme.of_environment(), history)
     port = url.port or (443 if url.scheme == "https" else 80)
     server = service_server(application, own_tls() if url.scheme == "https" else None)
     host = ip or url.hostname

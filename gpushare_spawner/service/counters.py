@@ -53,23 +53,8 @@ class Counters:
         self.last_round: float | None = None
         """End of the last round in seconds since the epoch; None if no round has ended yet."""
 
-    def acted(self, tier: Tier) -> None:
-        self.actions[tier] += 1
-
-    def notified(self, tier: Tier) -> None:
-        self.notices[tier] += 1
-
-    def withdrew(self, tier: Tier) -> None:
-        self.withdrawn[tier] += 1
-
-    def failed(self, component: Component) -> None:
-        self.failures[component] += 1
-
     def waited(self, wait: Wait) -> None:
         if wait.outcome is WaitOutcome.STARTED:
             self.waits.setdefault(wait.template, SpawnWaits()).add(wait.seconds)
         else:
             self.given_up[wait.template] += 1
-
-    def round_done(self, at: float) -> None:
-        self.last_round = at

@@ -332,7 +332,7 @@ async def dashboard(services: Services, caller: Caller, address: DashboardAddres
         queue=await reading.queue(call()),
         quotas=await reading.quotas(call()),
         choices=_choices(snapshot, caller),
-        targets=DialogTargets(caller, services.clock()),
+        targets=DialogTargets(caller, services.actions.clock()),
         session_choices=choices_of_sessions(caller, snapshot.templates.values()),
         nodes_on_page=nodes_on_page,
     )

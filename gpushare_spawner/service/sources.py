@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,19 +12,12 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, SessionReport, doubled_gpus
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota.accounts import QuotaUsage
-from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, RecentReports, answered
 from gpushare_spawner.service.units import KINDS, Kind, Segment, UnitsToOwn, gpu_bar, units_of
-from gpushare_spawner.service.waiting import (
-    PendingServers,
-    WaitingSpawn,
-    in_order,
-    pending_unknown,
-    quota_use,
-    waiting_spawns,
-)
+from gpushare_spawner.service.waiting import WaitingSpawn, in_order, quota_use, waiting_spawns
 
 
 async def _no_progress(waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
@@ -155,19 +147,14 @@ class ServiceSnapshot:
 class DashboardSources:
     """The sources of the pages and the API."""
 
+    context: ActionContext
     reports: RecentReports
-    templates: Callable[[], Mapping[str, Template]]
     decide: Callable[[Sequence[NodeSnapshot], Mapping[str, Template], float], list[SessionDecision]]
     """The culler's decisions on the sessions of these reports at an instant."""
-    counters: Counters
     notes: Callable[[], Sequence[str]] = lambda: ()
     """Sentences for admins: missing scopes, templates with errors."""
-    pending: PendingServers = pending_unknown
     progress: Callable[[Sequence[HubServer]], Awaitable[Mapping[tuple[str, str], QueueProgress]]] = _no_progress
     """Returns the queue progress that the hub shows to the users of these spawns, by user and server name."""
-    quotas: Callable[[], Quotas | None] = lambda: None
-    """Returns the quotas in force; None if there are none."""
-    clock: Callable[[], float] = time.time
 
     async def take(self, with_progress: bool = True) -> ServiceSnapshot:
         """Return a snapshot of all data now.
@@ -175,14 +162,14 @@ class DashboardSources:
         ``with_progress``: request also the progress that the hub shows to the users of waiting spawns. Without any
         report, it is unknown which spawns wait.
         """
-        snapshots = await self.reports.snapshots()
-        reports, templates, instant = answered(snapshots), self.templates(), self.clock()
+        context, snapshots = self.context, await self.reports.snapshots()
+        reports, templates, instant = answered(snapshots), context.templates(), context.clock()
         decisions = self.decide(snapshots, templates, instant)
-        pending = await self.pending()
+        pending = await context.pending()
         waiting: Sequence[WaitingSpawn] | None = None
         if pending is not None and reports:
             waiting = waiting_spawns(pending, reports, templates)
             if waiting and with_progress:
                 waiting = in_order(waiting, await self.progress([spawn.server for spawn in waiting]))
-        quotas, notes = self.quotas(), tuple(self.notes())
+        quotas, notes = context.quotas(), tuple(self.notes())
         return ServiceSnapshot(instant, snapshots, decisions, templates, pending, waiting, quotas, notes)

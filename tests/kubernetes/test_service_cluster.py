@@ -610,7 +610,7 @@ async def test_what_a_notebook_server_asks_is_carried_out_once_and_answered_on_t
     await seen(nodes, "node-a", has("ann", confirmed=True))
     recorded: list[Action] = []
     actions = ActionContext(nodes, hub, lambda: templates, record=recorded.append, clock=namespace.now)
-    asks = AskResponder(nodes, actions, namespace.now)
+    asks = AskResponder(nodes, actions)
     looking = asyncio.create_task(asks.poll())
     await asyncio.sleep(0.05)
     assert not looking.done()
@@ -626,7 +626,7 @@ async def test_what_a_notebook_server_asks_is_carried_out_once_and_answered_on_t
     assert present(said.controls.keep).by == "ann"
     # another service on the same report
     async with as_the_hub(namespace) as others:
-        again = AskResponder(others, ActionContext(others, hub, lambda: templates, clock=namespace.now), namespace.now)
+        again = AskResponder(others, ActionContext(others, hub, lambda: templates, clock=namespace.now))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(again.poll(), 0.2)
         await again.answered()
@@ -652,7 +652,7 @@ async def test_a_stop_that_another_node_asks_in_a_users_name_is_not_carried_out(
     namespace.sessions["node-b"]["ann"] = forged.model_copy(update={"asks": (stop,), "opened_at": namespace.now()})
     keep = Ask(number=8, kind=AskKind.KEEP, value=3600, at=namespace.now())
     await namespace.publish("node-b", bob={"asks": (keep, stop), "user": "ann"})
-    asks = AskResponder(nodes, ActionContext(nodes, hub, lambda: templates, clock=namespace.now), namespace.now)
+    asks = AskResponder(nodes, ActionContext(nodes, hub, lambda: templates, clock=namespace.now))
     await asks.poll()
     await asks.answered()
     assert present((await namespace.session("bob")).controls.keep).by == "bob"
@@ -686,7 +686,7 @@ async def test_asks_of_an_agent_that_has_ended_are_not_looked_at_for_ever(
 @pytest.fixture
 def make_culler(nodes: Cluster, hub: Hub, templates: dict[str, Template], clock: Clock) -> Callable[[], Culler]:  # noqa: F811
     def make() -> Culler:
-        return Culler(nodes, hub, lambda: templates, CullerSettings(cull_every=1e-9), clock=clock)
+        return Culler(ActionContext(nodes, hub, lambda: templates, clock=clock), CullerSettings(cull_every=1e-9))
 
     return make
 

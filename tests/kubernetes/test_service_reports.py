@@ -13,6 +13,7 @@ from gpushare_spawner.model.control import AgentUnreachable, NoticeRequest
 from gpushare_spawner.model.kubernetes.annotations import GPU, GPU_INDEX, HUB, SESSION, SHARE, TEMPLATE, TIER_SINCE
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
@@ -84,7 +85,7 @@ async def test_two_services_at_once_take_each_step_once(
     opened = clock()
     async with as_the_hub(namespace) as first, as_the_hub(namespace) as second:
         cullers = [
-            Culler(nodes, hub, lambda: templates, CullerSettings(cull_every=1e-9), clock=clock)
+            Culler(ActionContext(nodes, hub, lambda: templates, clock=clock), CullerSettings(cull_every=1e-9))
             for nodes in (first, second)
         ]
         for minute in (10, 15, 40, 45):

@@ -14,6 +14,7 @@ from gpushare_spawner.model.kubernetes.annotations import HUB, PodSession, pod_s
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
@@ -71,7 +72,9 @@ async def test_an_idle_server_is_told_and_then_stopped_by_its_hub(
     async with cluster.api_client(token) as client:
         watched = ServiceCluster(client, cluster.namespace, clock=clock, hub=pod["metadata"]["annotations"][HUB])
         await watched.start(60)
-        culler = Culler(watched, hub, lambda: {TEMPLATE.name: TEMPLATE}, CullerSettings(cull_every=1e-9), clock=clock)
+        culler = Culler(
+            ActionContext(watched, hub, lambda: {TEMPLATE.name: TEMPLATE}, clock=clock), CullerSettings(cull_every=1e-9)
+        )
 
         async def round_at(at: float, kernels_busy: int = 0) -> None:
             await report(at, kernels_busy)

@@ -60,7 +60,7 @@ def counters(spawns: int = 1) -> Counters:
     for index in range(spawns):
         counted.waited(Wait(NOW, 0.5 + 4 * index, WaitOutcome.STARTED, "ann", template="quarter"))
         counted.waited(Wait(NOW, 30.0, WaitOutcome.GAVE_UP, "bob", template="half"))
-        counted.failed("hub")
+        counted.failures["hub"] += 1
     return counted
 
 

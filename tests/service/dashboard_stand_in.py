@@ -26,7 +26,6 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.service import reports
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.command import service_application
-from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, RecentReports
@@ -123,20 +122,19 @@ class DashboardStandIn:
 
     def _application(self) -> Application:
         agents = [cast(reports.Agent, agent) for agent in self.agents]
-        sources = DashboardSources(
-            RecentReports(agents, max_age=0),
-            lambda: TEMPLATES,
-            deciding(),
-            Counters(),
-            pending=self._waiting,
-            progress=self._progress,
-            quotas=lambda: self.quotas,
-            clock=lambda: NOW,
-        )
         no_hub: Any = None
         rule = KeepRule(longest=8 * 3600, per_day=3, at_once=2)
-        actions = ActionContext(agents, no_hub, lambda: with_keeps(TEMPLATES, rule), clock=lambda: NOW)
-        application = service_application(sources, actions, PREFIX, history=self.history, max_age=self._max_age)
+        context = ActionContext(
+            agents,
+            no_hub,
+            lambda: with_keeps(TEMPLATES, rule),
+            clock=lambda: NOW,
+            quotas=lambda: self.quotas,
+            pending=self._waiting,
+        )
+        reports_of_agents = RecentReports(agents, max_age=0)
+        sources = DashboardSources(context, reports_of_agents, deciding(), progress=self._progress)
+        application = service_application(sources, PREFIX, history=self.history, max_age=self._max_age)
         if self._with_hub:
             application.add_handlers(
                 r".*",

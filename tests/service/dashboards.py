@@ -16,7 +16,6 @@ from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.api import reading
 from gpushare_spawner.service.api.router import Call, Nothing, Services
 from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
-from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import CullerState
 from gpushare_spawner.service.dashboard import DashboardAddress, dashboard
 from gpushare_spawner.service.hub.client import HubServer
@@ -162,20 +161,10 @@ def services(
     async def told_of(waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
         return {key: one for key, one in (told or {}).items() if key in {(one.user, one.name) for one in waiting}}
 
-    sources = DashboardSources(
-        Reports(snapshots),
-        lambda: TEMPLATES,
-        deciding((), CullerState(use=use or RecentUse())),
-        Counters(),
-        lambda: notes,
-        waiting,
-        told_of,
-        lambda: quotas,
-        clock=lambda: NOW,
-    )
-    shots = ServiceSnapshots(sources)
-    actions = ActionContext((), NO_AGENT, lambda: TEMPLATES, clock=lambda: NOW)
-    return Services(PREFIX, shots, Events(shots), actions, clock=lambda: NOW)
+    context = ActionContext((), NO_AGENT, lambda: TEMPLATES, clock=lambda: NOW, quotas=lambda: quotas, pending=waiting)
+    decide = deciding((), CullerState(use=use or RecentUse()))
+    shots = ServiceSnapshots(DashboardSources(context, Reports(snapshots), decide, lambda: notes, told_of))
+    return Services(PREFIX, shots, Events(shots), context)
 
 
 class Reports(RecentReports):

@@ -10,7 +10,7 @@ import pytest
 
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.context import line
+from gpushare_spawner.service.actions.context import ActionContext, line
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.history.store import Action
@@ -38,7 +38,9 @@ async def test_each_action_is_logged_with_its_figures_and_recorded(
     hub_server.add("ann", last_activity=clock())
     recorded: list[Action] = []
     settings = CullerSettings(cull_every=1e-9)
-    one = Culler([MachineAgent(agent.path)], hub, lambda: templates, settings, clock=clock, record=recorded.append)
+    one = Culler(
+        ActionContext([MachineAgent(agent.path)], hub, lambda: templates, record=recorded.append, clock=clock), settings
+    )
     caplog.set_level(logging.INFO, "gpushare.service.actions")
     for _ in range(9 * 60):
         await one.round()
@@ -66,7 +68,7 @@ async def test_a_server_without_a_share_is_recorded_too(
     hub_server.add("zoe", last_activity=clock() - 7200)
     recorded: list[Action] = []
     settings = CullerSettings(cull_every=1e-9, timeout=3600)
-    await Culler([], hub, lambda: templates, settings, clock=clock, record=recorded.append).round()
+    await Culler(ActionContext([], hub, lambda: templates, record=recorded.append, clock=clock), settings).round()
     assert [(action.action, action.user, action.node) for action in recorded] == [("stopped", "zoe", "")]
 
 
@@ -87,7 +89,9 @@ async def test_a_dry_run_logs_each_action_once_and_does_nothing(
         quarter = templates["quarter"]
         templates["quarter"] = quarter.model_copy(update={"idle": quarter.idle.model_copy(update={"dry_run": True})})
     settings = CullerSettings(cull_every=1e-9, timeout=3600 if whole_service else 0, dry_run=whole_service)
-    one = Culler([MachineAgent(agent.path)], hub, lambda: templates, settings, clock=clock, record=recorded.append)
+    one = Culler(
+        ActionContext([MachineAgent(agent.path)], hub, lambda: templates, record=recorded.append, clock=clock), settings
+    )
     for _ in range(9 * 60):
         await one.round()
         clock.forward(MINUTE)
@@ -131,7 +135,7 @@ async def test_a_dry_run_says_nothing_again_after_an_agent_was_silent(
     recorded: list[Action] = []
     settings = CullerSettings(cull_every=1e-9, timeout=3600, dry_run=True)
     node = SometimesSilent(MachineAgent(agent.path))
-    one = Culler([node], hub, lambda: templates, settings, clock=clock, record=recorded.append)
+    one = Culler(ActionContext([node], hub, lambda: templates, record=recorded.append, clock=clock), settings)
     for silent in 20 * [False] + [True, False, False]:
         node.silent = silent
         await one.round()

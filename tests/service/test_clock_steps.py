@@ -8,6 +8,7 @@ from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.history.recorder import Meter
@@ -30,7 +31,9 @@ class Machine:
         wall = WallClock(clock, lambda: clock.now - self.stepped)
         self.hub = Hub(hub_server.url, TOKEN, backoff=0.01, since_set=wall.since_set)
         settings = CullerSettings(cull_every=1e-9, cull_users=True, timeout=HOUR, max_age=10 * HOUR)
-        self.culler = Culler([MachineAgent(agent.path)], self.hub, lambda: templates, settings, wall)
+        self.culler = Culler(
+            ActionContext([MachineAgent(agent.path)], self.hub, lambda: templates, clock=wall), settings
+        )
         wall.was_set = self.culler.clock_was_set
 
     def set_clock(self, by: float) -> None:
@@ -102,7 +105,9 @@ async def test_a_service_that_starts_after_the_step_finds_sessions_as_idle_as_th
     machine.clock.forward(MINUTE)
     machine.set_clock(DAY)
     settings = CullerSettings(cull_every=1e-9)
-    later = Culler([MachineAgent(machine.agent.path)], machine.hub, lambda: templates, settings, machine.clock)
+    later = Culler(
+        ActionContext([MachineAgent(machine.agent.path)], machine.hub, lambda: templates, clock=machine.clock), settings
+    )
     for _ in range(3):
         await later.round()
         machine.clock.forward(MINUTE)

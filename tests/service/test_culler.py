@@ -39,7 +39,9 @@ def culler(agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Cl
     """Makes a new culler: as after a restart of the service, it knows nothing."""
 
     def make(**settings: Any) -> Culler:
-        return Culler([MachineAgent(agent.path)], hub, lambda: templates, replace(EAGER, **settings), clock=clock)
+        return Culler(
+            ActionContext([MachineAgent(agent.path)], hub, lambda: templates, clock=clock), replace(EAGER, **settings)
+        )
 
     return make
 
@@ -211,7 +213,7 @@ async def test_a_service_that_cannot_tell_why_has_stopped_the_server_all_the_sam
     one = culler()
     hub_server.faults = [None, None, None, 403]  # the list, the server, the stop, and the question whether it stopped
     await one.round()
-    await asyncio.gather(*one._hub_actions._notes._under_way)
+    await asyncio.gather(*one._context.notes._under_way)
     assert not hub_server.notes
     assert hub_server.deleted == ["/users/ann/server"]
     assert one.counters.actions == {Tier.STOPPED: 1}
@@ -299,7 +301,7 @@ async def test_a_hub_that_hangs_holds_up_no_gpu_action(
 ) -> None:
     ann = agent.add("ann")
     hub_server.faults = ["hang"] * 100
-    one = Culler([MachineAgent(agent.path)], hub, lambda: templates, EAGER, clock=clock, patience=0.01)
+    one = Culler(ActionContext([MachineAgent(agent.path)], hub, lambda: templates, clock=clock), EAGER, patience=0.01)
     clock.forward(10 * MINUTE)
     await one.round()
     clock.forward(5 * MINUTE)
@@ -382,7 +384,7 @@ async def test_a_silent_agent_does_not_hold_up_another(
     ann = agent.add("ann")
     clock.forward(10 * MINUTE)
     agents = [MachineAgent(tmp_path / "nobody.sock"), MachineAgent(agent.path)]
-    one = Culler(agents, hub, lambda: templates, EAGER, clock=clock)
+    one = Culler(ActionContext(agents, hub, lambda: templates, clock=clock), EAGER)
     await one.round()
     await one.round()
     assert agent.sessions[ann].notice is not None
@@ -408,7 +410,7 @@ async def test_rounds_go_on_after_one_that_failed(
         calls.append(1)
         raise RuntimeError("templates are on fire")
 
-    one = Culler([MachineAgent(agent.path)], hub, broken, replace(EAGER, cull_every=0.01), clock=clock)
+    one = Culler(ActionContext([MachineAgent(agent.path)], hub, broken, clock=clock), replace(EAGER, cull_every=0.01))
     task = asyncio.create_task(one.run())
     while len(calls) < 3:
         await asyncio.sleep(0.01)
@@ -434,7 +436,7 @@ async def test_servers_without_a_template_follow_the_options(
     one = culler(timeout=3600, remove_named_servers=True)
     await one.round()
     assert hub_server.asked[-1] == ("DELETE", "/users/old/servers/named", {"remove": True})
-    assert not one._hub_actions._notes._under_way, "a note would make the server again"
+    assert not one._context.notes._under_way, "a note would make the server again"
     assert list(hub_server.users["new"]["servers"]) == [""]
 
 
@@ -466,7 +468,8 @@ async def test_while_an_agent_is_silent_servers_of_unknown_kind_are_left_alone(
     hub_server.add("ann", last_activity=clock() - 99 * HOUR)
     hub_server.add("bob", last_activity=clock() - 99 * HOUR, user_options={"profile": "cpu"})
     silent = Culler(
-        [MachineAgent(tmp_path / "nobody.sock")], hub, lambda: templates, replace(EAGER, timeout=60), clock=clock
+        ActionContext([MachineAgent(tmp_path / "nobody.sock")], hub, lambda: templates, clock=clock),
+        replace(EAGER, timeout=60),
     )
     await silent.round()
     assert hub_server.deleted == ["/users/bob/server"]
@@ -616,7 +619,7 @@ def keeping(agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: C
     """A culler that ends what is over, and what the history gets."""
     client, recorded = MachineAgent(agent.path), list[Action]()
     actions = ActionContext([client], hub, lambda: templates, record=recorded.append, clock=clock)
-    return Culler([client], hub, lambda: templates, EAGER, clock=clock, actions=actions), recorded
+    return Culler(actions, EAGER), recorded
 
 
 async def test_a_keep_holds_until_its_end_which_is_entered_and_then_actions_come_with_a_notice(
@@ -642,7 +645,8 @@ async def test_a_keep_holds_until_its_end_which_is_entered_and_then_actions_come
         clock.forward(MINUTE)
     assert (clock() - began) / MINUTE == 3 * 60 + 6
     assert agent.sessions["ann"].keep is None
-    assert [(action.action, action.actor) for action in recorded] == [("keep-ended", "culler")]
+    assert [action.action for action in recorded] == ["keep-ended", "downgraded"]
+    assert {action.actor for action in recorded} == {"culler"}
 
 
 async def test_a_clock_that_is_set_back_does_not_bring_back_a_keep_nor_make_one_last(
@@ -684,5 +688,5 @@ async def test_a_keep_that_cannot_be_removed_delays_no_idle_action(
         clock.forward(MINUTE)
         await one.round()
     assert agent.sessions["ann"].tier is Tier.DOWNGRADED
-    assert not recorded
+    assert [action.action for action in recorded] == ["downgraded"]
     assert "ann: a keep or an exemption that is over stays" in caplog.text

@@ -43,7 +43,7 @@ class Draining:
             self._agents, self._hub, lambda: self._templates, record=self.recorded.append, clock=self.clock
         )
         settings = CullerSettings(cull_every=1e-9, dry_run=dry_run)
-        return Culler(self._agents, self._hub, lambda: self._templates, settings, actions=actions, clock=self.clock)
+        return Culler(actions, settings)
 
     def write(self, user: str, text: str) -> None:
         """A message of the admin who drains, sent now."""

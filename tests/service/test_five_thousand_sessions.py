@@ -18,6 +18,7 @@ from gpushare_spawner.model.control import (
 from gpushare_spawner.model.report import GpuReport, SessionReport
 from gpushare_spawner.model.share import session_id
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
@@ -117,7 +118,7 @@ async def test_a_round_takes_under_two_seconds_of_cpu_and_asks_the_hub_once_for_
     hub_server.page_limit = PAGE
     paged = Hub(hub_server.url, TOKEN, page_size=PAGE)
     # as long as the whole list takes here, so that the round is not over before it
-    culler = Culler(nodes, paged, lambda: templates, CullerSettings(), clock=clock, patience=30)
+    culler = Culler(ActionContext(nodes, paged, lambda: templates, clock=clock), CullerSettings(), patience=30)
     quiet = [await timed_round(culler)]
     pages = len(hub_server.asked)
     # the least of three: programs beside the test slow a core down, and nothing makes it faster than it is

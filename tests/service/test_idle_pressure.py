@@ -13,6 +13,7 @@ from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings, decide_sessions
 from gpushare_spawner.service.culler.reclaim import candidates, needed
@@ -168,7 +169,7 @@ async def test_a_share_is_released_after_a_notice_while_a_spawn_waits(
     async def asked() -> list[HubServer]:
         return pending
 
-    culler = Culler([MachineAgent(full.path)], hub, lambda: TEMPLATES, EAGER, clock=clock, pending=asked)
+    culler = Culler(ActionContext([MachineAgent(full.path)], hub, lambda: TEMPLATES, clock=clock), EAGER, pending=asked)
     clock.forward(HOUR)
     await culler.round()
     assert full.told == []
@@ -192,7 +193,7 @@ async def test_the_notice_is_withdrawn_when_nobody_waits_any_longer(
     async def asked() -> list[HubServer]:
         return pending
 
-    culler = Culler([MachineAgent(full.path)], hub, lambda: TEMPLATES, EAGER, clock=clock, pending=asked)
+    culler = Culler(ActionContext([MachineAgent(full.path)], hub, lambda: TEMPLATES, clock=clock), EAGER, pending=asked)
     clock.forward(HOUR)
     await culler.round()
     pending.clear()

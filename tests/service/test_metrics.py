@@ -25,8 +25,8 @@ def test_metrics_of_agents_gpus_sessions_and_culler() -> None:
     snapshots = [NodeSnapshot(NO_AGENT, afternoon()), NodeSnapshot(NO_AGENT, None, "silent")]
     decisions = decide_sessions(snapshots, (), TEMPLATES, NOW, CullerSettings())
     counters = Counters()
-    counters.failed("hub")
-    counters.round_done(NOW)
+    counters.failures["hub"] += 1
+    counters.last_round = NOW
     shown = lines(ServiceState(ServiceSnapshot(NOW, snapshots, decisions), counters))
     model = 'model="Simulated GPU 16 GiB",node="workstation",uuid="GPU-0"'
     ann = 'server="",template="quarter",user="ann"'

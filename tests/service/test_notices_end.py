@@ -40,9 +40,7 @@ class World:
     def restart_service(self) -> None:
         self.actions = ActionContext([self.agent], self._hub, lambda: self.templates, clock=self.clock)
         settings = CullerSettings(cull_every=1e-9, max_age=self.max_age)
-        self.culler = Culler(
-            [self.agent], self._hub, lambda: self.templates, settings, actions=self.actions, clock=self.clock
-        )
+        self.culler = Culler(self.actions, settings)
 
     async def rounds(self, count: int = 1, seconds: float = 10.0) -> None:
         for _ in range(count):

@@ -17,6 +17,7 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import IdleCause, Tier, UseRule
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.feed import LedgerFeed
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.culler.reclaim import Pressure, pressure
@@ -69,7 +70,7 @@ def now_needed(agent: FakeAgent, pending: Sequence[HubServer], now: float, rules
 
 
 def kept(found: Pressure) -> dict[str, int]:
-    return {session.split("/")[0]: claim.units for session, claim in found.claims.items()}
+    return {session.split("/")[0]: claim.units for session, claim in found.reclaimed.items()}
 
 
 def test_the_longest_idle_session_over_quota_makes_way(full: FakeAgent, clock: Clock) -> None:
@@ -193,7 +194,7 @@ def test_sessions_of_lost_gpus_and_of_two_nodes_are_left_alone(full: FakeAgent, 
     )
     other = one.model_copy(update={"node": "other", "gpus": gpus, "sessions": sessions})
     found = pressure(QUOTAS, [one, other], [waits("eve", "other"), waits("bob")], TEMPLATES, now)
-    assert len(found.claims) <= 1
+    assert len(found.reclaimed) <= 1
 
 
 def test_others_make_way_for_sessions_in_a_dry_run(full: FakeAgent, clock: Clock) -> None:
@@ -221,12 +222,8 @@ class Stage:
         self.quotas: Quotas | None = QUOTAS
         self.asked = 0
         self.culler = Culler(
-            [MachineAgent(agent.path)],
-            hub,
-            lambda: TEMPLATES,
+            ActionContext([MachineAgent(agent.path)], hub, lambda: TEMPLATES, clock=clock, quotas=lambda: self.quotas),
             EAGER,
-            clock=clock,
-            quotas=lambda: self.quotas,
             pending=self._pending,
         )
 
@@ -366,7 +363,7 @@ async def test_nobody_makes_way_while_hub_or_agent_are_silent(
     if silence == "hub":
         stage.pending = None
     else:
-        stage.culler._agents = [*stage.culler._agents, MachineAgent(full.path.with_name("nobody"))]
+        stage.culler._context.agents = [*stage.culler._context.agents, MachineAgent(full.path.with_name("nobody"))]
     await stage.culler.round()
     assert all(one.tier is Tier.ACTIVE and one.notice is None for one in full.sessions.values())
 
@@ -376,7 +373,7 @@ async def test_a_gpu_that_two_nodes_report_is_logged_once(
 ) -> None:
     async with fake_agent(tmp_path / "second.sock", clock) as second:
         second.node = "second"
-        stage.culler._agents = [*stage.culler._agents, MachineAgent(second.path)]
+        stage.culler._context.agents = [*stage.culler._context.agents, MachineAgent(second.path)]
         for _ in range(2):
             await stage.culler.round()
         told = [one.message for one in caplog.records if "is reported by the nodes fake and second" in one.message]
@@ -390,7 +387,7 @@ async def test_sessions_of_an_agent_that_falls_silent_count_and_do_not_make_way(
         for number in range(4):
             share(second, f"visitor{number}", gpu=number // 2)
         share(second, "ann", units=50, quota="group:ml")
-        stage.culler._agents = [*stage.culler._agents, MachineAgent(second.path)]
+        stage.culler._context.agents = [*stage.culler._context.agents, MachineAgent(second.path)]
         stage.pending = [waits("eve"), waits("bob")]
         await stage.culler.round()
     full.asked.clear()

@@ -18,6 +18,7 @@ from gpushare_spawner.idle.use import use_rule
 from gpushare_spawner.model.report import NOTHING
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Idle, Template
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
@@ -101,7 +102,7 @@ def _culler(
     idle = templates["quarter"].idle.model_copy(update=times)
     found = {"quarter": templates["quarter"].model_copy(update={"idle": idle})}
     settings = CullerSettings(cull_every=1e-9)
-    return Culler([agent], hub, lambda: found, settings, clock=clock), clock, idle
+    return Culler(ActionContext([agent], hub, lambda: found, clock=clock), settings), clock, idle
 
 
 @pytest.mark.parametrize(

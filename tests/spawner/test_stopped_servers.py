@@ -15,8 +15,7 @@ from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.controls import NOTE_OPTION, STATE_KEY, SpawnNote
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.service.actions import restart
-from gpushare_spawner.service.actions.context import ActionContext, ActionLog, Actor
-from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.actions.context import ActionContext, Actor
 from gpushare_spawner.service.culler.actions import HubActions
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
@@ -159,12 +158,12 @@ async def test_the_hubs_pages_say_that_the_culler_stopped_a_server_without_a_sha
     await hub.start_server("ada", {"profile": "cpu-only"})
     await hub.started("ada")
     async with service(hub) as client:
-        log = ActionLog(lambda action: None, lambda: AT)
         settings = CullerSettings(timeout=3600)
         later = time.time() + 7200
-        culler = HubActions(client, dict, settings, Counters(), log, lambda: later)
+        context = ActionContext((), client, dict, clock=lambda: later)
+        culler = HubActions(context, settings)
         assert await culler.stop_unshared(present(await client.server("ada", "")))
-        await asyncio.gather(*culler._notes._under_way)
+        await asyncio.gather(*context.notes._under_way)
     said = "The server was stopped: no activity for 2 h. Files stay. Variables in kernels are lost."
     assert all(said in page for page in (await pages(browser)).values())
 

@@ -30,6 +30,7 @@ from gpushare_spawner.model.controls import Ask, AskAnswer, Controls, Keep
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.history.queries import group_of_session
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.history.store import Action, BegunRestart
@@ -256,7 +257,7 @@ class RunningRestart:
 
 @dataclass(eq=False)
 class ActionContext:
-    """The parts of the service that actions use, and the state of running actions."""
+    """The parts of the service that actions, the culler and the pages use, and the state of running actions."""
 
     agents: Iterable[Agent]
     """Iterated over anew each time: nodes of a cluster come and go."""
@@ -278,6 +279,7 @@ class ActionContext:
 
     def __post_init__(self) -> None:
         self.log = ActionLog(self.record, self.clock)
+        self.counters = Counters()
         self.notes = ServerNotes(self.hub)
         """Notes of stops for the hub's pages."""
         self.share_lock = asyncio.Lock()

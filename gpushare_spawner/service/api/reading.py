@@ -227,7 +227,7 @@ async def actions(call: Call[ActionsQuery, Nothing]) -> Raw:
 def _period(call: Call[Any, Any]) -> Period:
     query = call.query.model_dump()
     try:
-        return period_of(lambda name: str(query[name]), call.caller, call.services.clock())
+        return period_of(lambda name: str(query[name]), call.caller, call.services.actions.clock())
     except PermissionError as error:
         raise ApiError(403, "forbidden", str(error)) from None
     except ValueError as error:
@@ -338,7 +338,7 @@ async def node(call: PlainCall) -> answers.NodeEntry:
 async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:
     """Return the sessions that the caller may see."""
     snapshot = await call.services.snapshots.current()
-    query, viewer, now = call.query, call.caller, call.services.clock()
+    query, viewer, now = call.query, call.caller, call.services.actions.clock()
     rows = matching_rows(snapshot, query, viewer)
     seen = len(snapshot.rows) if viewer.sees_all else len(snapshot.by_user.get(viewer.name, ()))
     return answers.Sessions(
@@ -357,7 +357,7 @@ async def session(call: PlainCall) -> answers.SessionEntry:
     """Return one session."""
     snapshot = await call.services.snapshots.current()
     row = visible_session(snapshot, call)
-    return session_entry(snapshot, row, call.caller, call.services.clock(), call.services.actions)
+    return session_entry(snapshot, row, call.caller, call.services.actions.clock(), call.services.actions)
 
 
 def visible_session(snapshot: ServiceSnapshot, call: PlainCall) -> Row:
@@ -372,7 +372,7 @@ def visible_session(snapshot: ServiceSnapshot, call: PlainCall) -> Row:
 async def queue(call: PlainCall) -> answers.Queue:
     """Return the spawns that wait for a GPU, the longest wait first; spawns of other users only as a number."""
     snapshot = await call.services.snapshots.current()
-    waiting, viewer, now = snapshot.waiting, call.caller, call.services.clock()
+    waiting, viewer, now = snapshot.waiting, call.caller, call.services.actions.clock()
     if waiting is None:
         return answers.Queue(known=False, spawns=(), others=0)
     shown = [spawn for spawn in waiting if viewer.may_see(spawn.server)]

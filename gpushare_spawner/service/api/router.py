@@ -46,8 +46,6 @@ class Services:
     actions: ActionContext
     history: History | None = None
     """None: the service keeps none."""
-    clock: Callable[[], float] = time.time
-    """Seconds since the epoch."""
 
     def changed(self) -> None:
         """Show the result of an action at once, and notify the pages."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpushare_spawner.idle.policy import IdleAction, overdue
@@ -20,9 +20,8 @@ from gpushare_spawner.model.control import NoticeRequest, TierRequest
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import IdleCause, Share, Tier, UseRule
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.context import ActionLog
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.actions.share import YIELD_SECONDS
-from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import (
     CullerSettings,
     CullerState,
@@ -30,7 +29,7 @@ from gpushare_spawner.service.culler.decisions import (
     decide_session,
 )
 from gpushare_spawner.service.culler.reclaim import Pressure
-from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser, ServerNotes
+from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.service.reports import ask
 from gpushare_spawner.service.templates import SessionTemplates
 from gpushare_spawner.wording import idle_decisions, stops
@@ -39,10 +38,10 @@ from gpushare_spawner.wording.idle_decisions import decided, explained
 log = logging.getLogger("gpushare.service")
 
 
-def enter(actions: ActionLog, decision: SessionDecision) -> None:
+def enter(context: ActionContext, decision: SessionDecision) -> None:
     """Enter an idle action on a session into the log, or in a dry run the action that is not carried out."""
     chosen = decision.decision
-    actions.session(
+    context.log.session(
         decision.session,
         decision.node,
         chosen.tier,
@@ -53,7 +52,7 @@ def enter(actions: ActionLog, decision: SessionDecision) -> None:
     )
 
 
-async def take_gpu_action(session_decision: SessionDecision, counters: Counters, actions: ActionLog) -> bool:
+async def take_gpu_action(context: ActionContext, session_decision: SessionDecision) -> bool:
     """Request the decided tier from the agent. Returns True.
 
     The agent refuses (ControlRefused) if the session has worked on the GPU since the decision, unless a spawn in quota
@@ -70,19 +69,21 @@ async def take_gpu_action(session_decision: SessionDecision, counters: Counters,
             if_idle_since=None if reclaims else max(0.0, decision.worked_at),
             if_gpu_seconds=None if reclaims else seen.use_from_gpu_seconds,
             use=seen.use_rule,
-            yields_until=session_decision.decided_at + YIELD_SECONDS if session_decision.claim is not None else None,
+            yields_until=session_decision.decided_at + YIELD_SECONDS
+            if session_decision.reclaimed is not None
+            else None,
         )
     )
-    enter(actions, session_decision)
-    counters.acted(decision.tier)
+    enter(context, session_decision)
+    context.counters.actions[decision.tier] += 1
     return True
 
 
-async def suppose(session_decision: SessionDecision, dry_run: DryRun, actions: ActionLog) -> bool:
+async def suppose(context: ActionContext, session_decision: SessionDecision, dry_run: DryRun) -> bool:
     """Log the effect of a session's decision in a dry run. Returns False: nothing has changed."""
     session, decision, seen = session_decision.session, session_decision.decision, session_decision.observation
     if decision.tier is not seen.tier:
-        enter(actions, session_decision)
+        enter(context, session_decision)
         dry_run.act(session.id, seen, decision.tier, decision.units, session_decision.decided_at)
     elif decision.notice is None:
         if seen.notice is not None:
@@ -125,7 +126,7 @@ async def stop_yielding(decision: SessionDecision) -> bool:
     return True
 
 
-async def update_notice(decision: SessionDecision, counters: Counters) -> bool:
+async def update_notice(context: ActionContext, decision: SessionDecision) -> bool:
     """Send or withdraw the session's notice, as decided. Returns False: the tier stays."""
     current, coming = decision.session.notice, decision.decision.notice
     share = decision.session.share
@@ -136,12 +137,12 @@ async def update_notice(decision: SessionDecision, counters: Counters) -> bool:
             )
             why = decided(decision.decision, share)
             log.info("%s: notice withdrawn (%s at %s): %s", decision.name, current.tier, _time(current.at), why)
-            counters.withdrew(current.tier)
+            context.counters.withdrawn[current.tier] += 1
     elif current is None or not _same(current, coming):
         notice = notice_of(coming, share, decision.observation.use_rule)
         await decision.agent.notify(NoticeRequest.of(decision.session.id, notice))
         log.info("%s: user notified: %s at %s", decision.name, coming.tier, _time(coming.at))
-        counters.notified(coming.tier)
+        context.counters.notices[coming.tier] += 1
     return False
 
 
@@ -224,9 +225,6 @@ def users_to_delete(
 FRESH_SECONDS = 5.0
 """Seconds. The highest age of a report on which a server is stopped: later activity is not in the report."""
 
-Templates = Callable[[], Mapping[str, Template]]
-"""Function that returns the valid templates by name."""
-
 
 class HubActions:
     """Idle actions through the hub.
@@ -234,22 +232,9 @@ class HubActions:
     Each method returns whether it changed something. Raises HubFailed and the agent's errors.
     """
 
-    def __init__(
-        self,
-        hub: Hub,
-        templates: Templates,
-        settings: CullerSettings,
-        counters: Counters,
-        actions: ActionLog,
-        clock: Callable[[], float],
-    ) -> None:
-        self._hub = hub
-        self._templates = templates
+    def __init__(self, context: ActionContext, settings: CullerSettings) -> None:
+        self._context = context
         self._settings = settings
-        self._counters = counters
-        self._actions = actions
-        self._clock = clock
-        self._notes = ServerNotes(hub)
         self.awaiting_reports = False
         """Whether a stop waits for the agent's next report."""
 
@@ -258,24 +243,24 @@ class HubActions:
         session = decision.session
         if self._too_old(decision.agent.report_age()):
             return False
-        server = await self._hub.server(session.user, session.server)
+        server = await self._context.hub.server(session.user, session.server)
         snapshot = await ask(decision.agent)
         current = snapshot.report.session(session.id) if snapshot.report is not None else None
         if snapshot.report is None or current is None or server is None or not server.settled:
             return False
         if self._too_old(snapshot.age):
             return False
-        templates, now = self._templates(), self._clock()
-        claims = {session.id: decision.claim} if decision.claim is not None else {}
-        state = CullerState(pressure=Pressure(claims))
+        templates, now = self._context.templates(), self._context.clock()
+        reclaimed = {session.id: decision.reclaimed} if decision.reclaimed is not None else {}
+        state = CullerState(pressure=Pressure(reclaimed))
         fresh = decide_session(decision.agent, snapshot.report, current, server, templates, now, self._settings, state)
         if fresh.decision.tier is current.tier:
             log.info("%s: not stopped: %s", decision.name, decided(fresh.decision, current.share))
-            return await update_notice(fresh, self._counters)
+            return await update_notice(self._context, fresh)
         if fresh.decision.tier is not Tier.STOPPED or fresh.dry_run:
             return False
         await self._stop(server, stops.by_culler(fresh.decision))
-        enter(self._actions, fresh)
+        enter(self._context, fresh)
         return True
 
     def _too_old(self, age: float) -> bool:
@@ -284,26 +269,27 @@ class HubActions:
 
     async def stop_unshared(self, listed: HubServer) -> bool:
         """Stop a server without a share, if the stop is still due."""
-        server = await self._hub.server(listed.user, listed.name)
+        context = self._context
+        server = await context.hub.server(listed.user, listed.name)
         if server is None:
             return False
-        verdict = judge(server, self._templates(), self._settings, self._clock(), agents_answered=True)
+        verdict = judge(server, context.templates(), self._settings, context.clock(), agents_answered=True)
         if not verdict.stop_because:
             return False
         await self._stop(server, stops.overdue(verdict.stop_because))
-        self._actions.server(server, Tier.STOPPED, reason=verdict.stop_because)
+        context.log.server(server, Tier.STOPPED, reason=verdict.stop_because)
         return True
 
     async def delete_user(self, user: HubUser, reason: str) -> bool:
         """Delete a user without servers."""
-        await self._hub.delete_user(user.name)
+        await self._context.hub.delete_user(user.name)
         log.info("User %s deleted: %s", user.name, reason)
         return True
 
     async def _stop(self, server: HubServer, why: str) -> None:
         """Stop a server. ``why``: the reason for the hub's pages, in sentences."""
         removed = bool(server.name) and self._settings.remove_named_servers
-        await self._hub.stop(server.user, server.name, removed)
-        self._counters.acted(Tier.STOPPED)
+        await self._context.hub.stop(server.user, server.name, removed)
+        self._context.counters.actions[Tier.STOPPED] += 1
         if not removed:
-            self._notes.stopped(server, why, self._clock())
+            self._context.notes.stopped(server, why, self._context.clock())

@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpushare_spawner.model.control import AgentUnreachable, AnswerRequest, ControlRefused
@@ -55,11 +54,9 @@ class _AskingSession:
 class AskResponder:
     """Responder to asks. Answers the asks of one session one after the other."""
 
-    def __init__(self, agents: Agents, actions: ActionContext, clock: Callable[[], float] = time.time) -> None:
-        """``clock``: seconds since the epoch."""
+    def __init__(self, agents: Agents, actions: ActionContext) -> None:
         self._agents = agents
         self._actions = actions
-        self._clock = clock
         self._under_way: dict[str, asyncio.Task[None]] = {}
         """By session."""
         self._answers: dict[_Key, tuple[float, AskAnswer]] = {}
@@ -117,7 +114,7 @@ class AskResponder:
     def _received_at(self, asking: _AskingSession, report: Report, ask: Ask) -> float:
         """Return the time of an ask by the clock of this machine: the clock of a node can differ."""
         age = report.published_at - ask.at + asking.agent.report_age()
-        return self._clock() - min(max(0.0, age), ASK_SECONDS) if math.isfinite(age) else ask.at
+        return self._actions.clock() - min(max(0.0, age), ASK_SECONDS) if math.isfinite(age) else ask.at
 
     async def _answer(self, asking: _AskingSession, received: ReceivedAsk) -> None:
         ask = received.ask
@@ -144,7 +141,7 @@ class AskResponder:
         except ActionRefused as refusal:
             done, text = False, refusal.text
         return AskAnswer(
-            number=received.ask.number, done=done, text=text[:MAX_TEXT_LETTERS], at=self._clock()
+            number=received.ask.number, done=done, text=text[:MAX_TEXT_LETTERS], at=self._actions.clock()
         ), with_action
 
     async def _act(self, asking: _AskingSession, received: ReceivedAsk) -> ActionOutcome:

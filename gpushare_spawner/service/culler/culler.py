@@ -8,24 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
-from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report, doubled_gpus
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.context import ActionContext, ActionLog, ActionRefused
+from gpushare_spawner.service.actions.context import ActionContext, ActionRefused
 from gpushare_spawner.service.actions.keeps import has_to_settle, settle
 from gpushare_spawner.service.actions.share import YIELD_SECONDS
-from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.actions import (
     HubActions,
     ServerVerdict,
-    Templates,
     go_on_yielding,
     judge,
     stop_yielding,
@@ -45,8 +41,7 @@ from gpushare_spawner.service.culler.decisions import (
 )
 from gpushare_spawner.service.culler.drained import Drains
 from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, candidates, may_matter, needed, pressure
-from gpushare_spawner.service.history import store
-from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer, HubUser
+from gpushare_spawner.service.hub.client import HubFailed, HubServer, HubUser
 from gpushare_spawner.service.reports import Agent, NodeSnapshot, ask_all
 from gpushare_spawner.service.waiting import PendingServers, pending_unknown
 from gpushare_spawner.wording.amounts import doubled_gpu
@@ -68,47 +63,34 @@ class Culler:
 
     The culler requests the hub's list of servers in every third round at most: the hub itself updates last_activity
     only every few minutes. A request to the hub that takes longer than ``patience`` seconds continues in the
-    background. ``agents`` is iterated over in every round, because nodes of a cluster come and go. ``clock`` gives
-    seconds since the epoch.
+    background.
     """
 
     def __init__(
         self,
-        agents: Iterable[Agent],
-        hub: Hub,
-        templates: Templates,
+        context: ActionContext,
         settings: CullerSettings,
-        clock: Callable[[], float] = time.time,
         patience: float = 2.0,
-        quotas: Callable[[], Quotas | None] = lambda: None,
         pending: PendingServers = pending_unknown,
-        record: Callable[[store.Action], None] = lambda action: None,
-        actions: ActionContext | None = None,
         notify: Callable[[Sequence[SessionDecision]], None] = lambda decisions: None,
     ) -> None:
         """Create the culler; it does nothing until `run`.
 
-        ``quotas`` returns the quotas in force; ``pending`` the servers that the hub is starting, the longest first,
-        None: unknown; ``record`` enters an action in the history; ``actions`` ends expired keeps and exemptions, None
-        if they stay; ``notify`` sends messages to users with a closed tab.
+        ``pending`` returns the servers that the hub is starting, the longest first, None: unknown or too old for an
+        idle action; ``notify`` sends messages to users with a closed tab.
         """
-        self.counters = Counters()
-        self._agents = agents
-        self._templates = templates
+        self.counters = context.counters
+        self._context = context
         self._settings = settings
-        self._clock = clock
         self._patience = patience
-        self._hub = HubWatch(hub, 3 * settings.cull_every, settings.cull_users, self.counters)
-        self._actions = ActionLog(record, clock)
-        self._hub_actions = HubActions(hub, templates, settings, self.counters, self._actions, clock)
-        self._session_actions = actions
+        self._hub = HubWatch(context.hub, 3 * settings.cull_every, settings.cull_users, self.counters)
+        self._hub_actions = HubActions(context, settings)
         self._notify = notify
-        self._drains = Drains(actions) if actions is not None else None
+        self._drains = Drains(context)
         self._under_way: dict[str, asyncio.Task[bool]] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._logged_problems: dict[str, str] = {}
         self._last: dict[Agent, Report] = {}
-        self._quotas = quotas
         self._pending = pending
         self.state = CullerState()
         self._logged_dry_run: set[str] = set()
@@ -127,8 +109,7 @@ class Culler:
         """Correct instants after a step of the clock, so that idle times do not change. Agents do the same."""
         log.warning("The clock was set by %+.0f s; what is idle counts on as before", by)
         self._hub.clock_was_set(by)
-        if self._drains is not None:
-            self._drains.clock_was_set(by)
+        self._drains.clock_was_set(by)
 
     def decide(
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
@@ -154,7 +135,7 @@ class Culler:
                     again = await self.round()
                 except Exception:
                     log.exception("A round of the idle culler failed")
-                    self.counters.failed("round")
+                    self.counters.failures["round"] += 1
                 await self._rest(self._pause(again))
         finally:
             self._hub.close()
@@ -167,9 +148,9 @@ class Culler:
         Returns the instant at which the next round is due; None if there is no particular instant.
         """
         self._hub_actions.awaiting_reports = False
-        snapshots = await ask_all(self._agents)
+        snapshots = await ask_all(self._context.agents)
         await self._hub.refresh(self._patience)
-        templates, now = self._templates(), self._clock()
+        templates, now = self._context.templates(), self._context.clock()
         take_note(self.state.use, snapshots, templates, now)
         self.state.pressure = await self._pressure_now(snapshots, templates, now)
         decisions = self.decide(snapshots, templates, now)
@@ -189,18 +170,18 @@ class Culler:
                 if (action := self._end_of_controls(decision))
             ),
         )
-        if self._drains is not None and not self._settings.dry_run:
+        if not self._settings.dry_run:
             due = list(self._drains.due(snapshots, decisions, now))
             done += await asyncio.gather(*(self._guarded(name, action) for name, action in due))
         judged = list(self._judged(snapshots, templates, now))
         stopped = await self._at_the_hub(dict(self._due_hub_actions(decisions, snapshots, judged, now)))
         self._log_problems(dict(_lasting_problems(snapshots, judged)) | dict(_short_work(decisions)))
         self.counters.failures["agent"] += sum(snapshot.report is None for snapshot in snapshots)
-        self.counters.round_done(self._clock())
+        self.counters.last_round = self._context.clock()
         instants = [
             decision.decision.decide_again_at for decision in decisions if decision.decision.decide_again_at is not None
         ]
-        if self._drains is not None and (stop_at := self._drains.next_stop(snapshots, decisions, now)) is not None:
+        if (stop_at := self._drains.next_stop(snapshots, decisions, now)) is not None:
             instants.append(stop_at)
         return min([*instants, now + _SOON]) if any(done) or stopped else min(instants, default=None)
 
@@ -221,7 +202,7 @@ class Culler:
             return NO_PRESSURE
         reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
         silent = [self._last[snapshot.agent] for snapshot in snapshots if snapshot.report is None]
-        quotas = self._quotas()
+        quotas = self._context.quotas()
         idle, reclaims = candidates(reports, templates, now, self.state.use), may_matter(quotas, reports)
         if not idle and not reclaims:
             return NO_PRESSURE
@@ -251,7 +232,7 @@ class Culler:
 
     def _pause(self, again: float | None) -> float:
         longest = self._settings.cull_every
-        wait = longest if again is None else again - self._clock()
+        wait = longest if again is None else again - self._context.clock()
         return max(min(_SOON, longest), min(wait, longest))
 
     def _gpu_action(self, decision: SessionDecision) -> Action | None:
@@ -259,24 +240,24 @@ class Culler:
         if _starts_or_stops(decision):
             return None
         if decision.dry_run:
-            return partial(suppose, decision, self.state.dry_run, self._actions)
+            return partial(suppose, self._context, decision, self.state.dry_run)
         if decision.decision.tier is Tier.STOPPED:
             return None
         if decision.session.yields and decision.session.id in self.state.pressure.free_again:
             return partial(stop_yielding, decision)
         if decision.decision.tier is not decision.session.tier:
             self._kept_since[decision.session.id] = decision.decided_at
-            return partial(take_gpu_action, decision, self.counters, self._actions)
+            return partial(take_gpu_action, self._context, decision)
         if self._has_to_go_on_yielding(decision):
             self._kept_since[decision.session.id] = decision.decided_at
             return partial(go_on_yielding, decision)
-        return partial(update_notice, decision, self.counters)
+        return partial(update_notice, self._context, decision)
 
     def _end_of_controls(self, decision: SessionDecision) -> Action | None:
         """Return the action that removes an expired keep or exemption; None if there is none."""
-        if self._session_actions is None or not has_to_settle(decision.session, decision.decided_at):
+        if not has_to_settle(decision.session, decision.decided_at):
             return None
-        return partial(settle, self._session_actions, decision)
+        return partial(settle, self._context, decision)
 
     def _has_to_go_on_yielding(self, decision: SessionDecision) -> bool:
         """Return whether the agent needs another request to keep the yielded units.
@@ -321,7 +302,7 @@ class Culler:
         """
         due: dict[str, Callable[[], None]] = {
             f"server {server.label}": partial(
-                self._actions.server, server, Tier.STOPPED, reason=verdict.stop_because, dry_run=True
+                self._context.log.server, server, Tier.STOPPED, reason=verdict.stop_because, dry_run=True
             )
             for server, verdict in judged
             if verdict.stop_because
@@ -372,18 +353,18 @@ class Culler:
                 log.log(logging.INFO if expected else level, "%s: %s", name, error)
                 if not expected:
                     self._refused[name] = str(error)
-                    self.counters.failed("agent")
+                    self.counters.failures["agent"] += 1
             except AgentUnreachable as error:
                 log.warning("%s: %s", name, error)
-                self.counters.failed("agent")
+                self.counters.failures["agent"] += 1
             except HubFailed as error:
                 log.warning("%s: %s", name, error)
-                self.counters.failed("hub")
+                self.counters.failures["hub"] += 1
             except ActionRefused as error:
                 log.warning("%s: a keep or an exemption that is over stays: %s", name, error)
             except Exception:
                 log.exception("%s: unexpected error; nothing was changed", name)
-                self.counters.failed("session")
+                self.counters.failures["session"] += 1
             return False
 
     def _log_problems(self, problems: dict[str, str]) -> None:

@@ -75,7 +75,7 @@ class SessionDecision:
     """The facts for the decision; in a dry run with the tier and notice that the session would have."""
     dry_run: bool = False
     """The decision is not carried out."""
-    claim: UnitsNeeded | None = None
+    reclaimed: UnitsNeeded | None = None
     """Units that waiting spawns in quota need of it."""
 
     @property
@@ -172,12 +172,12 @@ def decide_session(
     if dry:
         observation = state.dry_run.observe(session.id, observation)
     waits_for_need = idle is not None and idle.when == "pressure"
-    claim = state.pressure.claims.get(session.id)
+    reclaimed = state.pressure.reclaimed.get(session.id)
     leaves = state.pressure.needed.get(session.id) if waits_for_need else None
     held = waits_for_need and leaves is None
-    decision = decide(idle, observation, now, settings.max_age, claim, held, each.quiet_until, leaves)
+    decision = decide(idle, observation, now, settings.max_age, reclaimed, held, each.quiet_until, leaves)
     return SessionDecision(
-        agent, report.node, session, server, template, decision, now, observation, dry_run=dry, claim=claim
+        agent, report.node, session, server, template, decision, now, observation, dry_run=dry, reclaimed=reclaimed
     )
 
 
@@ -224,6 +224,6 @@ class HubWatch:
             if problem != self._problem:
                 log.warning("%s", problem)
             self.users, self._problem = None, problem
-            self._counters.failed("hub")
+            self._counters.failures["hub"] += 1
         else:
             self.users, self._problem, self._requested_at = users, "", began

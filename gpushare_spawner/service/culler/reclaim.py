@@ -32,7 +32,7 @@ from gpushare_spawner.service.waiting import quota_use, waiting_spawns
 class Pressure:
     """The units that waiting spawns need now."""
 
-    claims: Mapping[str, UnitsNeeded] = field(default_factory=dict)
+    reclaimed: Mapping[str, UnitsNeeded] = field(default_factory=dict)
     """Needs of spawns in quota, by the sessions that make way."""
     free_again: frozenset[str] = frozenset()
     """Sessions that no longer need to yield units."""
@@ -82,16 +82,16 @@ def pressure(
         over_quota = _over_quota(quotas, usage, reports, templates, now, use)
         placed = (candidate for candidate in over_quota if ledger.node_of(candidate.session) == candidate.node)
         kept = reclaimed(waiting, placed, SupposedGpus(ledger))
-    claims = {name: UnitsNeeded(units, quotas.reclaim) for name, units in kept.items()}
+    needs = {name: UnitsNeeded(units, quotas.reclaim) for name, units in kept.items()}
     free_again = set()
     for report, session in yielding:
         if exempts(session.exemption, now):
             free_again.add(session.id)
         elif _still_needed(session, report, [asking.spawn for asking in waiting]):
-            claims.setdefault(session.id, UnitsNeeded(session.effective_units, quotas.reclaim))
+            needs.setdefault(session.id, UnitsNeeded(session.effective_units, quotas.reclaim))
         elif not _server_starts(session, report):
             free_again.add(session.id)
-    return Pressure(claims, frozenset(free_again), frozenset(session.id for _, session in yielding) - free_again)
+    return Pressure(needs, frozenset(free_again), frozenset(session.id for _, session in yielding) - free_again)
 
 
 @dataclass(frozen=True)

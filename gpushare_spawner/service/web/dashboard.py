@@ -132,7 +132,7 @@ class MetricsText(Page):
         history: History | None = self.settings["history"]
         state = ServiceState(
             await sources.take(with_progress=False),
-            sources.counters,
+            sources.context.counters,
             history.problem if history is not None else None,
         )
         self.finish(exposition(state))

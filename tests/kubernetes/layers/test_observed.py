@@ -18,6 +18,7 @@ from gpushare_spawner.model.kubernetes.annotations import layer_session
 from gpushare_spawner.model.kubernetes.objects import OBSERVER
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
@@ -62,7 +63,7 @@ class Watched:
         self.hub_server = hub_server
         self.nodes = nodes
         templates = {HALF.name: HALF}
-        self.culler = Culler(nodes, hub, lambda: templates, CullerSettings(cull_every=1e-9))
+        self.culler = Culler(ActionContext(nodes, hub, lambda: templates), CullerSettings(cull_every=1e-9))
         self.notices: list[Tier] = []
 
     async def round(self) -> None:

@@ -16,6 +16,7 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
@@ -89,7 +90,7 @@ async def test_a_pod_that_its_scheduler_has_not_placed_is_no_session_yet(
     await open_session(namespace, "bea")
     await seen(nodes, "node-a", lambda report: [one.user for one in report.sessions] == ["bea"])
     assert [agent.node for agent in nodes] == ["node-a"]
-    culler = Culler(nodes, hub, lambda: templates, CullerSettings(cull_every=1e-9), clock=clock)
+    culler = Culler(ActionContext(nodes, hub, lambda: templates, clock=clock), CullerSettings(cull_every=1e-9))
     await culler.round()
     assert culler.counters.failures["agent"] == 0
 
@@ -155,7 +156,7 @@ async def test_an_idle_server_is_neither_downgraded_nor_released_and_stopped_aft
     hub_server.add("ann", last_activity=opened)
     await open_session(namespace, "ann")
     await seen(nodes, "node-a", has("ann", confirmed=True))
-    culler = Culler(nodes, hub, lambda: templates, CullerSettings(cull_every=1e-9), clock=clock)
+    culler = Culler(ActionContext(nodes, hub, lambda: templates, clock=clock), CullerSettings(cull_every=1e-9))
     told = []
     for minute in (10, 40, 50, 474, 476, 481):
         clock.now = opened + minute * MINUTE

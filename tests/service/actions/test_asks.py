@@ -25,7 +25,7 @@ from tests.service.fake_hub import FakeHub
 
 def asks_of(acting: Acting, clock: Clock) -> AskResponder:
     """A service that has just started."""
-    return AskResponder(MachineAgents(acting.client), acting.actions, clock)
+    return AskResponder(MachineAgents(acting.client), acting.actions)
 
 
 @pytest.fixture

@@ -18,20 +18,18 @@ from gpushare_spawner.model.control import (
     TierRequest,
 )
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.service import reports
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.command import service_application, service_server
-from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import HOUR, Action, GpuTimeAmounts, HistoryStore, Subject
 from gpushare_spawner.service.hub.client import Hub, HubServer
-from gpushare_spawner.service.reports import KnownReport, RecentReports
+from gpushare_spawner.service.reports import Agent, KnownReport, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.app import Page
 from tests.present import present
 from tests.service.api.clients import PREFIX, Client, SignedIn
 from tests.service.conftest import deciding, hub, hub_server, with_keeps  # noqa: F401
-from tests.service.dashboards import NOW, TEMPLATES, afternoon
+from tests.service.dashboards import NO_AGENT, NOW, TEMPLATES, afternoon
 from tests.service.fake_hub import FakeHub
 
 WAITING = (
@@ -99,27 +97,25 @@ class Machine:
     fails: bool = False
     recorded: list[Action] = field(default_factory=list)
 
-    def sources(self) -> DashboardSources:
+    def sources(self, hub: Hub = NO_AGENT) -> DashboardSources:  # noqa: F811
         async def pending() -> tuple[HubServer, ...] | None:
             if self.fails:
                 raise RuntimeError("the test says so")
             return self.pending
 
-        return DashboardSources(
-            RecentReports([cast("reports.Agent", self.agent)], max_age=0),
-            lambda: TEMPLATES,
-            deciding(),
-            Counters(),
-            notes=lambda: ("The service lacks the scope x: y.",),
-            pending=pending,
-            quotas=lambda: self.quotas,
-            clock=lambda: self.now,
-        )
-
-    def actions(self, hub: Hub) -> ActionContext:  # noqa: F811
-        agent = cast("reports.Agent", self.agent)
+        agents = [cast(Agent, self.agent)]
         rule = KeepRule(longest=8 * 3600, per_day=3, at_once=2)
-        return ActionContext([agent], hub, lambda: with_keeps(TEMPLATES, rule), self.recorded.append, lambda: self.now)
+        context = ActionContext(
+            agents,
+            hub,
+            lambda: with_keeps(TEMPLATES, rule),
+            self.recorded.append,
+            lambda: self.now,
+            lambda: self.quotas,
+            pending,
+        )
+        reports = RecentReports(agents, max_age=0)
+        return DashboardSources(context, reports, deciding(), lambda: ("The service lacks the scope x: y.",))
 
 
 @pytest.fixture
@@ -161,9 +157,7 @@ async def api(
     login = SignedIn()
     monkeypatch.setattr(Page, "_hub_auth", login)
     socket, port = bind_unused_port()
-    server = service_server(
-        service_application(machine.sources(), machine.actions(hub), PREFIX, history=history, max_age=0)
-    )
+    server = service_server(service_application(machine.sources(hub), PREFIX, history=history, max_age=0))
     server.add_socket(socket)
     yield Client(port, login)
     server.stop()

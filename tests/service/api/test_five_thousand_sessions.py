@@ -28,7 +28,7 @@ async def test_a_page_of_sessions_and_the_totals_are_cheap() -> None:
     machine = Machine(StandInAgent(report.model_copy(update={"gpus": gpus, "sessions": sessions})), quotas=None)
     snapshots = ServiceSnapshots(machine.sources(), max_age=3600)
     actions = ActionContext((), NO_AGENT, lambda: TEMPLATES, clock=lambda: NOW)
-    services = Services("/", snapshots, Events(snapshots), actions, clock=lambda: NOW)
+    services = Services("/", snapshots, Events(snapshots), actions)
     caller = Caller("boss", is_admin=True)
     query = SessionsQuery(sort="-memory", limit=100)
     listing = Call(services, caller, {}, query, Nothing())

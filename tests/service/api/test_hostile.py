@@ -161,7 +161,7 @@ async def test_a_large_body_is_not_read_before_the_login(
     socket, port = bind_unused_port()
     socket.close()
     monkeypatch.setenv("JUPYTERHUB_SERVICE_URL", f"http://127.0.0.1:{port}")
-    server = command._listen(machine.sources(), None, None, machine.actions(hub))
+    server = command._listen(machine.sources(hub), None, None)
     assert server is not None
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -22,7 +22,6 @@ from tornado.testing import bind_unused_port
 
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.command import service_application
-from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import (
     HOUR,
@@ -116,10 +115,9 @@ async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 async def serving(kept: History | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     login = SignedIn()
     monkeypatch.setattr(Page, "_hub_auth", login)
-    sources = DashboardSources(RecentReports([]), dict, deciding(), Counters())
+    sources = DashboardSources(ActionContext((), NO_AGENT, dict), RecentReports([]), deciding())
     socket, port = bind_unused_port()
-    actions = ActionContext((), NO_AGENT, dict)
-    server = HTTPServer(service_application(sources, actions, PREFIX, history=kept))
+    server = HTTPServer(service_application(sources, PREFIX, history=kept))
     server.add_socket(socket)
     yield Client(port, login)
     server.stop()

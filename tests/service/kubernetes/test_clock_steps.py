@@ -15,6 +15,7 @@ from gpushare_spawner.model.kubernetes.objects import REPORT_KEY, report_name
 from gpushare_spawner.model.report import Notice, Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings, SessionDecision
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
@@ -79,7 +80,9 @@ class Steps:
         self.told: list[SessionDecision] = []
         settings = CullerSettings(max_age=10 * 3600)
         self.culler = Culler(
-            self.world.cluster, cast("Hub", self.world), lambda: TEMPLATES, settings, self.clock, notify=self._decided
+            ActionContext(self.world.cluster, cast("Hub", self.world), lambda: TEMPLATES, clock=self.clock),
+            settings,
+            notify=self._decided,
         )
 
     def _decided(self, decisions: Any) -> None:

@@ -145,13 +145,9 @@ class World:
         """What each part says about the sessions of others than the hostile node's own."""
         hub = cast("Hub", self)
         snapshots = await ask_all(self.cluster)
-        actions = ActionContext(self.cluster, hub, lambda: TEMPLATES, clock=lambda: NOW)
+        actions = ActionContext(self.cluster, hub, lambda: TEMPLATES, clock=lambda: NOW, quotas=lambda: QUOTAS)
         recent = RecentReports(self.cluster, max_age=0)
-        sources = DashboardSources(
-            recent, lambda: TEMPLATES, deciding(self.known_users), Counters(),
-            quotas=lambda: QUOTAS, clock=lambda: NOW,
-        )  # fmt: skip
-        shots = ServiceSnapshots(sources)
+        shots = ServiceSnapshots(DashboardSources(actions, recent, deciding(self.known_users)))
         api = await shots.current()
         usage = api.usage
         assert usage is not None
@@ -163,12 +159,9 @@ class World:
             waited += waits.observe_report(seen, {})
         amounts, _, _ = meter.take()
         recorded: list[Any] = []
-        culler = Culler(
-            self.cluster, hub, lambda: TEMPLATES, CullerSettings(), clock=lambda: NOW, record=recorded.append,
-            notify=self.told.extend, actions=actions,
-        )  # fmt: skip
+        culler = Culler(actions, CullerSettings(), notify=self.told.extend)
         await culler.round()
-        asks = AskResponder(self.cluster, actions, lambda: NOW)
+        asks = AskResponder(self.cluster, actions)
         try:
             async with asyncio.timeout(0.01):
                 await asks.poll()
@@ -177,7 +170,7 @@ class World:
         await asks.answered()
         victim = next((row.session for row in api.rows if row.session.id == "victim"), session("victim", HONEST))
         viewers = (Caller("victim"), Caller("root", is_admin=True))
-        services = Services(PREFIX, shots, Events(shots), actions, clock=lambda: NOW)
+        services = Services(PREFIX, shots, Events(shots), actions)
         pages = [await sessions_shown(services, viewer) for viewer in viewers]
         state = ServiceState(api, Counters())
         controls, _ = await controls_of_others(actions, victim)

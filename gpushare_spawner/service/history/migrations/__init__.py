@@ -1,1 +1,0 @@
-"""Alembic's migrations of the history's database."""
