@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.interactive_gpu import Clock, InteractiveGpu, Kernel
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.idle.policy import decide
 from gpushare_spawner.idle.use import Observation, RecentUse
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport

@@ -43,7 +43,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.interactive_gpu import Checkpoints, Clock, InteractiveGpu, Kernel
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement.feed import LedgerFeed

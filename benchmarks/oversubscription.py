@@ -46,7 +46,7 @@ from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sockets.control_socket import ControlSocket
 from gpushare_spawner.agent.state.folder import StateFolder
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, OpenRequest
 from gpushare_spawner.model.layers import MemoryEngine

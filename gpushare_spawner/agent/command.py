@@ -37,7 +37,7 @@ from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints
 from gpushare_spawner.agent.state.folder import AlreadyRunning, PathTooLong, StateFolder
 from gpushare_spawner.agent.suspend.checkpoints import DriverCheckpoints
 from gpushare_spawner.agent.suspend.steps import resume_all
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.descriptors import allow_many
 from gpushare_spawner.model.control import Request
 from gpushare_spawner.model.quantity import resolve_bytes

@@ -36,7 +36,7 @@ from gpushare_spawner.agent.state.records import Cordons, SessionRecord
 from gpushare_spawner.agent.suspend.checkpoints import DriverCheckpoints
 from gpushare_spawner.agent.suspend.progress import SuspendParts
 from gpushare_spawner.agent.suspend.suspender import Suspender
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.control import (
     AnswerRequest,

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 from gpushare_spawner.arbiter.recent_use import RecentGpuUse, User
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.session import ArbitratedSession, Client
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client
 
 TOLERANCE = 1e-9
 """Seconds below which lags count as equal, because sums of floats are not exact."""

@@ -19,6 +19,7 @@ from gpushare_spawner.arbiter.recent_use import Use
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.schedule import INSTANT, Schedule, Selection
 from gpushare_spawner.arbiter.session import (
+    ArbiterSettings,
     ArbitratedSession,
     Client,
     ClientId,
@@ -34,7 +35,6 @@ from gpushare_spawner.arbiter.session import (
     RevokeReason,
     SessionView,
 )
-from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.arbiter.suspensions import Suspensions
 from gpushare_spawner.arbiter.time_slices import HandOffCost
 
@@ -89,7 +89,7 @@ class GpuArbiter:
         """
         if session in self._roster.sessions:
             raise ValueError(f"session {session!r} is on this GPU already")
-        self._check_weight(weight)
+        _check("a weight", weight)
         self._advance(now)
         added = ArbitratedSession(session, weight, whole=whole, presence=Presence.AWAY if away else Presence.ON_GPU)
         self._roster.sessions[session] = added
@@ -103,7 +103,7 @@ class GpuArbiter:
         moves as a whole is suspended as soon as it has no lease. A released session that requests a lease is served
         with weight 1 until a weight is set.
         """
-        self._check_weight(weight)
+        _check("a weight", weight)
         record = self._session(session, now)
         record.share = weight
         self._accounts.set_weight(session, record.weight)
@@ -175,8 +175,8 @@ class GpuArbiter:
         None if the driver does not show the process. Its plain memory then counts only while it works. ``unstated``:
         the bytes beyond the process's stated memory.
         """
-        self._check_amount(amount)
-        self._check_amount(unstated)
+        _check("an amount of memory", amount)
+        _check("an amount of memory", unstated)
         record = self._client(client, now)
         self._roster.device_memory(record, amount, unstated)
         return self._decide()
@@ -188,7 +188,7 @@ class GpuArbiter:
         whole memory allocation counts. The same holds for a client that helped to fill the GPU, until it was seen at
         work undisturbed.
         """
-        self._check_amount(resident)
+        _check("an amount of memory", resident)
         record = self._client(client, now)
         self._roster.working_set(record, resident)
         return self._decide()
@@ -334,7 +334,7 @@ class GpuArbiter:
 
         The session may also be partly suspended and need its memory back.
         """
-        self._check_amount(lacking)
+        _check("an amount of memory", lacking)
         record = self._session(session, now)
         if record.presence not in (Presence.COMING, Presence.LEAVING) or lacking <= record.margin:
             return self._decide()  # they are on their way
@@ -435,16 +435,6 @@ class GpuArbiter:
         return self._charging.recent_use.of(session, self._roster.now, now, self._charging.working)
 
     # -- deciding ----------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _check_weight(weight: int) -> None:
-        if weight < 0:
-            raise ValueError(f"a weight is at least 0, not {weight}")
-
-    @staticmethod
-    def _check_amount(amount: int | None) -> None:
-        if amount is not None and amount < 0:
-            raise ValueError(f"an amount of memory is at least 0, not {amount}")
 
     def _client(self, client: ClientId, now: float) -> Client:
         """Return the client with an event now. Advances the time."""
@@ -720,3 +710,8 @@ class GpuArbiter:
         if client.revoked is not None and client.received_at_revoke is not None:
             received = self._accounts.received(client.session.id) - client.received_at_revoke
             time_slices.learn_revoke_timeout(client.session, received, self._settings)
+
+
+def _check(what: str, amount: int | None) -> None:
+    if amount is not None and amount < 0:
+        raise ValueError(f"{what} is at least 0, not {amount}")

@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from gpushare_spawner.arbiter.session import Client, Presence
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, Client, Presence
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpushare_spawner.arbiter.accounting import Accounts
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 
 OVERRUN_MEMORY = 0.5
 """Weight of the old estimate after another overrun (moving average)."""

@@ -6,8 +6,16 @@ from collections.abc import Iterable
 from itertools import count
 
 from gpushare_spawner.arbiter.memory import Residency, VramBudget, together
-from gpushare_spawner.arbiter.session import ArbitratedSession, Client, ClientId, Need, Pin, Presence, SessionView
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import (
+    ArbiterSettings,
+    ArbitratedSession,
+    Client,
+    ClientId,
+    Need,
+    Pin,
+    Presence,
+    SessionView,
+)
 from gpushare_spawner.model.report import Delivered
 
 MEMORY_TIMEOUT = 60.0

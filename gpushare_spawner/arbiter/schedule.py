@@ -9,8 +9,7 @@ from gpushare_spawner.arbiter import time_slices
 from gpushare_spawner.arbiter.accounting import Accounts
 from gpushare_spawner.arbiter.memory import VramBudget, together
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.session import ArbitratedSession, Client, Presence, RevokeReason
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client, Presence, RevokeReason
 from gpushare_spawner.arbiter.time_slices import HandOffCost, HandOffCredit, TimeSliceLengths
 
 INSTANT = 1e-6

@@ -11,8 +11,7 @@ from collections.abc import Collection
 
 from gpushare_spawner.arbiter.memory import together
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.session import ArbitratedSession, Client, Need, Presence
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client, Need, Presence
 
 
 class Suspensions:

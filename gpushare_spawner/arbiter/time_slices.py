@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from gpushare_spawner.arbiter.memory import VramBudget
-from gpushare_spawner.arbiter.session import ArbitratedSession, Client
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client
 
 SLOWEST, FASTEST = 1e7, 2e12
 """Bytes per second. Values outside are clock errors: NVLink-C2C has 0.4e12."""

@@ -97,13 +97,10 @@ def claim_findings(facts: ClaimFacts) -> list[Finding]:
     if facts.in_use:
         return [*results, *_in_use(facts), *_runtime(facts)]
     agent_state = "the agent uses the device plugin's API" if facts.in_use is False else "no agent answers"
+    available = ok(CLAIMS, f"{agent_state}; claims are available with --kubernetes dra")
     if facts.refused:
-        return [
-            *results,
-            skipped(CLAIMS, f"{agent_state}; claims are not available: {facts.refused}"),
-            *_runtime(facts),
-        ]
-    return [*results, ok(CLAIMS, f"{agent_state}; claims are available with --kubernetes dra"), *_runtime(facts)]
+        available = skipped(CLAIMS, f"{agent_state}; claims are not available: {facts.refused}")
+    return [*results, available, *_runtime(facts)]
 
 
 def _in_use(facts: ClaimFacts) -> list[Finding]:
@@ -115,9 +112,8 @@ def _in_use(facts: ClaimFacts) -> list[Finding]:
         results.append(ok(CLAIMS, "the API server keeps shares of devices (gate DRAConsumableCapacity)"))
         if not facts.taints:
             what = "the API server drops taints of devices: unhealthy and cordoned GPUs leave the slice instead"
-            results.append(
-                note(CLAIMS, what, "Switch the feature gate DRADeviceTaints on; it is on from Kubernetes 1.36.")
-            )
+            remedy = "Switch the feature gate DRADeviceTaints on; it is on from Kubernetes 1.36."
+            results.append(note(CLAIMS, what, remedy))
     if facts.missing:
         what = f"{' and '.join(map(str, facts.missing))} are missing: the kubelet cannot call the driver"
         remedy = "The agent makes them again within 2 s. See its log, and mount the kubelet's folders into its pod."

@@ -1,4 +1,12 @@
-"""Base classes of our pydantic models: parts of files that admins write, and parts of messages between processes."""
+"""Base classes of our pydantic models: parts of files that admins write, and parts of messages between processes.
+
+Also the checks of texts: admins' regular expressions in linear time, and text without hidden or reordering characters.
+
+The hub matches patterns of admins with texts of users in its event loop. Python's `re` tries alternatives one after the
+other: "(a+)+" and 30 letters stop the hub for minutes. pydantic contains the Rust crate `regex`: its time is at most
+proportional to the product of both lengths, and it has no look-around and no backreferences
+(https://docs.rs/regex/latest/regex/#untrusted-input).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +14,21 @@ import ast
 import inspect
 import itertools
 import textwrap
-from typing import Any
+import unicodedata
+from functools import lru_cache
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
-from pydantic_core import CoreSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import CoreSchema, SchemaError
 
 
 class FilePart(BaseModel):
@@ -46,3 +65,79 @@ class MessagePart(BaseModel):
     """A part of a message or record. Unknown fields are ignored: a newer version can write more than this one knows."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+MAX_PATTERN = 1000
+"""Characters of a pattern. Repetitions are bounded by the 10 MiB that `regex` allows for a compiled pattern."""
+_LINEAR = ConfigDict(regex_engine="rust-regex")
+_ADVICE = "use a pattern that is matched in linear time, without look-around and backreferences"
+
+
+def matches_whole(pattern: str, text: str) -> bool:
+    """Return whether the pattern matches the whole text, as in the `pattern` attribute of an HTML field.
+
+    Raises ValueError for a pattern that is not supported.
+    """
+    return _matches(rf"^(?:{pattern})\z", text)
+
+
+def matches_start(pattern: str, text: str) -> bool:
+    """Return whether the pattern matches the text from its start, as in KubeSpawner.
+
+    Raises ValueError for a pattern that is not supported.
+    """
+    return _matches(rf"^(?:{pattern})", text)
+
+
+def check_pattern(pattern: str) -> str:
+    """Return the pattern. Raises ValueError, with the reason and advice, if the pattern is not supported."""
+    _compiled(pattern)
+    _compiled(rf"^(?:{pattern})\z")
+    return pattern
+
+
+TextPattern = Annotated[str, Field(max_length=MAX_PATTERN), AfterValidator(check_pattern)]
+"""A pattern in a file."""
+
+
+def _matches(pattern: str, text: str) -> bool:
+    try:
+        _compiled(pattern).validate_python(text)
+    except ValidationError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> TypeAdapter[str]:
+    try:
+        return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)], config=_LINEAR)
+    except SchemaError as error:
+        # the message shows the pattern over several lines; its last one is the reason
+        reason = str(error).strip().splitlines()[-1].strip().removeprefix("error: ").removeprefix("SchemaError: ")
+        raise ValueError(f"the pattern is not supported ({reason.rstrip('.')}): {_ADVICE}") from None
+
+
+_DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Bidirectional controls (Unicode Standard Annex 9): they can make "0.25" look like "52.0"."""
+_HIDDEN = frozenset({"Cc", "Cs", "Zl", "Zp"})
+"""Categories: control characters like escape, surrogates, line and paragraph separators."""
+
+
+def _shown(text: str, allowed: str) -> str:
+    for letter in text:
+        if letter in _DIRECTIONS or (unicodedata.category(letter) in _HIDDEN and letter not in allowed):
+            raise ValueError(
+                f"the character U+{ord(letter):04X} is not shown, or changes how other text is shown: remove it"
+            )
+    return text
+
+
+SHOWN_LINE = AfterValidator(lambda text: _shown(text, ""))
+"""Validates one line of text."""
+
+ShownLine = Annotated[str, SHOWN_LINE]
+"""One line of text."""
+
+SHOWN_TEXT = AfterValidator(lambda text: _shown(text, "\n\r\t"))
+"""Validates text that can have several lines."""

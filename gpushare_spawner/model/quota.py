@@ -10,10 +10,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from gpushare_spawner.model.part import FilePart
+from gpushare_spawner.model.part import SHOWN_LINE, FilePart
 from gpushare_spawner.model.quantity import Seconds
 from gpushare_spawner.model.share import UNITS_PER_GPU, written_units
-from gpushare_spawner.model.texts import SHOWN_LINE
 
 HALF_LIFE_SECONDS = 86400.0
 """The default of `Quotas.half_life`, one day. Notebooks are used by the day: use beyond the quota in a working day

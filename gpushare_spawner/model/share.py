@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import IntEnum, StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import quote, unquote
 
 UNITS_PER_GPU = 100
@@ -227,14 +227,9 @@ class MemoryLimit(IntEnum):
     @property
     def label(self) -> MemoryLimitName:
         """The name in reports and metrics."""
-        return _NAMES[self]
+        return _NAMES[self - 1]
 
 
 MemoryLimitName = Literal["session", "session_host_memory", "node_host_memory"]
-
-
-_NAMES: dict[MemoryLimit, MemoryLimitName] = {
-    MemoryLimit.SESSION: "session",
-    MemoryLimit.SESSION_HOST_MEMORY: "session_host_memory",
-    MemoryLimit.NODE_HOST_MEMORY: "node_host_memory",
-}
+"""Names in the order of `MemoryLimit`."""
+_NAMES: tuple[MemoryLimitName, ...] = get_args(MemoryLimitName)

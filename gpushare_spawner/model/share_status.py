@@ -22,6 +22,8 @@ ANNOTATIONS_VARIABLE = "GPUSHARE_ANNOTATIONS"
 MAX_RECORD_BYTES = 2**18
 """No record of an agent is longer: a packet of a Unix socket has at most about 200 KiB."""
 
+TOTALS = ("known", "measured", "gpu_count", "memory_bytes", "resident_bytes", "limit_bytes", "lease", "neighbours")
+"""Properties of a status that its JSON has too."""
 Record = TypeVar("Record")
 
 
@@ -247,29 +249,9 @@ class ShareStatus:
         """The number of other sessions on its GPU; of several GPUs, the largest number."""
         return max((gpu.sessions - 1 for gpu in self.gpus), default=0)
 
-    @classmethod
-    def without_share(cls) -> Self:
-        """Return the status of a server without a GPU share."""
-        return cls(shared=False)
-
-    @classmethod
-    def unknown(cls, problem: str) -> Self:
-        """Return the status of a server without an available agent."""
-        return cls(problem=problem)
-
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON, with the totals over the GPUs."""
-        totals = (
-            "known",
-            "measured",
-            "gpu_count",
-            "memory_bytes",
-            "resident_bytes",
-            "limit_bytes",
-            "lease",
-            "neighbours",
-        )
-        return {**asdict(self), **{name: getattr(self, name) for name in totals}}
+        return {**asdict(self), **{name: getattr(self, name) for name in TOTALS}}
 
 
 @dataclass(frozen=True)

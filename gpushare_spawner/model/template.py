@@ -17,10 +17,9 @@ from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.controls import MOST_KEEPS
 from gpushare_spawner.model.layers import LAYERS, Enforcement, IdleReach, Layer, LayerName, MemoryEngine
-from gpushare_spawner.model.part import FilePart
+from gpushare_spawner.model.part import SHOWN_LINE, SHOWN_TEXT, FilePart, ShownLine, TextPattern
 from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds, resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, units_from_fraction
-from gpushare_spawner.model.texts import SHOWN_LINE, SHOWN_TEXT, ShownLine, TextPattern
 
 IDLE_ORDER = "idle_order"
 """Type of the error for idle actions in the wrong order; its context has the names and seconds of two of them."""

@@ -186,11 +186,11 @@ def ask(path: str | None = None, timeout: float = 2.0) -> ReadableStatus:
     """Return the share's status within ``timeout`` seconds. ``path`` defaults to $GPUSHARE_SOCKET. Raises nothing."""
     path = path or session_socket()
     if path is None:
-        return _by_annotations() or ReadableStatus.without_share()
+        return _by_annotations() or ReadableStatus(shared=False)
     try:
         return with_agent(path, timeout, _status)
     except AgentUnavailable as error:
-        return _by_annotations() or ReadableStatus.unknown(str(error))
+        return _by_annotations() or ReadableStatus(problem=str(error))
 
 
 def _by_annotations() -> ReadableStatus | None:

@@ -58,7 +58,7 @@ class PodAnnotations:
         try:
             session = self._session()
         except (OSError, UnicodeDecodeError, AnnotationProblem) as error:
-            return ShareStatus.unknown(annotations_unreadable(reason(error)))
+            return ShareStatus(problem=annotations_unreadable(reason(error)))
         return share_status(session, self._clock())
 
     def _session(self) -> LayerSession:

@@ -220,7 +220,7 @@ class SessionClient:
     async def query(self, timeout: float = 2.0) -> ShareStatus:
         """Ask the agent for the share's status; at most ``timeout`` seconds. Raises nothing."""
         if self._path is None:
-            return self._pod.status() if self._pod is not None else ShareStatus.without_share()
+            return self._pod.status() if self._pod is not None else ShareStatus(shared=False)
         loop = asyncio.get_running_loop()
         async with self._asking:
             if self._last is not None and loop.time() - self._last[0] < FRESH_SECONDS:
@@ -273,7 +273,7 @@ class SessionClient:
 
     def _unknown(self, problem: str) -> ShareStatus:
         """Return the status while the agent is unavailable."""
-        return self._pod.status() if self._pod is not None else ShareStatus.unknown(problem)
+        return self._pod.status() if self._pod is not None else ShareStatus(problem=problem)
 
     async def _connect(self, path: str) -> bool:
         """Run one connection, from HELLO to its end. Return whether the agent sent WELCOME."""

@@ -127,7 +127,7 @@ def _amounts(requests: Any) -> Any:
 def free(request: LayerRequest) -> LayerCapacity:
     """Return the free capacity by ResourceSlices and allocated claims. Raises LayerCannot as `objects` does."""
     ask = _ask(request)
-    empty = _pools(request, {node.name for node in request.facts.nodes})
+    empty = _pools(request)
     by_node = _less_claims(request, empty)
 
     def servers(pools: Mapping[str, Mapping[str, _Pool]], node: ClusterNode) -> int:
@@ -143,7 +143,7 @@ def free(request: LayerRequest) -> LayerCapacity:
 
 def _ask(request: LayerRequest) -> _Ask:
     options, share = request.options_as(DraOptions), request.gpu.share
-    shared = [device for _, device in _devices(request) if device.shared and _suitable(request, device, "gpu")]
+    shared = [device for device in _devices(request) if device.shared and _suitable(request, device, "gpu")]
     if share.units == UNITS_PER_GPU:
         # a claim without a capacity gets only a part of a shared GPU
         return _Ask(options.device_class, "gpu", share.count, capacity=_capacity(request, shared) if shared else {})
@@ -212,61 +212,58 @@ def _quantity(name: str, amount: int) -> str:
 
 
 def _slices(request: LayerRequest) -> list[ClusterSlice]:
-    """Return the driver's slices of the newest generation of each pool."""
+    """Return the driver's slices of the newest generation of each pool, on the request's nodes."""
     ours = [slice for slice in request.facts.slices if slice.driver == request.options_as(DraOptions).driver]
     newest: dict[str, int] = {}
     for our in ours:
         newest[our.pool] = max(our.generation, newest.get(our.pool, 0))
-    return [our for our in ours if our.generation == newest[our.pool]]
-
-
-def _devices(request: LayerRequest) -> Iterator[tuple[ClusterSlice, ClusterDevice]]:
     nodes = {node.name for node in request.facts.nodes}
-    for slice in _slices(request):
-        if slice.node in nodes:
-            for device in slice.devices:
-                yield slice, device
+    return [our for our in ours if our.generation == newest[our.pool] and our.node in nodes]
+
+
+def _devices(request: LayerRequest) -> list[ClusterDevice]:
+    return [device for slice in _slices(request) for device in slice.devices]
 
 
 def _suitable(request: LayerRequest, device: ClusterDevice, kind: str) -> bool:
-    return device.attributes.get("type") == kind and request.accepts(str(device.attributes.get("productName", "")))
+    return device.attributes.get("type") == kind and request.accepts(_attribute(device, "productName"))
 
 
 def _profiles(request: LayerRequest) -> Iterator[MigProfile]:
     """Yield the profiles of MIG devices that suit the template."""
+    devices = _devices(request)
     whole = {
-        str(device.attributes.get("uuid", "")): device.capacity.get(MEMORY)
-        for _, device in _devices(request)
+        _attribute(device, "uuid"): device.capacity.get(MEMORY)
+        for device in devices
         if device.attributes.get("type") == "gpu"
     }
-    mig = [device for _, device in _devices(request) if device.attributes.get("type") == "mig"]
+    mig = [
+        (_attribute(device, "parentUUID"), _attribute(device, "profile"), device)
+        for device in devices
+        if device.attributes.get("type") == "mig"
+    ]
     slices = {
-        _parent(device): slices_of(str(device.attributes.get("profile", "")))
-        for device in mig
-        if is_whole(device.capacity.get(MEMORY), whole.get(_parent(device)))
+        gpu: slices_of(name) for gpu, name, device in mig if is_whole(device.capacity.get(MEMORY), whole.get(gpu))
     }
-    for device in mig:
+    for gpu, name, device in mig:
         if _suitable(request, device, "mig"):
-            name, model = str(device.attributes.get("profile", "")), str(device.attributes.get("productName", ""))
-            parent = _parent(device)
-            match = profile(name, model, whole.get(parent), device.capacity.get(MEMORY), slices.get(parent))
+            model, memory = _attribute(device, "productName"), device.capacity.get(MEMORY)
+            match = profile(name, model, whole.get(gpu), memory, slices.get(gpu))
             if match is not None:
                 yield match
 
 
-def _parent(device: ClusterDevice) -> str:
-    """Return the UUID of a MIG device's GPU."""
-    return str(device.attributes.get("parentUUID", ""))
+def _attribute(device: ClusterDevice, name: str) -> str:
+    return str(device.attributes.get(name, ""))
 
 
-def _pools(request: LayerRequest, nodes: set[str]) -> dict[str, dict[str, _Pool]]:
+def _pools(request: LayerRequest) -> dict[str, dict[str, _Pool]]:
     """Return the devices of each node by pool, without allocations."""
     pools_by_node: dict[str, dict[str, _Pool]] = {}
     for slice in _slices(request):
-        if slice.node in nodes:
-            pool = pools_by_node.setdefault(slice.node, {}).setdefault(slice.pool, _Pool())
-            pool.devices += slice.devices
-            pool.counters.update(slice.counters)
+        pool = pools_by_node.setdefault(slice.node, {}).setdefault(slice.pool, _Pool())
+        pool.devices += slice.devices
+        pool.counters.update(slice.counters)
     return pools_by_node
 
 

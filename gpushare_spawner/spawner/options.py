@@ -18,8 +18,8 @@ from jupyterhub.utils import recursive_update
 from markupsafe import Markup
 from traitlets import TraitError
 
+from gpushare_spawner.model.part import matches_whole
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.texts import matches_whole
 from gpushare_spawner.quota.accounts import Account
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.wording import spawn_form as words

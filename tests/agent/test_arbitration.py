@@ -9,7 +9,7 @@ from typing import Any
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
 from tests.agent.peers import FIRST, GIB
 

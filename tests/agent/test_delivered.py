@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.report import DeliveredReport
 from tests.agent.conftest import Agent

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.frames import Feature, Kind
 from tests.agent.peers import FIRST, GIB
 from tests.agent.virtual_node import Process, VirtualNode, Worker, virtual_node

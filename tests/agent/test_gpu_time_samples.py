@@ -16,7 +16,7 @@ from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, Utilisation
 from gpushare_spawner.agent.gpus.samples import Delivery, Pids
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.frames import Kind
 from tests.agent.peers import FIRST, GIB
 from tests.agent.test_arbitration import Recorder, World, frame

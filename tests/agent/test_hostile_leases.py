@@ -9,7 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.frames import Feature, Kind, Role
 from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import Agent, Eventually

@@ -21,7 +21,7 @@ from gpushare_spawner.agent.sessions.tiers import Shares
 from gpushare_spawner.agent.sockets.connection import SESSION_CLOSED
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord, short_name
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.share import MemoryLimit, Tier
 from tests.agent.conftest import Eventually, request_for

@@ -13,7 +13,7 @@ from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.sessions.tiers import Shares, Tiers
 from gpushare_spawner.agent.state.records import SessionRecord
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.control import ControlRefused, NoticeRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.frames import Feature, Frame, Kind, Role
 from gpushare_spawner.model.report import NOTHING, SessionReport

@@ -15,7 +15,7 @@ from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.suspend.checkpoints import Code
 from gpushare_spawner.agent.suspend.progress import SuspendParts
 from gpushare_spawner.agent.suspend.suspender import Suspender
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind
 from tests.agent.peers import FIRST, GIB
 from tests.agent.test_suspend_capability import Driver

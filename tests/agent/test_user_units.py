@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import Agent, request_for

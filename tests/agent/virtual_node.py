@@ -23,7 +23,7 @@ from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.sessions.host_memory import HostMemorySettings
 from gpushare_spawner.agent.sockets.connection import Peer
 from gpushare_spawner.agent.state.folder import StateFolder
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.frames import NO_GPU, Feature, Frame, Kind, Role, gpu_bytes
 from tests.agent.conftest import LIBRARIES, request_for
 

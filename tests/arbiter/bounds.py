@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 
 
 def longest_round(weights: Mapping[str, int], hand_off: Mapping[str, float], settings: ArbiterSettings) -> float:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.arbiter.accounting import Accounts, divide
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 
 
 class Books:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter.accounting import Accounts
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 
 
 def accounts(**weights: int) -> Accounts:

@@ -6,8 +6,7 @@ import pytest
 
 from gpushare_spawner.arbiter.accounting import Charging
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.session import ArbitratedSession, Client
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client
 
 SETTINGS = ArbiterSettings(period=0.2)
 

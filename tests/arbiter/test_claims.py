@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.session import Decision, LeaseGrant
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, Decision, LeaseGrant
 from gpushare_spawner.arbiter.time_slices import TRUST, Bandwidth
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 

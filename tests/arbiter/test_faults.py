@@ -8,8 +8,7 @@ from functools import partial
 import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import UNPACED_AFTER, GpuArbiter
-from gpushare_spawner.arbiter.session import LeaseGrant, Revoke
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, LeaseGrant, Revoke
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
 

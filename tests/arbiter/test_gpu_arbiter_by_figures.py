@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.session import Decision, LeaseGrant, Pace, PageOut, Revoke, RevokeReason
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, Decision, LeaseGrant, Pace, PageOut, Revoke, RevokeReason
 from tests.present import present
 
 GIB = 2**30

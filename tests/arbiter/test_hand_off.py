@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.session import Decision, LeaseGrant, PageOut, Revoke, RevokeReason
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, Decision, LeaseGrant, PageOut, Revoke, RevokeReason
 
 GIB = 2**30
 

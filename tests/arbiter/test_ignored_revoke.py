@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.session import ArbitratedSession
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession
 from gpushare_spawner.arbiter.time_slices import learn_revoke_timeout, revoke_timeout
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, forever
 

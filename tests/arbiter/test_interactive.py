@@ -8,8 +8,7 @@ from collections.abc import Hashable, Iterator
 import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.session import ArbitratedSession, Client, Decision, Revoke
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client, Decision, Revoke
 from gpushare_spawner.arbiter.time_slices import bound, group_with, is_interactive, newcomers, part_of_gpu
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 

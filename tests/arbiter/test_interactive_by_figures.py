@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter.session import ArbitratedSession, Client
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client
 from gpushare_spawner.arbiter.time_slices import bound, is_interactive, newcomers, part_of_gpu
 
 SETTINGS = ArbiterSettings(short_burst=5.0, long_pause=30.0, returning_pause=10.0, overhead_bound=0.025)

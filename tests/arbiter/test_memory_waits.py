@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.roster import LONGEST_MEMORY_WAIT, MEMORY_TIMEOUT
-from gpushare_spawner.arbiter.session import Decision, LeaseGrant, Refuse, Revoke
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, Decision, LeaseGrant, Refuse, Revoke
 
 DOCS = Path(__file__).parents[2] / "docs"
 VRAM = 512

@@ -6,7 +6,7 @@ import pytest
 
 from gpushare_spawner.arbiter.accounting import Accounts
 from gpushare_spawner.arbiter.nested_sets import NestedSets
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 
 
 class Sets:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import PACE, PACE_ALONE, UNPACED_AFTER, GpuArbiter
-from gpushare_spawner.arbiter.session import Decision, LeaseGrant, Revoke
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, Decision, LeaseGrant, Revoke
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 from tests.present import present
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.recent_use import KEPT, WINDOW, RecentGpuUse, Use, User
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 
 ADA: User = ("ada", 1)
 BOB: User = ("bob", 2)

@@ -6,8 +6,7 @@ import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.session import ArbitratedSession, Client, RevokeReason
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client, RevokeReason
 
 SETTINGS = ArbiterSettings(
     pause=1.0,

@@ -10,8 +10,7 @@ import pytest
 from gpushare_spawner.arbiter.accounting import Accounts
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.schedule import Schedule, Selection, TimeSlice
-from gpushare_spawner.arbiter.session import ArbitratedSession, Client, RevokeReason
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client, RevokeReason
 from gpushare_spawner.arbiter.time_slices import HandOffCost
 
 SETTINGS = ArbiterSettings(

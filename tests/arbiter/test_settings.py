@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 
 
 def test_the_settings_that_ship_are_those_that_the_documents_state() -> None:

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.session import Decision, LeaseGrant, PageOut, Revoke, RevokeReason
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, Decision, LeaseGrant, PageOut, Revoke, RevokeReason
 from tests.arbiter.virtual_gpu import GIB
 
 VRAM = 16 * GIB

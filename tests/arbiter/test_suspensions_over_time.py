@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from tests.arbiter.bounds import longest_wait
 from tests.arbiter.suspending_gpu import LATER, READY_WITHIN, SOON, VRAM, SuspendingGpu
 from tests.arbiter.virtual_gpu import GIB, Job, alternating, forever

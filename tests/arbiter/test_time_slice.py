@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.arbiter.time_slices import (
     FASTEST,
     SLOWEST,

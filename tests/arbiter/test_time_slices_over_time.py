@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.session import LeaseGrant, Revoke, RevokeReason
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, LeaseGrant, Revoke, RevokeReason
 from gpushare_spawner.arbiter.time_slices import Bandwidth, HandOffCredit, TimeSliceLengths
 from tests.arbiter.bounds import longest_wait
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever

@@ -6,8 +6,7 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from gpushare_spawner.arbiter.session import LeaseGrant, Pace, PageOut, Revoke, SessionView
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, LeaseGrant, Pace, PageOut, Revoke, SessionView
 
 
 @pytest.mark.parametrize("kind", [ArbiterSettings, LeaseGrant, Pace, PageOut, Revoke, SessionView])

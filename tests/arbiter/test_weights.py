@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
 

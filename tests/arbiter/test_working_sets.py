@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.session import Client, Decision, LeaseGrant, PageOut, Revoke
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, Client, Decision, LeaseGrant, PageOut, Revoke
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, forever
 
 MIB = 2**20

@@ -1,4 +1,4 @@
-"""model/texts.py, and that no other regular expression of the package meets texts with Python's `re`."""
+"""model/part.py, and that no other regular expression of the package meets texts with Python's `re`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import gpushare_spawner
-from gpushare_spawner.model.texts import check_pattern, matches_start, matches_whole
+from gpushare_spawner.model.part import check_pattern, matches_start, matches_whole
 
 PACKAGE = Path(gpushare_spawner.__file__).parent
 SECONDS = 5.0

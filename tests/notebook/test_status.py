@@ -172,7 +172,7 @@ def test_reclaimed_units_are_notified_with_a_word_on_the_restart() -> None:
     assert len(said) <= notices.TOAST_LETTERS
     for other in (of(), of(borrowed=15, guaranteed=25), of(tier=Tier.RELEASED, effective=0, borrowed=15, guaranteed=0)):
         assert notices.reclaimed(other) == ""
-    assert notices.reclaimed(ShareStatus.unknown("away")) == notices.reclaimed(ShareStatus.without_share()) == ""
+    assert notices.reclaimed(ShareStatus(problem="away")) == notices.reclaimed(ShareStatus(shared=False)) == ""
 
 
 def test_units_that_a_tier_or_their_owner_has_taken_are_not_borrowed() -> None:

@@ -86,4 +86,4 @@ def test_units_that_their_owners_reclaimed_are_a_reason() -> None:
 
 
 def test_nothing_is_said_of_a_share_that_is_unknown() -> None:
-    assert why_slow(ShareStatus.unknown("away")) == why_slow(ShareStatus.without_share()) == []
+    assert why_slow(ShareStatus(problem="away")) == why_slow(ShareStatus(shared=False)) == []

@@ -20,8 +20,7 @@ from gpushare_spawner.agent.gpus.samples import Delivery, MemoryQueries, Pids, S
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.recent_use import RecentGpuUse, Use
-from gpushare_spawner.arbiter.session import Decision, LeaseGrant, PageOut, Refuse, Revoke, SessionView
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, Decision, LeaseGrant, PageOut, Refuse, Revoke, SessionView
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
 
 SAMPLED_LATELY = 2.5

@@ -14,9 +14,9 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from gpushare_spawner.model.part import matches_start
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.texts import matches_start
 from gpushare_spawner.spawner.form import quota_now
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.options import MAX_TEXT, UNLISTED, Choice, Profile, resource_override

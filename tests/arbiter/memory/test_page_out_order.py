@@ -6,8 +6,7 @@ import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.memory import Residency, page_out_order
-from gpushare_spawner.arbiter.session import ArbitratedSession, Client, PageOut
-from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client, PageOut
 from tests.arbiter.virtual_gpu import GIB
 
 SETTINGS = ArbiterSettings(unnoticed_page_in=0.5, long_pause=30.0)
