@@ -7,7 +7,8 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 
@@ -40,6 +41,15 @@ class Background(ABC):
         """Stop the task."""
         await cancel(self._task)
 
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run while the context is open."""
+        self.start()
+        try:
+            yield
+        finally:
+            await self.close()
+
     @abstractmethod
     async def _run(self) -> None:
         """Run until it is cancelled."""
@@ -66,3 +76,27 @@ class Repeated(Background):
                     await pending
             except Exception:
                 self._log.exception("%s; retrying", self._failure)
+
+
+class Soon:
+    """Calls a function once in the next round of the event loop, however often that was requested."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._handle: asyncio.Handle | None = None
+        self._closed = False
+
+    def request(self) -> None:
+        """Call the function soon."""
+        if self._handle is None and not self._closed:
+            self._handle = asyncio.get_running_loop().call_soon(self._due)
+
+    def close(self) -> None:
+        """Make no more calls."""
+        self._closed = True
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _due(self) -> None:
+        self._handle = None
+        self._call()

@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, Protocol
 
 import aiohttp
 
-from gpushare_spawner.clients.service_account import NoCluster, ServiceAccountConnection, watch_lines
+from gpushare_spawner.clients.service_account import ApiRequest, NoCluster, ServiceAccountConnection, watch_lines
 from gpushare_spawner.wording.amounts import missing_package, reason
 
 Json = dict[str, Any]
 
-_ANSWER_WITHIN = 15.0
-"""Seconds for a call other than a list or a watch."""
-_LIST_WITHIN = 30.0
+_LIST_WITHIN = aiohttp.ClientTimeout(total=30.0)
 """Seconds for a list: all pods of a large cluster take longer than one object."""
+MERGE_PATCH, STRATEGIC_MERGE_PATCH = "application/merge-patch+json", "application/strategic-merge-patch+json"
+"""Types of patches: RFC 7386, and Kubernetes' own, which merges lists such as the containers of a pod."""
 WATCH_SECONDS = 60
 """Seconds after which the API server ends a watch. The next watch continues from there."""
 SILENCE = 15.0
 """Seconds of silence after the end of a watch is due that prove a dead connection."""
+_WATCH_WITHIN = aiohttp.ClientTimeout(sock_connect=15.0, sock_read=WATCH_SECONDS + SILENCE)
 _BROKEN = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 """Errors that end a call without an answer. ValueError: the file of the service account's token can be empty for a
 moment."""
@@ -33,16 +34,8 @@ moment."""
 class ApiConnection(Protocol):
     """A connection that sends requests to the API server. A failure is one of `_BROKEN`."""
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        content: str,
-        body: Any,
-        timeout: aiohttp.ClientTimeout | None,
-    ) -> aiohttp.ClientResponse:
-        """Send a request. ``content`` is the type of the JSON ``body``."""
+    async def send(self, request: ApiRequest) -> aiohttp.ClientResponse:
+        """Send a request."""
 
     async def close(self) -> None:
         """End the connection."""
@@ -131,27 +124,27 @@ class ClusterApi:
 
     async def list(self, path: str, **query: str) -> ListAnswer:
         """Return a collection, with the version to watch from."""
-        return ListAnswer(await self._text("GET", path, query, within=_LIST_WITHIN))
+        return ListAnswer(await self._text(ApiRequest("GET", path, query, timeout=_LIST_WITHIN)))
 
     async def get(self, path: str) -> Json:
         """Return one object."""
-        return await self._call("GET", path)
+        return await self._object(ApiRequest("GET", path, {}))
 
     async def create(self, path: str, item: Json, **query: str) -> Json:
         """Add an object to a collection."""
-        return await self._call("POST", path, query, body=item)
+        return await self._object(ApiRequest("POST", path, query, item))
 
     async def replace(self, path: str, item: Json) -> Json:
         """Replace the object of the same name; its version must be the present one."""
-        return await self._call("PUT", path, body=item)
+        return await self._object(ApiRequest("PUT", path, {}, item))
 
     async def delete(self, path: str, options: Json | None = None) -> Json:
         """Delete an object. ``options``: Kubernetes' DeleteOptions."""
-        return await self._call("DELETE", path, body=options)
+        return await self._object(ApiRequest("DELETE", path, {}, options))
 
-    async def patch(self, path: str, patch: Json) -> Json:
-        """Merge into an object (RFC 7386). Return the merged object."""
-        return await self._call("PATCH", path, body=patch, content="application/merge-patch+json")
+    async def patch(self, path: str, patch: Json, content: str = MERGE_PATCH) -> Json:
+        """Merge into an object. Return the merged object."""
+        return await self._object(ApiRequest("PATCH", path, {}, patch, content))
 
     async def watch(
         self, path: str, version: str, opened: Callable[[], None], **query: str
@@ -164,9 +157,7 @@ class ClusterApi:
             "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version,
             "timeoutSeconds": str(WATCH_SECONDS),
         }  # fmt: skip
-        response = await self._request("GET", path, query, timeout=aiohttp.ClientTimeout(
-            sock_connect=_ANSWER_WITHIN, sock_read=WATCH_SECONDS + SILENCE
-        ))  # fmt: skip
+        response = await self._send(ApiRequest("GET", path, query, timeout=_WATCH_WITHIN))
         try:
             if response.status >= 400:
                 raise _failure(response.status, await response.text())
@@ -183,32 +174,17 @@ class ClusterApi:
         finally:
             response.close()
 
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        query: dict[str, str] | None = None,
-        body: Json | None = None,
-        content: str = "application/json",
-    ) -> Json:
+    async def _object(self, request: ApiRequest) -> Json:
         try:
-            answer = json.loads(await self._text(method, path, query or {}, body, content))
+            answer = json.loads(await self._text(request))
         except ValueError:
             raise ApiFailure(0, "the API server's answer is no JSON") from None
         if not isinstance(answer, dict):
             raise ApiFailure(0, "the API server's answer is no object")
         return answer
 
-    async def _text(
-        self,
-        method: str,
-        path: str,
-        query: dict[str, str],
-        body: Json | None = None,
-        content: str = "application/json",
-        within: float = _ANSWER_WITHIN,
-    ) -> str:
-        response = await self._request(method, path, query, body, content, aiohttp.ClientTimeout(total=within))
+    async def _text(self, request: ApiRequest) -> str:
+        response = await self._send(request)
         try:
             text = await response.text()
         except _BROKEN as error:
@@ -219,17 +195,9 @@ class ClusterApi:
             raise _failure(response.status, text)
         return text
 
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        query: dict[str, str],
-        body: Json | None = None,
-        content: str = "application/json",
-        timeout: aiohttp.ClientTimeout | None = None,
-    ) -> aiohttp.ClientResponse:
+    async def _send(self, request: ApiRequest) -> aiohttp.ClientResponse:
         try:
-            return await self._connection.request(method, path, query, content, body, timeout)
+            return await self._connection.send(request)
         except _BROKEN as error:
             raise ApiFailure(0, f"the API server cannot be reached: {reason(error)}") from None
 

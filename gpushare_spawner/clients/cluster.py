@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import aiohttp
 from kubernetes_asyncio import config
 from kubernetes_asyncio.client import ApiClient, Configuration
 
-from gpushare_spawner.clients.service_account import NoCluster
+from gpushare_spawner.clients.service_account import ApiRequest, NoCluster
 
 
 class KubeconfigConnection:
@@ -21,29 +18,21 @@ class KubeconfigConnection:
     def __init__(self, client: ApiClient) -> None:
         self._client = client
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        content: str,
-        body: Any,
-        timeout: aiohttp.ClientTimeout | None,
-    ) -> aiohttp.ClientResponse:
-        """Send a request. ``content``: type of the JSON ``body``. Raises aiohttp.ClientError, OSError, ValueError."""
-        headers: dict[str, str] = {"Accept": "application/json", "Content-Type": content}
+    async def send(self, request: ApiRequest) -> aiohttp.ClientResponse:
+        """Send a request. Raises aiohttp.ClientError, OSError, ValueError."""
+        headers: dict[str, str] = {"Accept": "application/json", "Content-Type": request.content}
         try:
             await self._client.update_params_for_auth(headers, [], ["BearerToken"])
         except config.ConfigException as error:
             raise ValueError(f"the credentials cannot be read: {error}") from None
         response: aiohttp.ClientResponse = await self._client.rest_client.request(
-            method,
-            f"{self._client.configuration.host}{path}",
-            query_params=dict(query),
+            request.method,
+            f"{self._client.configuration.host}{request.path}",
+            query_params=dict(request.query),
             headers=headers,
-            body=body,
+            body=request.body,
             _preload_content=False,
-            _request_timeout=timeout,
+            _request_timeout=request.timeout,
         )
         return response
 

@@ -73,10 +73,10 @@ def whole(item: Object) -> Object:
 class Watched(Background, Generic[Part]):
     """Objects read by one list and a series of watches until `close`, with unlimited retries.
 
-    ``what`` and ``where`` name for people the kind ("pods") and the place of the objects at ``path``; ``query`` selects
-    them. ``keep`` returns the part of an object to keep; None: the object is left out. If it raises, the object keeps
-    its earlier state or is left out: an invalid object must not hide the others. ``on_change`` is called after each
-    list and each change.
+    ``what`` names the objects at ``path`` for people ("the pods of this node"); ``query`` selects them. ``keep``
+    returns the part of an object to keep; None: the object is left out. If it raises, the object keeps its earlier
+    state or is left out: an invalid object must not hide the others. ``on_change`` is called after each list and each
+    change.
     """
 
     def __init__(
@@ -84,7 +84,6 @@ class Watched(Background, Generic[Part]):
         api: ClusterApi,
         path: str,
         what: str,
-        where: str,
         keep: Callable[[Object], Part | None],
         query: Mapping[str, str] | None = None,
         on_change: Callable[[], None] = lambda: None,
@@ -100,14 +99,13 @@ class Watched(Background, Generic[Part]):
         self._api = api
         self._path = path
         self._query = dict(query or {})
-        self._objects = f"the {what} of {where}"
         self._keep = keep
         self._on_change = on_change
         self._log = log or logging.getLogger("gpushare.cluster")
         self._missing_right = missing_right
         self._least = "0" if cached else ""
         self.what = what
-        """Name of the kind for people."""
+        """Name of the objects for people."""
         self.objects: dict[str, Part] = {}
         """Objects by `key`."""
         self.versions: dict[str, str] = {}
@@ -115,7 +113,7 @@ class Watched(Background, Generic[Part]):
         self.arrived: dict[str, float] = {}
         """Earliest possible time (`time.monotonic`) of the write of the version in `objects`: mostly its arrival by a
         watch. Missing: it came with a list, so its age is unknown."""
-        self.problem = f"{self._objects} have not been read yet"
+        self.problem = f"{self.what} have not been read yet"
         """Present problem, for people; empty: none."""
         self.version = ""
         """The newest version that a list or the watch has brought, deletions included."""
@@ -164,7 +162,7 @@ class Watched(Background, Generic[Part]):
     def _part(self, item: Object) -> Part | None:
         """Return the part of an object to keep: if the object is unreadable, the part that was kept before."""
         name = key(item)
-        with self._bad_objects.apart(f"{name} of {self._objects}"):
+        with self._bad_objects.apart(f"{name} of {self.what}"):
             return self._keep(item)
         return self.objects.get(name)
 
@@ -254,11 +252,11 @@ class Watched(Background, Generic[Part]):
         self._heard, self.problem = time.monotonic(), ""
         self._answered.set()
         if self._failing:
-            self._log.info("%s are read again", self._objects)
+            self._log.info("%s are read again", self.what)
         self._failing = False
 
     def _fail(self, why: str) -> None:
-        problem = f"{self._objects} cannot be read: {why}"
+        problem = f"{self.what} cannot be read: {why}"
         if problem != self.problem:
             self._log.warning("%s", problem)
         self.problem, self._failing = problem, True

@@ -11,6 +11,7 @@ import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,26 @@ READ_TOKEN_EVERY = 60.0
 """Seconds. The kubelet renews a token after 80 % of its life, which is at least 10 min."""
 
 
+ANSWER_WITHIN = aiohttp.ClientTimeout(total=15.0)
+"""Seconds for a request other than a list or a watch."""
+
+
 class NoCluster(RuntimeError):
     """Missing configuration of a cluster. The message names the missing settings."""
+
+
+@dataclass(frozen=True)
+class ApiRequest:
+    """A request to the API server."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: Any = None
+    """Sent as JSON; None: no body."""
+    content: str = "application/json"
+    """The type of the body."""
+    timeout: aiohttp.ClientTimeout = ANSWER_WITHIN
 
 
 class ServiceAccountConnection:
@@ -52,26 +71,19 @@ class ServiceAccountConnection:
             return None
         return cls(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", folder)
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        content: str,
-        body: Any,
-        timeout: aiohttp.ClientTimeout | None,
-    ) -> aiohttp.ClientResponse:
-        """Send a request. ``content``: type of the JSON ``body``. Raises aiohttp.ClientError, OSError, ValueError."""
+    async def send(self, request: ApiRequest) -> aiohttp.ClientResponse:
+        """Send a request. Raises aiohttp.ClientError, OSError, ValueError."""
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._context()))
-        headers = {"Accept": "application/json", "Content-Type": content, "Authorization": f"Bearer {self._bearer()}"}
+        headers = {"Accept": "application/json", "Content-Type": request.content}
+        headers["Authorization"] = f"Bearer {self._bearer()}"
         return await self._session.request(
-            method,
-            f"{self._host}{path}",
-            params=query,
+            request.method,
+            f"{self._host}{request.path}",
+            params=request.query,
             headers=headers,
-            data=None if body is None else json.dumps(body),
-            timeout=timeout or aiohttp.ClientTimeout(),
+            data=None if request.body is None else json.dumps(request.body),
+            timeout=request.timeout,
         )
 
     async def close(self) -> None:

@@ -12,13 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
-from gpushare_spawner.model.kubernetes.annotations import (
-    LAYER,
-    MESSAGES,
-    AnnotationProblem,
-    LayerSession,
-    layer_session,
-)
+from gpushare_spawner.model.kubernetes.annotations import LAYER, MESSAGES, AnnotationProblem, PodSession, pod_session
 from gpushare_spawner.model.kubernetes.objects import SESSION_FILES
 from gpushare_spawner.model.layers import LAYER_VARIABLE
 from gpushare_spawner.model.share_status import (
@@ -45,7 +39,7 @@ class PodAnnotations:
         self._folder = folder
         self._layer = layer
         self._clock = clock
-        self._read: tuple[str, LayerSession] | None = None
+        self._read: tuple[str, PodSession] | None = None
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
@@ -61,7 +55,7 @@ class PodAnnotations:
             return ShareStatus(problem=annotations_unreadable(reason(error)))
         return share_status(session, self._clock())
 
-    def _session(self) -> LayerSession:
+    def _session(self) -> PodSession:
         for attempt in range(_ATTEMPTS):
             version = os.readlink(self._folder / _CURRENT)
             if self._read is not None and self._read[0] == version:
@@ -76,25 +70,24 @@ class PodAnnotations:
             return session
         raise AssertionError("the last attempt returns or raises")
 
-    def _read_all(self, folder: Path) -> LayerSession:
+    def _read_all(self, folder: Path) -> PodSession:
         texts = {name: (folder / file).read_text() for name, file in SESSION_FILES.items() if name != MESSAGES}
         newer = folder / SESSION_FILES[MESSAGES]
         if newer.exists():  # missing in a pod of an older hub
             texts[MESSAGES] = newer.read_text()
-        return layer_session({LAYER: self._layer}, {name: text for name, text in texts.items() if text})
+        return pod_session({name: text for name, text in texts.items() if text}, {LAYER: self._layer})
 
 
-def share_status(session: LayerSession, now: float) -> ShareStatus:
+def share_status(session: PodSession, now: float) -> ShareStatus:
     """Return the status of a session that no agent measures. ``now``: seconds since the epoch."""
-    annotated = session.session
     return ShareStatus(
         layer=str(session.layer),
-        layer_gpus=len(annotated.gpus),
+        layer_gpus=len(session.gpus),
         at=now,
-        share_units=annotated.share_units,
-        tier=annotated.tier,
-        effective_units=annotated.effective_units,
-        guaranteed_units=annotated.effective_units,
-        notice=None if annotated.notice is None else PendingAction.of(annotated.notice),
-        controls=ControlsStatus.of(annotated.controls, annotated.messages, now),
+        share_units=session.share_units,
+        tier=session.tier,
+        effective_units=session.effective_units,
+        guaranteed_units=session.effective_units,
+        notice=None if session.notice is None else PendingAction.of(session.notice),
+        controls=ControlsStatus.of(session.controls, session.messages, now),
     )

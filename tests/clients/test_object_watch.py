@@ -46,7 +46,9 @@ def kept(item: Object) -> Object:
 
 async def test_an_object_that_cannot_be_read_does_not_hide_the_others(caplog: pytest.LogCaptureFixture) -> None:
     api = Api(queue("good", 1), queue("bad", "many"))
-    watched = Watched(cast(ClusterApi, api), "/queues", "queues", "the cluster", kept, log=logging.getLogger("test"))
+    watched = Watched(
+        cast(ClusterApi, api), "/queues", "the queues of the cluster", kept, log=logging.getLogger("test")
+    )
     watched.start()
     try:
         assert await watched.loaded(5.0)

@@ -73,7 +73,7 @@ class NodeAgent:
         stack = self._stack = contextlib.AsyncExitStack()
         state = StateFolder(self.folder)
         stack.callback(state.close)
-        libraries = HostLibraries(LIBRARY, LIBRARY.parent / "ld.so.preload")
+        libraries = HostLibraries(LIBRARY, preload_list=LIBRARY.parent / "ld.so.preload")
         self.node = Node(self.settings, self.gpus, self.source, state, Libraries(preload=LIBRARY), PodEndpoints(state))
         await self.node.start()
         stack.push_async_callback(self.node.close)

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
 from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
-from gpushare_spawner.agent.kubernetes.observing.node import ObservingNode
+from gpushare_spawner.agent.kubernetes.observing import ObservingNode
 from gpushare_spawner.agent.kubernetes.pods.sessions import PodEndpoints
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.environment import Libraries
@@ -17,7 +17,7 @@ from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model.frames import Feature, Role
-from gpushare_spawner.model.kubernetes.annotations import LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.kubernetes.annotations import PodSession, gpu_names
 from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, OBSERVER
 from gpushare_spawner.model.layers import LayerName
 from tests.agent.peers import GpusOnPaper, Peer
@@ -74,7 +74,9 @@ class ObservingAgent(NodeAgent):
         stack.push_async_callback(self.node.close)
         api = ClusterApi(KubeconfigConnection(self.cluster.api_client(self.token)))
         stack.push_async_callback(api.close)
-        allocation = ContainerResponses(HostLibraries(LIBRARY, LIBRARY.parent / "ld.so.preload"), self.preload_file)
+        allocation = ContainerResponses(
+            HostLibraries(LIBRARY, preload_list=LIBRARY.parent / "ld.so.preload"), self.preload_file
+        )
         self.observing = ObservingNode(self.node, api, allocation, self.cluster_settings)
         await stack.enter_async_context(self.observing.running())
         return self
@@ -91,11 +93,10 @@ class ObservingAgent(NodeAgent):
         self, name: str, layer: LayerName = LayerName.TIME_SLICING, library: bool = False, template: str = "quarter"
     ) -> str:
         """A running pod whose GPU a layer gives; its uid."""
-        said = PodSession(
+        session = PodSession(
             session=name, template=template, share_units=25, gpus=gpu_names(layer, name, 1), gpu_indices=(0,),
-            tier_since=1_700_000_000.0, effective_units=25,
+            tier_since=1_700_000_000.0, effective_units=25, layer=layer,
         )  # fmt: skip
-        session = LayerSession(layer, said)
         manifest = a_pod(
             name, limits={OBSERVER: 1} if library else {}, annotations=session.annotations(), labels=session.labels(),
             nodeSelector={HOSTNAME_LABEL: self.kubelet.name},

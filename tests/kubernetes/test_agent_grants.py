@@ -71,7 +71,7 @@ async def test_a_gpu_that_comes_too_late_for_its_session_is_not_free(agent: Node
     second = hold.devices[SECOND.uuid]
     # as if only the first GPU had been listed when the session was made
     hold.devices, hold.given = {FIRST.uuid: hold.devices[FIRST.uuid]}, ()
-    agent.on_kubernetes._questions.soon()
+    agent.on_kubernetes._kubelet.soon()
     await agent.until(lambda: (SECOND.uuid, frozenset(second)) in agent.on_kubernetes.held.pending)
     assert len(agent.on_kubernetes.held.offered(SECOND.uuid)) == 100
     assert set(second) == set(agent.on_kubernetes.held.offered(SECOND.uuid))

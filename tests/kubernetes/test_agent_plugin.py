@@ -306,7 +306,7 @@ async def test_a_fault_in_dealing_with_the_kubelets_word_is_not_the_last(
 
     with monkeypatch.context() as patched:
         patched.setattr(agent.on_kubernetes.sessions, "handed", fails)
-        agent.on_kubernetes._questions.soon()
+        agent.on_kubernetes._kubelet.soon()
         await agent.until(lambda: "the disk is on fire" in caplog.text)
     await agent.running("ada")
 
@@ -334,12 +334,12 @@ async def test_a_gpu_that_nvidias_plugin_offers_too_is_not_given_out(agent: Node
 
     await agent.ready()
     agent.kubelet.devices.offers["nvidia.com/gpu"] = Offer(healthy={FIRST.uuid})
-    agent.on_kubernetes._questions.soon()
+    agent.on_kubernetes._kubelet.soon()
     await agent.offered(0)
     await agent.offered(100, GPU_1)
     report = agent.node.report()
     assert [gpu.healthy for gpu in report.gpus] == [False, True]
     assert "nvidia.com/gpu" in agent.node.health.withheld[FIRST.uuid]
     del agent.kubelet.devices.offers["nvidia.com/gpu"]
-    agent.on_kubernetes._questions.soon()
+    agent.on_kubernetes._kubelet.soon()
     await agent.offered(100)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
-from gpushare_spawner.agent.kubernetes.settings import ClusterSettings, OwnerPod, PublishSettings
+from gpushare_spawner.agent.kubernetes.settings import ClusterSettings, PublishSettings
 from gpushare_spawner.agent.state.records import Cordons
 from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.clients.cluster import KubeconfigConnection
@@ -51,12 +51,12 @@ class Publisher:
         self.published: PublishedReport | None = None
         self.cordons: Cordons | None = None
 
-    def start(self, settings: PublishSettings = SETTINGS, owner: OwnerPod | None = None) -> None:
+    def start(self, settings: PublishSettings = SETTINGS, owner: tuple[str, str] | None = None) -> None:
         def now() -> Report:
             return self.report.model_copy(update={"published_at": time.time()})
 
         namespace = self.cluster.namespace
-        own_pod, uid = ((namespace, owner.name), owner.uid) if owner is not None else (None, None)
+        own_pod, uid = ((namespace, owner[0]), owner[1]) if owner is not None else (None, None)
         place = ClusterSettings(namespace, own_pod=own_pod, own_pod_uid=uid, publish=settings)
         self.published = PublishedReport(self.api, place, now, self.cordons)
         self.published.start()
@@ -226,8 +226,8 @@ async def test_where_owners_may_not_be_named_it_is_published_without(publisher: 
             raise ApiFailure(403, "cannot set an ownerRef on a resource you can't delete")
         return await real(path, patch)
 
-    publisher.api.patch = patch  # type: ignore[method-assign]
-    publisher.start(owner=OwnerPod("agent", "some-uid"))
+    publisher.api.patch = patch  # type: ignore[method-assign, assignment]
+    publisher.start(owner=("agent", "some-uid"))
     await publisher.written(lambda report: True)
     publisher.session(effective_units=5)
     await publisher.written(lambda report: report.sessions[0].effective_units == 5)
@@ -292,7 +292,7 @@ async def test_cordons_outlive_the_configmap(publisher: Publisher, tmp_path: Pat
 
 async def test_it_goes_with_the_agents_pod(publisher: Publisher) -> None:
     pod = await publisher.cluster.create_pod("agent")
-    publisher.start(owner=OwnerPod("agent", pod["metadata"]["uid"]))
+    publisher.start(owner=("agent", pod["metadata"]["uid"]))
     await publisher.written(lambda report: True)
     (found,) = await publisher.cluster.config_maps(REPORT_SELECTOR)
     (reference,) = found["metadata"]["ownerReferences"]

@@ -426,7 +426,7 @@ async def test_a_pod_that_is_nobodys_counts_and_goes(agent: NodeAgent, monkeypat
     await agent.delete("stray")
     await agent.cluster.wait_until_gone("stray")
     for _ in range(3):
-        agent.on_kubernetes._questions.soon()
+        agent.on_kubernetes._kubelet.soon()
         await asyncio.sleep(0.3)
     await agent.until(lambda: name not in agent.node.sessions)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_asyncio.client import CoreV1Api
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 
 from gpushare_spawner.agent.sessions.host_memory import HostUse
@@ -150,7 +149,7 @@ async def test_each_has_what_it_needs_and_needs_what_it_has(
                 await node.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
                 await agent.until(lambda: _tier(agent) is Tier.RELEASED)
                 await _seen(agent, service, lambda session: session.host_use == used)
-                requests = ReleasedRequests(CoreV1Api(client), service, TemplateSource(templates))
+                requests = ReleasedRequests(service, TemplateSource(templates))
                 async with asyncio.timeout(20):
                     while await _requested_cpu(cluster) != "100m":
                         await requests.poll()  # refused while the pod has changed since the watch brought it

@@ -10,8 +10,8 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus import arbitration
+from gpushare_spawner.agent.kubernetes import observing
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
-from gpushare_spawner.agent.kubernetes.observing import node, pods
 from gpushare_spawner.model.controls import Controls, Keep, Message
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.kubernetes.annotations import controls_patch, messages_patch, notice_patch
@@ -49,7 +49,7 @@ async def agent(
     monkeypatch: pytest.MonkeyPatch,
     cgroups: dict[int, str],
 ) -> AsyncIterator[ObservingAgent]:
-    monkeypatch.setattr(pods, "EVERY", 0.1)
+    monkeypatch.setattr(observing, "READ_EVERY", 0.1)
     monkeypatch.setattr(arbitration, "SAMPLED_LATELY", 0.4)
     agent = await observing_agent(cluster, short_folder)
     yield agent
@@ -252,11 +252,11 @@ async def test_a_pod_that_is_no_session_gets_no_socket_and_its_folder_goes(
     await agent.until(lambda: agent.observing.devices.settled)
     assert not socket.exists()
     assert socket.parent.parent.is_dir(), "its container has it mounted"
-    monkeypatch.setattr(node, "GONE_AFTER", 0.0)
+    monkeypatch.setattr(observing, "GONE_AFTER", 0.0)
     await agent.delete("stranger")
 
     def gone() -> bool:
-        agent.observing._questions.soon()
+        agent.observing._kubelet.soon()
         return not socket.parent.parent.exists()
 
     await agent.until(gone)

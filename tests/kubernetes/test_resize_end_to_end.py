@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_asyncio.client import CoreV1Api
 
 from gpushare_spawner.agent.node import NodeSettings
 from gpushare_spawner.agent.sessions import host_memory
@@ -127,7 +126,7 @@ async def two_cores(
     token = await cluster.service_account("hub", RIGHTS)
     async with cluster.api_client(token) as client:
         seen = SeenCluster(client, cluster.namespace, lambda: requests.changed())
-        requests = ReleasedRequests(CoreV1Api(client), seen, lambda: {"quarter-gpu": TEMPLATE})
+        requests = ReleasedRequests(seen, lambda: {"quarter-gpu": TEMPLATE})
         await seen.start(10.0)
         task = asyncio.create_task(requests.run())
         try:

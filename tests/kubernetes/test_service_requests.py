@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from kubernetes_asyncio.client import CoreV1Api
 
 from gpushare_spawner.model.kubernetes.annotations import tier_patch
 from gpushare_spawner.model.kubernetes.container_requests import REQUESTS, Requests
@@ -55,12 +54,12 @@ IDLE = HostUseReport(cpu_millicores=0, memory_bytes=0)
 class Releases:
     """A namespace in which requests of released sessions are lowered; `look` is called by hand."""
 
-    def __init__(self, namespace: HubNamespace, seen: Cluster, api: CoreV1Api) -> None:
+    def __init__(self, namespace: HubNamespace, seen: Cluster) -> None:
         self.namespace = namespace
         self.seen = seen
         self.templates = {"quarter": QUARTER}
         self.now = 0.0
-        self.requests = ReleasedRequests(api, seen, lambda: self.templates, clock=lambda: self.now)
+        self.requests = ReleasedRequests(seen, lambda: self.templates, clock=lambda: self.now)
 
     async def open(self, limits: Mapping[str, str] = MappingProxyType({"cpu": "4", "memory": "16Gi"})) -> None:
         """ann's pod, with a share, which requests `FULL`."""
@@ -119,8 +118,8 @@ async def namespace(cluster: StandInCluster, clock: Clock) -> HubNamespace:  # n
 
 @pytest.fixture
 async def releases(namespace: HubNamespace) -> AsyncIterator[Releases]:
-    async with as_the_hub(namespace) as running, namespace.cluster.api_client(namespace.token) as client:
-        yield Releases(namespace, running, CoreV1Api(client))
+    async with as_the_hub(namespace) as running:
+        yield Releases(namespace, running)
 
 
 async def test_requests_go_down_with_the_release_and_up_with_the_return(releases: Releases) -> None:
@@ -324,9 +323,8 @@ async def test_requests_that_another_writer_has_changed_since_are_not_overwritte
     before = _Frozen(releases.seen)
     theirs = Requests(2000, 8 * GIB)
     await releases.resize(theirs)
-    async with releases.namespace.cluster.api_client(releases.namespace.token) as client:
-        late = ReleasedRequests(CoreV1Api(client), before, lambda: releases.templates, clock=lambda: releases.now)  # type: ignore[arg-type]
-        await late.poll()
+    late = ReleasedRequests(before, lambda: releases.templates, clock=lambda: releases.now)  # type: ignore[arg-type]
+    await late.poll()
     assert await releases.asked() == theirs
     await releases.granted(theirs)
     await releases.poll()
@@ -339,7 +337,7 @@ class _Frozen:
 
     def __init__(self, cluster: Cluster) -> None:
         self.pods = list(cluster.all_pods())
-        self.report = cluster.report
+        self.report, self.api = cluster.report, cluster.api
 
     def all_pods(self) -> list[SessionPod]:
         return self.pods
@@ -368,6 +366,6 @@ async def test_a_pod_that_keeps_its_requests_is_logged_once_with_the_reason(
     assert len(said) == 1
     assert f"/jupyter-ann: {why}" in said[0]
     caplog.clear()
-    releases.requests = ReleasedRequests(CoreV1Api(None), releases.seen, dict)
+    releases.requests = ReleasedRequests(releases.seen, dict)
     await releases.poll()
     assert not caplog.records, "no template wants it"

@@ -17,7 +17,6 @@ from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.kubernetes.annotations import (
     LAYER,
     NOTICE,
-    LayerSession,
     PodSession,
     controls_patch,
     gpu_names,
@@ -48,7 +47,7 @@ class Pod:
     """The annotations of a pod, and the kubelet that writes them as files."""
 
     def __init__(self, folder: Path, layer: LayerName = LayerName.KAI, gpus: int = 1) -> None:
-        said = PodSession(
+        found = PodSession(
             session="ada",
             template="quarter",
             quota="secret-group",
@@ -57,8 +56,8 @@ class Pod:
             gpu_indices=tuple(range(gpus)),
             tier_since=NOW,
             effective_units=25 if gpus == 1 else 100,
+            layer=layer,
         )
-        found = LayerSession(layer, said)
         self.layer = layer
         self.files = folder / "session"
         self._folder = folder

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from gpushare_spawner.agent.kubernetes.pods.annotations import TierAnnotations, decisions, needed_patch, remember
+from gpushare_spawner.agent.kubernetes.pods.annotations import decisions, follow_tier, needed_patch, remember
 from gpushare_spawner.agent.node import report_of_session
 from gpushare_spawner.agent.sessions.registry import SessionControls
 from gpushare_spawner.agent.sessions.session import Activity, Session
@@ -165,8 +165,7 @@ class PodAgent(AgentParts):
     def look(self) -> None:
         super().look()
         said = pod_session(self.annotations)
-        part = TierAnnotations(self.tiers, self.activity, self.save)
-        part.follow(self.session, said, self.annotations)
+        follow_tier(self.session, said, self.annotations, self)  # type: ignore[arg-type]
         self.controls_part.follow(self.session, said.controls, said.messages, said.answers)
         for _ in range(3):
             patch = needed_patch(pod_session(self.annotations), self.session.record, self.clock())
@@ -175,7 +174,7 @@ class PodAgent(AgentParts):
             self.patch(patch)
             assert self.session.record.pod is not None
             remember(self.session.record.pod, decisions(self.annotations))
-            part.follow(self.session, pod_session(self.annotations), self.annotations)
+            follow_tier(self.session, pod_session(self.annotations), self.annotations, self)  # type: ignore[arg-type]
         raise AssertionError(f"the agent patches without end: {self.patches[-3:]}")
 
     def pod(self) -> dict[str, Any]:
@@ -234,7 +233,7 @@ class _ServiceSide(NodeAgent):
 
     def __init__(self, here: PodAgent) -> None:
         self._here = here
-        super().__init__(NODE, _KnownCluster(here), None, here.clock)  # type: ignore[arg-type]
+        super().__init__(NODE, _KnownCluster(here), here.clock)  # type: ignore[arg-type]
 
     async def _patch(self, session: str, pod: SessionPod, annotations: Mapping[str, str | None]) -> None:
         self._here.patch(annotations)

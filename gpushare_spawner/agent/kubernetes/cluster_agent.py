@@ -1,11 +1,10 @@
 """Assembles the agent for a cluster: device plugins or a DRA driver, sessions of pods, the published report.
 
-For nodes whose GPUs another sharing layer allocates, see observing/node.py.
+For nodes whose GPUs another sharing layer allocates, see observing.py.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,19 +17,13 @@ from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
 from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices, grant_name
 from gpushare_spawner.agent.kubernetes.devices.plugin import DevicePlugins
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import (
-    Handed,
-    KubeletQuestions,
-    KubeletUnavailable,
-    PodResources,
-    kubelet_trouble,
-)
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed, PodResources
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
 from gpushare_spawner.agent.kubernetes.pods.sessions import PodSessions
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
 from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.node import Node
-from gpushare_spawner.background import Repeated
+from gpushare_spawner.background import Repeated, Soon
 from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.model.control import (
     CloseRequest,
@@ -73,7 +66,6 @@ class OnKubernetes:
     ) -> None:
         self._node = node
         self._settings = settings
-        self._resources = PodResources(settings.pod_resources)
         prepared = PreparedClaims(node.state_folder.claims) if settings.claims else None
         self.held = HeldDevices(
             node.gpus.values(),
@@ -84,19 +76,18 @@ class OnKubernetes:
             grant_name if prepared is None else prepared.folder_name,
         )
         self.pods = Pods(api, settings.pods_namespace, node.settings.name, self._changed)
-        self._questions = KubeletQuestions(
-            self._read_kubelet, lambda: not self.held.pending and self._kubelet_is_trusted
+        self._kubelet = PodResources(
+            settings.pod_resources, self._take, lambda: not self.held.pending and self._kubelet_is_trusted
         )
-        self.sessions = PodSessions(node, self.pods, api, self.held, self._questions.soon)
+        self.sessions = PodSessions(node, self.pods, api, self.held, self._kubelet.soon)
         self._allocation = allocation
         self.published = PublishedReport(api, settings, self.report, node.cordons)
         self._kubelet_side = self._side(api, allocation, cdi, prepared)
         self._handed = Handed({}, {})
         self._polling = Repeated(POLL_EVERY, self._poll, log, "cannot compute the devices to offer")
-        self._poll_due: asyncio.Handle | None = None
+        self._polling_soon = Soon(self._poll)
         self._kubelet_read = False
         self._kubelet_is_trusted = True
-        self._kubelet_trouble = kubelet_trouble(log)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -105,16 +96,12 @@ class OnKubernetes:
             stack.push_async_callback(self._stop)
             self._node.changed = self._changed
             # Read the list of pods and devices first, so that the first offer is right.
-            await self._questions.once()
-            self.pods.start()
-            stack.push_async_callback(self.pods.close)
+            await self._kubelet.once()
+            await stack.enter_async_context(self.pods.running())
             stack.push_async_callback(self._kubelet_side.close)
             await self._kubelet_side.start()
-            self.published.start()
-            stack.push_async_callback(self.published.close)
-            self._questions.start()
-            stack.push_async_callback(self._questions.close)
-            self._polling.start()
+            for part in (self.published, self._kubelet, self._polling):
+                await stack.enter_async_context(part.running())
             yield
 
     def report(self) -> Report:
@@ -132,43 +119,35 @@ class OnKubernetes:
         node, settings = self._node, self._settings
         if prepared is not None:
             return ClaimDriver(
-                node, api, self.held, prepared, settings.kubelet_dir, taints=settings.taints,
-                ask_kubelet=self._questions.once, changed=self._questions.soon, end=self.sessions.end,
-                registered=self._registered,
-            )  # fmt: skip
+                node, api, self.held, prepared, settings, self._kubelet, self.sessions.end, self._registered
+            )
         return DevicePlugins(
-            node.gpus.values(), node.health, self.held, allocation, cdi, settings.device_plugins_dir,
-            ask_kubelet=self._questions.once, changed=self._questions.soon, end=self.sessions.end,
-            registered=self._registered,
+            node, self.held, allocation, cdi, settings.device_plugins_dir, self._kubelet, self.sessions.end,
+            self._registered,
         )  # fmt: skip
 
     def _registered(self) -> None:
         self.sessions.kubelet_started()
-        self._questions.soon()
+        self._kubelet.soon()
 
     def _changed(self) -> None:
         """Handle a change of a session or a pod: schedule one check of everything that depends on it."""
         self.sessions.changed()
         self.published.changed()
-        if self._poll_due is None:
-            self._poll_due = asyncio.get_running_loop().call_soon(self._poll)
+        self._polling_soon.request()
 
     def _poll(self) -> None:
-        self._poll_due = None
         if self._kubelet_side.poll():
             self.published.changed()
 
-    async def _read_kubelet(self) -> None:
-        try:
-            handed = await self._resources.handed()
-        except KubeletUnavailable as error:
-            self._kubelet_trouble.about(error)
+    def _take(self, handed: Handed | None) -> None:
+        """Take the kubelet's list of devices by pod; None: the kubelet does not answer."""
+        if handed is None:
             if self._settings.claims:
                 # The agent keeps its own record of prepared claims, so sessions can still be updated.
                 self.sessions.handed(self._kubelet_side.joined(self._handed))
             return
         self._handed = handed
-        self._kubelet_trouble.settled()
         self._kubelet_is_trusted = container.tells_of(handed, self._settings.own_pod)
         if self._kubelet_is_trusted or not self._kubelet_read:
             withheld = container.withheld(self._node.gpus.values(), handed, self._settings.own_pod)
@@ -184,9 +163,7 @@ class OnKubernetes:
 
     async def _stop(self) -> None:
         self._node.changed = lambda: None
-        await self._polling.close()
-        if self._poll_due is not None:
-            self._poll_due.cancel()
+        self._polling_soon.close()
         await self.sessions.close()
 
 

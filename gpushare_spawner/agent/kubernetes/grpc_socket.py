@@ -1,9 +1,11 @@
-"""A gRPC server on a unix socket in a shared folder: only its own socket is ever removed."""
+"""gRPC servers on unix sockets in shared folders, of which only their own are ever removed, and streams of a list."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
 import grpc.aio
@@ -11,35 +13,77 @@ import grpc.aio
 Identity = tuple[int, int, int]
 
 
-class GrpcSocket:
-    """A running server. `serve` makes it."""
+class News:
+    """Wakes the streams of a list, each of which sends the whole list first and after each change."""
 
-    def __init__(self, path: Path, server: grpc.aio.Server) -> None:
-        self._path = path
-        self._server = server
-        self._identity = socket_identity(path)
+    def __init__(self) -> None:
+        self._streams: set[asyncio.Event] = set()
 
-    @classmethod
-    async def serve(cls, path: Path, server: grpc.aio.Server) -> GrpcSocket:
-        """Start the server on a new socket, in place of an existing file. Raises OSError or RuntimeError."""
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        server.add_insecure_port(f"unix://{path}")
-        await server.start()
-        return cls(path, server)
+    def __bool__(self) -> bool:
+        """Return whether a client is connected to the list."""
+        return bool(self._streams)
+
+    def notify(self) -> None:
+        """Wake all streams."""
+        for stream in self._streams:
+            stream.set()
+
+    async def each(self, at_most: float | None = None) -> AsyncGenerator[None]:
+        """Yield at once, then after each change, and `at_most` seconds after the last time."""
+        changed = asyncio.Event()
+        self._streams.add(changed)
+        try:
+            while True:
+                changed.clear()
+                yield
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(at_most):
+                        await changed.wait()
+        finally:
+            self._streams.discard(changed)
+
+
+class GrpcSockets:
+    """Servers that are served together, each on a socket of its own."""
+
+    def __init__(self) -> None:
+        self._served: list[tuple[Path, grpc.aio.Server, Identity | None]] = []
+
+    def __bool__(self) -> bool:
+        """Return whether the servers run."""
+        return bool(self._served)
 
     @property
-    def is_there(self) -> bool:
-        """Whether the socket still exists: it was neither removed nor replaced."""
-        return socket_identity(self._path) == self._identity
+    def are_there(self) -> bool:
+        """Whether all sockets exist: none was removed or replaced."""
+        return bool(self) and all(socket_identity(path) == identity for path, _, identity in self._served)
+
+    async def serve(self, servers: Mapping[Path, grpc.aio.Server]) -> None:
+        """Serve on new sockets, in place of existing files and of earlier servers.
+
+        On OSError or RuntimeError no server runs.
+        """
+        await self.close()
+        try:
+            for path, server in servers.items():
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
+                server.add_insecure_port(f"unix://{path}")
+                await server.start()
+                self._served.append((path, server, socket_identity(path)))
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
-        """Stop the server, and remove its socket unless it was replaced."""
-        own = self.is_there
-        await self._server.stop(grace=None)
-        if own:
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
+        """Stop the servers, the last first, and remove their sockets unless they were replaced."""
+        while self._served:
+            path, server, identity = self._served.pop()
+            own = socket_identity(path) == identity
+            await server.stop(grace=None)
+            if own:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
 
 
 def socket_identity(path: Path) -> Identity | None:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushare_spawner.agent.sessions.environment import Libraries
@@ -28,20 +28,11 @@ class CannotBeLoaded(RuntimeError):
 
 
 @dataclass(frozen=True)
-class HostLibraries:
+class HostLibraries(Libraries):
     """Paths on the node, which are the same in the containers."""
 
-    preload: Path
-    """libgpushare.so"""
-    preload_list: Path
+    preload_list: Path = field(kw_only=True)
     """A file to mount as /etc/ld.so.preload: it names the library."""
-    simulated_driver: Path | None = None
-    """Folder of the simulated driver; None on a node with real GPUs."""
-
-    @property
-    def as_seen(self) -> Libraries:
-        """The libraries for the environment of a session."""
-        return Libraries(preload=self.preload, simulated_driver=self.simulated_driver)
 
 
 def install(libraries: Libraries, folder: Path) -> HostLibraries:
@@ -67,7 +58,7 @@ def install(libraries: Libraries, folder: Path) -> HostLibraries:
         remove_leftovers(simulated)
         for name in _SIMULATED:
             replace_file((libraries.simulated_driver / name).read_bytes(), simulated / name, 0o755)
-    return HostLibraries(preload, preload_list, simulated)
+    return HostLibraries(preload, simulated, preload_list=preload_list)
 
 
 def replace_file(content: bytes, target: Path, mode: int) -> bool:

@@ -153,7 +153,7 @@ class ClusterOptions:
         from gpushare_spawner.agent.kubernetes.cluster_agent import OnKubernetes, answer_in_cluster
         from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
         from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
-        from gpushare_spawner.agent.kubernetes.observing.node import ObservingNode
+        from gpushare_spawner.agent.kubernetes.observing import ObservingNode
         from gpushare_spawner.clients.api import ClusterApi
         from gpushare_spawner.clients.service_account import NoCluster
 

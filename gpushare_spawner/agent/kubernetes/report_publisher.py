@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from gpushare_spawner.agent.kubernetes.settings import ClusterSettings, OwnerPod
+from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.state.records import Cordons
 from gpushare_spawner.background import Background
 from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
@@ -49,7 +49,7 @@ class PublishedReport(Background):
         self._namespace = settings.namespace
         self._report = report
         self._settings = settings.publish
-        self._owner = settings.owner
+        self._owners = settings.owners
         self._poke = asyncio.Event()
         self._written: Report | None = None
         self._written_at = float("-inf")
@@ -105,26 +105,26 @@ class PublishedReport(Background):
 
     async def _write(self, report: Report) -> None:
         try:
-            await self._put(report, self._owner)
+            await self._put(report, self._owners)
         except ApiFailure as failure:
-            if failure.status != 403 or self._owner is None:
+            if failure.status != 403 or not self._owners:
                 raise
             # some clusters let an account set an owner only if it may delete the object
-            await self._put(report, None)
+            await self._put(report, [])
             log.info(
                 "the report's ConfigMap stays when this agent's pod is deleted; the pod cannot be set as its owner: %s",
                 failure,
             )
-            self._owner = None
+            self._owners = []
 
-    async def _put(self, report: Report, owner: OwnerPod | None) -> None:
+    async def _put(self, report: Report, owners: list[dict[str, object]]) -> None:
         name = report_name(report.node)
         metadata: Json = {
             "labels": {REPORT_COMPONENT_LABEL: REPORT_COMPONENT},
             "annotations": {PUBLISHED_AT: f"{report.published_at:.3f}"},
         }
-        if owner is not None:
-            metadata["ownerReferences"] = [owner.reference()]
+        if owners:
+            metadata["ownerReferences"] = owners
         item: Json = {"metadata": metadata, "data": {REPORT_KEY: written_report(report)}}
         path = f"/api/v1/namespaces/{self._namespace}/configmaps"
         try:

@@ -25,18 +25,6 @@ class PublishSettings:
 
 
 @dataclass(frozen=True)
-class OwnerPod:
-    """The agent's pod as the owner of the ConfigMap: the cluster removes the ConfigMap after the pod."""
-
-    name: str
-    uid: str
-
-    def reference(self) -> dict[str, object]:
-        """Return the entry for metadata.ownerReferences."""
-        return {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid, "controller": False}
-
-
-@dataclass(frozen=True)
 class ClusterSettings:
     """The agent's place in its cluster."""
 
@@ -70,8 +58,12 @@ class ClusterSettings:
         return "" if self.all_namespaces else self.namespace
 
     @property
-    def owner(self) -> OwnerPod | None:
-        """The agent's pod as the owner of the report; None if it is in another namespace, or unknown."""
+    def owners(self) -> list[dict[str, object]]:
+        """The report's metadata.ownerReferences: the agent's pod, after which the cluster removes the ConfigMap.
+
+        Empty if the pod is in another namespace, or unknown.
+        """
         if self.own_pod is None or not self.own_pod_uid or self.own_pod[0] != self.namespace:
-            return None
-        return OwnerPod(self.own_pod[1], self.own_pod_uid)
+            return []
+        pod = {"name": self.own_pod[1], "uid": self.own_pod_uid}
+        return [{"apiVersion": "v1", "kind": "Pod", "controller": False, **pod}]

@@ -272,7 +272,7 @@ class Tiers:
         self._clock = clock
 
     def decide(self, session: Session, request: TierRequest) -> None:
-        """Apply the service's decision on one machine; on Kubernetes `TierAnnotations` does. Raises ControlRefused.
+        """Apply the service's decision on one machine; on Kubernetes `follow_tier` does. Raises ControlRefused.
 
         `busy`: the session worked after the service's last report. `bad-request`: the units do not go with the
         tier.

@@ -6,7 +6,7 @@ share: the agent decides and answers. The pod's device requests cannot change wh
 the units that they stand for. The agent's device plugin then offers more or fewer devices, so that free units and free
 devices stay equal.
 
-A session of another sharing layer (`LayerSession`) has another label, so that agents ignore it: its layer's scheduler
+A session of another sharing layer has another label, so that agents ignore it: its layer's scheduler
 has placed it. The hub counts it in quotas, and the service shows and stops it.
 """
 
@@ -136,6 +136,12 @@ ENGINE = PREFIX + "memory-engine"
 """Annotation: how memory leaves the GPU, see `model.layers.MemoryEngine`; absent: "managed"."""
 NOTICE = PREFIX + "notice"
 """Annotation: JSON of `model.report.Notice`; absent while the user has no notice."""
+LAYER = PREFIX + "layer"
+"""Label: the sharing layer that gives the pod's server its GPU, unless it is our own."""
+GPU_COUNT = PREFIX + "gpu-count"
+"""Annotation: the number of whole GPUs of a session of another layer; absent: its share is of one GPU."""
+LAYER_SELECTOR = LAYER
+"""Label selector: every pod with a share of another layer."""
 HUB = PREFIX + "hub"
 """Annotation: the address of the API of the hub that made the pod. Each of several hubs in one namespace handles its
 own pods only."""
@@ -166,7 +172,7 @@ class PodSession:
     share_units: int
     """Units of 1 % on each of its GPUs."""
     gpus: tuple[str, ...]
-    """UUIDs."""
+    """UUIDs; with another layer names, because only the layer knows its GPUs: see `gpu_names`."""
     gpu_indices: tuple[int, ...]
     """The same GPUs' indices on the node, in the same order."""
     tier_since: float
@@ -205,16 +211,31 @@ class PodSession:
     """The agent's last answer to such a request."""
     placed_units: int | None = None
     """The units that the pod's devices stand for, on each of its GPUs. None if they stand for its share."""
+    layer: LayerName = LayerName.NATIVE
+    """The sharing layer that gives the session its GPUs."""
+
+    @property
+    def share(self) -> Share:
+        """The share of the session."""
+        return Share(self.share_units, len(self.gpus))
 
     def annotations(self) -> dict[str, str]:
-        """Return the annotations for the pod's metadata. The inverse of `pod_session`."""
+        """Return the annotations for the pod's metadata. With `labels`, the inverse of `pod_session`."""
         values = {**vars(self), **dict(self.controls), "message": _last(self.messages)}
-        patch = _patch(**values)
-        return {name: text for name, text in patch.items() if text is not None}
+        written = {name: text for name, text in _patch(**values).items() if text is not None}
+        if self.layer is not LayerName.NATIVE:
+            del written[GPU], written[GPU_INDEX]
+            if len(self.gpus) > 1:
+                written[GPU_COUNT] = str(len(self.gpus))
+        return written
+
+    def labels(self) -> dict[str, str]:
+        """Return the labels for the pod's metadata."""
+        return labels() if self.layer is LayerName.NATIVE else {LAYER: str(self.layer)}
 
 
 def labels() -> dict[str, str]:
-    """Return the labels of every pod with a share."""
+    """Return the labels of every pod with a share of our own layer."""
     return {SESSION_LABEL: SESSION_LABEL_VALUE}
 
 
@@ -384,12 +405,28 @@ def _patch(**values: Any) -> dict[str, str | None]:
     }
 
 
-def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
-    """Return a session from its pod's annotations.
+def pod_session(annotations: Mapping[str, str] | None, labels: Mapping[str, str] | None = None) -> PodSession:
+    """Return a session from its pod's annotations, and labels if it can be of another layer.
 
     Raises AnnotationProblem, which names every missing or wrong annotation, with advice.
     """
-    given = annotations or {}
+    if not is_layer_session(labels):
+        return _read_session(annotations or {})
+    given, layer = annotations or {}, (labels or {})[LAYER]
+    written = given.get(GPU_COUNT, "1")
+    others = [name for name in LayerName if name is not LayerName.NATIVE]
+    if layer not in others:
+        raise AnnotationProblem([f"the label {LAYER} is {layer!r}: write one of {', '.join(others)}"])
+    # Python refuses to read thousands of digits with an error of its own
+    if not written.isdecimal() or len(written) > 2 or not 1 <= int(written) <= 64:
+        raise AnnotationProblem([f"the annotation {GPU_COUNT} is {written!r}: write a whole number from 1 to 64"])
+    indices = _listed(range(int(written)))
+    session = _read_session({**given, GPU: indices, GPU_INDEX: indices})
+    names = gpu_names(LayerName(layer), session.session, int(written))
+    return dataclasses.replace(session, layer=LayerName(layer), gpus=names)
+
+
+def _read_session(given: Mapping[str, str]) -> PodSession:
     problems: list[str] = []
     values: dict[str, Any] = {}
     for name, annotation in _ANNOTATIONS.items():
@@ -486,37 +523,6 @@ def resized_patch(answer: ShareChangeAnswer) -> dict[str, str | None]:
     return _patch(resized=answer, resize=None)
 
 
-LAYER = PREFIX + "layer"
-"""Label: the sharing layer that gives the pod's server its GPU, unless it is our own."""
-GPU_COUNT = PREFIX + "gpu-count"
-"""Annotation: the number of whole GPUs of the session; absent: its share is of one GPU."""
-LAYER_SELECTOR = LAYER
-"""Label selector: every pod with a share of another layer."""
-
-
-@dataclass(frozen=True)
-class LayerSession:
-    """A session of another layer in its pod's metadata."""
-
-    layer: LayerName
-    session: PodSession
-    """Its GPUs have no UUIDs here, because only the layer knows them: see `gpu_names`."""
-
-    @property
-    def share(self) -> Share:
-        """The share of the session."""
-        return Share(self.session.share_units, len(self.session.gpus))
-
-    def annotations(self) -> dict[str, str]:
-        """Return the annotations for the pod's metadata, beside `labels`."""
-        written = {name: text for name, text in self.session.annotations().items() if name not in (GPU, GPU_INDEX)}
-        return {**written, GPU_COUNT: str(len(self.session.gpus))} if len(self.session.gpus) > 1 else written
-
-    def labels(self) -> dict[str, str]:
-        """Return the labels for the pod's metadata."""
-        return {LAYER: str(self.layer)}
-
-
 def gpu_names(layer: LayerName, session: str, count: int) -> tuple[str, ...]:
     """Return names for the GPUs of a session of another layer. No report has them; only their number is known."""
     return tuple(f"{layer}/{session}/{index}" for index in range(count))
@@ -525,20 +531,3 @@ def gpu_names(layer: LayerName, session: str, count: int) -> tuple[str, ...]:
 def is_layer_session(labels: Mapping[str, str] | None) -> bool:
     """Return whether the labels are those of a pod with a share of another layer."""
     return LAYER in (labels or {})
-
-
-def layer_session(labels: Mapping[str, str] | None, annotations: Mapping[str, str] | None) -> LayerSession:
-    """Return a session from its pod's labels and annotations. Raises AnnotationProblem."""
-    given, layer = annotations or {}, (labels or {}).get(LAYER, "")
-    written = given.get(GPU_COUNT, "1")
-    others = [name for name in LayerName if name is not LayerName.NATIVE]
-    if layer not in others:
-        raise AnnotationProblem([f"the label {LAYER} is {layer!r}: write one of {', '.join(others)}"])
-    # Python refuses to read thousands of digits with an error of its own
-    if not written.isdecimal() or len(written) > 2 or not 1 <= int(written) <= 64:
-        raise AnnotationProblem([f"the annotation {GPU_COUNT} is {written!r}: write a whole number from 1 to 64"])
-    indices = range(int(written))
-    gpus = {GPU: ",".join(str(index) for index in indices), GPU_INDEX: ",".join(str(index) for index in indices)}
-    session = pod_session({**given, **gpus})
-    named = gpu_names(LayerName(layer), session.session, int(written))
-    return LayerSession(LayerName(layer), dataclasses.replace(session, gpus=named))

@@ -451,6 +451,9 @@ def _tolerates(toleration: Mapping[str, Any], taint: tuple[str, str, str]) -> bo
     return not toleration.get("key") or toleration["key"] == key
 
 
+FINISHED = ("Failed", "Succeeded")
+"""Phases of a pod whose containers have all ended and never start again: it holds no resources any more."""
+
 MIRROR = "kubernetes.io/config.mirror"
 """Annotation of a mirror pod. The API server lets a node create no other pods (admission plugin NodeRestriction), and
 no client add or remove the annotation later."""

@@ -32,8 +32,6 @@ async def agents_of_cluster(
     """
     try:
         # an optional extra: one machine alone does not need it
-        from kubernetes_asyncio.client import CoreV1Api
-
         from gpushare_spawner.clients.cluster import cluster_client
         from gpushare_spawner.clients.service_account import NoCluster
         from gpushare_spawner.service.kubernetes.cluster import Cluster
@@ -52,7 +50,7 @@ async def agents_of_cluster(
                 listener()
 
         cluster = Cluster(client, namespace, tell, all_namespaces, hub=hub)
-        requests = ReleasedRequests(CoreV1Api(client), cluster, templates)
+        requests = ReleasedRequests(cluster, templates)
         listeners.append(requests.changed)
         follow = asyncio.create_task(requests.run())
         try:

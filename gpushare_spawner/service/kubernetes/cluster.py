@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
-from kubernetes_asyncio.client import ApiClient, ApiException, CoreV1Api
-from kubernetes_asyncio.config import ConfigException
+from kubernetes_asyncio.client import ApiClient
 
-from gpushare_spawner.clients.api import ClusterApi
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.clients.object_watch import Object, Watched, whole
 from gpushare_spawner.clocks import WallClock
+from gpushare_spawner.log_once import EachOnce
 from gpushare_spawner.model.control import (
     AgentUnreachable,
     AnswerRequest,
@@ -60,7 +59,7 @@ from gpushare_spawner.service.kubernetes.pod_sessions import (
 )
 from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
 from gpushare_spawner.wording.actions import out_of_reach
-from gpushare_spawner.wording.amounts import http_status, reason, utc
+from gpushare_spawner.wording.amounts import utc
 from gpushare_spawner.wording.service import unconfirmed_sessions
 
 log = logging.getLogger("gpushare.service.cluster")
@@ -70,8 +69,6 @@ POLL_EVERY = 0.5
 UNCONFIRMED_AFTER = 30.0
 """Seconds for which a reported session may lack a pod before it counts as unconfirmed for admins. Our value: a report
 follows the end of a pod within seconds. Such a session never counts for capacity or quotas."""
-PATCH_TIMEOUT = 10.0
-"""Seconds for one patch."""
 DECIDED_WITHIN = 10.0
 """Seconds that an agent has to decide on a change of a share or tier: its watch brings it within a second."""
 DECISION_POLL_EVERY = 0.1
@@ -108,24 +105,23 @@ class Cluster:
         clock: Callable[[], float] | None = None,
         hub: str = "",
     ) -> None:
-        self._api = CoreV1Api(client)
+        self.api = ClusterApi(KubeconfigConnection(client))
         self.namespace = namespace
         self._clock = WallClock.of(clock)
         self._hub = hub
         self._on_change = on_change
-        here = f"the namespace {namespace}"
-        pods, where = f"/api/v1/namespaces/{namespace}/pods", here
+        here = where = f"the namespace {namespace}"
+        pods, maps = f"/api/v1/namespaces/{namespace}/pods", f"/api/v1/namespaces/{namespace}/configmaps"
         if all_namespaces:
             pods, where = "/api/v1/pods", "all namespaces"
-        maps = f"/api/v1/namespaces/{namespace}/configmaps"
-        api = ClusterApi(KubeconfigConnection(client))
         self._identities = FirstIdentities(log)
-        self._pods = Watched(api, pods, "pods", where, self._kept, {"labelSelector": SESSION_SELECTOR}, self._changed)
+        ours, others = {"labelSelector": SESSION_SELECTOR}, {"labelSelector": LAYER_SELECTOR}
+        self._pods = Watched(self.api, pods, f"the pods of {where}", self._kept, ours, self._changed)
         self._layer_pods = Watched(
-            api, pods, "pods of other layers", where, self._kept, {"labelSelector": LAYER_SELECTOR}, self._changed
+            self.api, pods, f"the pods of other layers of {where}", self._kept, others, self._changed
         )
         self._maps = Watched(
-            api, maps, "reports", here, whole, {"labelSelector": REPORT_SELECTOR}, self._changed,
+            self.api, maps, f"the reports of {here}", whole, {"labelSelector": REPORT_SELECTOR}, self._changed,
             missing_right=_UNTIL_CHART,
         )  # fmt: skip
         self._read: dict[str, NodeReport] = {}
@@ -134,8 +130,7 @@ class Cluster:
         self._unconfirmed: dict[str, dict[str, float]] = {}
         """By node and session: the first time without a pod (seconds since the epoch)."""
         self._by_report: dict[str, tuple[str, NodeReport]] | None = None
-        self._logged: dict[str, str] = {}
-        """By pod: the problem that was logged."""
+        self._bad_pods = EachOnce(log)
         self._warned: set[str] = set()
         """Nodes with logged unconfirmed sessions."""
         self._news = asyncio.Event()
@@ -159,7 +154,7 @@ class Cluster:
         lost = [watched for watched in self._watched if not watched.known]
         with_pods = {node for node, pods in self._pods_by_node().items() if pods.sessions}
         names = {"?"} if lost else set(self._reports()) | with_pods
-        return iter([NodeAgent(name, self, self._api, self._clock) for name in sorted(names)])
+        return iter([NodeAgent(name, self, self._clock) for name in sorted(names)])
 
     async def asking(self) -> Sequence[NodeAgent]:
         """Wait until a report has asks, and return the agents of such nodes."""
@@ -167,7 +162,7 @@ class Cluster:
             self._news.clear()
             nodes = [node for node, (_, read) in self._reports().items() if self._asks(node, read)]
             if nodes:
-                return [NodeAgent(node, self, self._api, self._clock) for node in sorted(nodes)]
+                return [NodeAgent(node, self, self._clock) for node in sorted(nodes)]
             await self._news.wait()
             await asyncio.sleep(POLL_EVERY)
 
@@ -188,13 +183,13 @@ class Cluster:
         """
         for watched in self._watched:
             if not watched.known:
-                raise AgentUnreachable(watched.problem or f"no news of the {watched.what} from the API server")
+                raise AgentUnreachable(watched.problem or f"no news of {watched.what} from the API server")
         name, read = self._reports().get(node, ("", None))
         here = self._pods_by_node().get(node, _NodePods())
         now = self._clock()
         # after the clock was read: this detects a step of the clock
         pods = [self._instants.of_now(pod, self._clock.moved) for pod in here.sessions.values()]
-        if read is None and pods and all(pod.layer is not LayerName.NATIVE for pod in pods):
+        if read is None and pods and all(pod.session.layer is not LayerName.NATIVE for pod in pods):
             # the node needs no agent: the facts of its sessions are in their pods
             return joined_report(Report(node=node, published_at=now, gpus=()), pods), 0.0
         if read is None or read.report is None:
@@ -232,7 +227,7 @@ class Cluster:
 
     def patched(self, pod: SessionPod, item: dict[str, Any]) -> None:
         """Apply the API server's answer to a patch, unless the watch has a newer version."""
-        watched = self._pods if pod.layer is LayerName.NATIVE else self._layer_pods
+        watched = self._pods if pod.session.layer is LayerName.NATIVE else self._layer_pods
         if watched.replace(item, pod.version):
             self._by_node = None
 
@@ -274,7 +269,8 @@ class Cluster:
         # the clock comes first: instants that are new after a step were written after it
         self._clock()
         self._instants.take_note(good, self._clock.moved)
-        self._log_once({f"Pod {name}": f"ignored: {problem}" for name, problem in bad.items()})
+        for name, problem in bad.items():
+            self._bad_pods.about(f"Pod {name}: ignored: {problem}")
         self._by_node = {}
         # another layer's scheduler has not yet placed the pods without a node
         placed = sorted((pod for pod in good if pod.node), key=_precedence)
@@ -305,12 +301,6 @@ class Cluster:
         self._by_report = reports
         return reports
 
-    def _log_once(self, problems: dict[str, str]) -> None:
-        for about, text in problems.items():
-            if self._logged.get(about) != text:
-                log.warning("%s: %s", about, text)
-        self._logged = problems
-
 
 def _precedence(pod: SessionPod) -> tuple[object, ...]:
     """Return the sort key of the pods of one session: the first pod is the session's.
@@ -329,10 +319,9 @@ class NodeAgent:
     has its own NodeAgent, so that no other reader changes the basis of a decision.
     """
 
-    def __init__(self, node: str, cluster: Cluster, api: CoreV1Api, clock: Callable[[], float]) -> None:
+    def __init__(self, node: str, cluster: Cluster, clock: Callable[[], float]) -> None:
         self.node = node
         self._cluster = cluster
-        self._api = api
         self._clock = clock
         self._decided_on: Mapping[str, SessionPod] = {}
         self._age = float("inf")
@@ -464,29 +453,17 @@ class NodeAgent:
         text = None if request.cordon is None else request.cordon.model_dump_json(exclude_defaults=True)
         metadata: dict[str, Any] = {"annotations": {cordon_name(request.gpu): text}}
         before, about = self._cluster.report_version(self.node), f"ConfigMaps in {self._cluster.namespace}"
+        path = f"/api/v1/namespaces/{self._cluster.namespace}/configmaps/{report_name(self.node)}"
         with _translated(f"a cordon of node {self.node}", about):
             try:
                 # no owner until the agent has read it: the cluster removes the ConfigMap with the agent's pod
-                item = await self._patch_report({**metadata, "ownerReferences": None})
-            except ApiException as error:
-                if error.status != 403:
+                item = await self._cluster.api.patch(path, {"metadata": {**metadata, "ownerReferences": None}})
+            except ApiFailure as failure:
+                if failure.status != 403:
                     raise
                 # some clusters require the right to delete an object for a change of its owners
-                item = await self._patch_report(metadata)
+                item = await self._cluster.api.patch(path, {"metadata": metadata})
         self._cluster.patched_report(item, before)
-
-    async def _patch_report(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        # the client's types leave out `_content_type`, which its generated code reads
-        patched = await self._api.patch_namespaced_config_map(  # type: ignore[call-arg]
-            report_name(self.node),
-            self._cluster.namespace,
-            {"metadata": metadata},
-            _content_type="application/merge-patch+json",
-            _request_timeout=PATCH_TIMEOUT,
-        )
-        # the client's types leave out `api_client`
-        item: dict[str, Any] = self._api.api_client.sanitize_for_serialization(patched)  # type: ignore[attr-defined]
-        return item
 
     def _unchanged(self, session: str) -> SessionPod:
         """Return the session's pod, if its annotations have not changed since the decision."""
@@ -500,14 +477,13 @@ class NodeAgent:
     async def _patch(self, session: str, pod: SessionPod, annotations: Mapping[str, str | None]) -> None:
         with _translated(f"a patch of pod {pod.name}", f"pods in the namespace {pod.namespace}"):
             try:
-                self._cluster.patched(pod, await patch_annotations(self._api, pod, annotations))
-            except ApiException as error:
-                if error.status == 409:
+                self._cluster.patched(pod, await patch_annotations(self._cluster.api, pod, annotations))
+            except ApiFailure as failure:
+                if failure.status == 409:
                     raise ControlRefused("busy", f"session {session} has changed in the meantime") from None
-                if error.status == 404:
-                    raise ControlRefused(
-                        "unknown-session", f"the pod {pod.name} of session {session} is gone"
-                    ) from None
+                if failure.status == 404:
+                    gone = f"the pod {pod.name} of session {session} is gone"
+                    raise ControlRefused("unknown-session", gone) from None
                 raise
 
 
@@ -516,36 +492,24 @@ def _translated(what: str, objects: str) -> Iterator[None]:
     """Raise ControlRefused or AgentUnreachable for a failed request. ``objects``: those that the service patches."""
     try:
         yield
-    except ApiException as error:
-        if error.status in (401, 403):
-            answer = http_status(error.status, error.reason)
-            raise ControlRefused("internal", f"the service may not patch {objects}: {answer}") from None
-        raise AgentUnreachable(f"the API server answers {error.status} to {what}") from None
-    except (aiohttp.ClientError, ConfigException, OSError) as error:
-        raise AgentUnreachable(f"the API server cannot be reached for {what}: {reason(error)}") from None
+    except ApiFailure as failure:
+        if failure.status in (401, 403):
+            raise ControlRefused("internal", f"the service may not patch {objects}: {failure.status}") from None
+        if failure.status:
+            raise AgentUnreachable(f"the API server answers {failure.status} to {what}") from None
+        raise AgentUnreachable(f"{what} failed: {failure}") from None
 
 
-async def patch_annotations(api: CoreV1Api, pod: SessionPod, annotations: Mapping[str, str | None]) -> dict[str, Any]:
+async def patch_annotations(api: ClusterApi, pod: SessionPod, annotations: Mapping[str, str | None]) -> Json:
     """Merge annotations into a pod's, and return the patched pod of the API server.
 
-    Raises the client's errors; ApiException 409 if the pod has changed since this version, for example by the agent.
+    Raises ApiFailure; 409 if the pod has changed since this version, for example by the agent.
     """
-    body = {"metadata": {"resourceVersion": pod.version, "annotations": dict(annotations)}}
-    # the client's types leave out `_content_type`, which its generated code reads
-    patched = await api.patch_namespaced_pod(  # type: ignore[call-arg]
-        pod.name,
-        pod.namespace,
-        body,
-        _content_type="application/merge-patch+json",
-        _request_timeout=PATCH_TIMEOUT,
-    )
-    # the client's types leave out `api_client`
-    item: dict[str, Any] = api.api_client.sanitize_for_serialization(patched)  # type: ignore[attr-defined]
-    return item
+    return await api.patch(pod.path, {"metadata": {"resourceVersion": pod.version, "annotations": dict(annotations)}})
 
 
 def _check_reach(pod: SessionPod, needed: IdleReach) -> None:
     """Raise ControlRefused if the session's sharing layer does not support this."""
-    layer = LAYERS[pod.layer]
+    layer = LAYERS[pod.session.layer]
     if needed not in layer.reach:
         raise ControlRefused("bad-request", out_of_reach(layer))

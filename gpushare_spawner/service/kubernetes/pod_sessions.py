@@ -16,8 +16,6 @@ from gpushare_spawner.model.kubernetes.annotations import (
     PREFIX,
     AnnotationProblem,
     PodSession,
-    is_layer_session,
-    layer_session,
     pod_session,
 )
 from gpushare_spawner.model.kubernetes.container_requests import (
@@ -28,13 +26,11 @@ from gpushare_spawner.model.kubernetes.container_requests import (
     missing_requests,
     share_container,
 )
-from gpushare_spawner.model.kubernetes.objects import MIRROR, is_mirror, node_of
+from gpushare_spawner.model.kubernetes.objects import FINISHED, MIRROR, is_mirror, node_of
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import MAX_LENGTH, split_session_id
 from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
-
-_ENDED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True)
@@ -58,8 +54,6 @@ class SessionPod:
     """Requests of its container with the share; None if it does not request both CPU and memory."""
     not_requested: tuple[str, ...] = ()
     """The resources, cpu or memory, that this container does not request."""
-    layer: LayerName = LayerName.NATIVE
-    """The sharing layer that gives it the GPU."""
     clock_moved: float = 0.0
     """Seconds by which the service's clock was set since the service first saw the pod."""
 
@@ -67,12 +61,6 @@ class SessionPod:
     def of(cls, pod: dict[str, Any]) -> SessionPod:
         """Return the session pod of an API server's object. Raises AnnotationProblem."""
         metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
-        labels, annotations, layer = metadata.get("labels"), metadata.get("annotations"), LayerName.NATIVE
-        if is_layer_session(labels):
-            labelled = layer_session(labels, annotations)
-            session, layer = labelled.session, labelled.layer
-        else:
-            session = pod_session(annotations)
         return cls(
             namespace=metadata["namespace"],
             name=metadata["name"],
@@ -80,12 +68,16 @@ class SessionPod:
             node=node_of(spec),
             created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
             runs=status.get("phase") == "Running" and not metadata.get("deletionTimestamp"),
-            session=session,
+            session=pod_session(metadata.get("annotations"), metadata.get("labels")),
             ending=bool(metadata.get("deletionTimestamp")),
             requests=container_requests(pod),
             not_requested=missing_requests(pod),
-            layer=layer,
         )
+
+    @property
+    def path(self) -> str:
+        """Its path in the API."""
+        return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
 
     @property
     def lacks_requests(self) -> bool:
@@ -148,7 +140,7 @@ def session_pods(pods: Iterable[dict[str, Any]]) -> tuple[list[SessionPod], dict
     good: list[SessionPod] = []
     bad: dict[str, str] = {}
     for pod in pods:
-        if pod.get("status", {}).get("phase") in _ENDED:
+        if pod.get("status", {}).get("phase") in FINISHED:
             continue
         if is_mirror(pod["metadata"]):
             bad[pod["metadata"]["name"]] = "its node has made it, so it is the server of no user"
@@ -191,7 +183,7 @@ def _with(session: SessionReport, pod: SessionPod, uuids: Collection[str]) -> Se
     annotations, identity = pod.session, _identity(pod)
     answered = {answer.number for answer in annotations.answers}
     if (
-        pod.layer is not LayerName.NATIVE
+        pod.session.layer is not LayerName.NATIVE
         and len(session.gpus) == len(annotations.gpus)
         and set(session.gpus) <= set(uuids)
     ):
@@ -218,8 +210,8 @@ def _new(pod: SessionPod) -> SessionReport:
         {
             **_identity(pod),
             "guaranteed_units": max(0, annotations.effective_units - annotations.borrowed_units),
-            "confirmed": pod.layer is not LayerName.NATIVE and pod.runs,
-            "gpu_use_known": pod.layer is LayerName.NATIVE,
+            "confirmed": pod.session.layer is not LayerName.NATIVE and pod.runs,
+            "gpu_use_known": pod.session.layer is LayerName.NATIVE,
         }
     )
 
@@ -241,7 +233,7 @@ def _identity(pod: SessionPod) -> dict[str, Any]:
         "template": annotations.template,
         "quota": annotations.quota,
         "gpus": annotations.gpus,
-        "layer": pod.layer,
+        "layer": pod.session.layer,
         "engine": annotations.engine,
         "share_units": annotations.share_units,
         "borrowed_units": annotations.borrowed_units,

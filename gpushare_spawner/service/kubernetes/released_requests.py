@@ -9,24 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
-import aiohttp
-from kubernetes_asyncio.client import ApiException, CoreV1Api
-from kubernetes_asyncio.config import ConfigException
-
+from gpushare_spawner.clients.api import STRATEGIC_MERGE_PATCH, ApiFailure, ClusterApi
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.kubernetes.container_requests import ContainerRequests, Requests, requests_patch
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.kubernetes.cluster import PATCH_TIMEOUT, Cluster, patch_annotations
+from gpushare_spawner.service.kubernetes.cluster import Cluster, patch_annotations
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.wording import pod_requests as words
-from gpushare_spawner.wording.amounts import http_status, reason
 
 RESIZE = "pods/resize"
 ASK_AGAIN_AFTER = 600.0
@@ -38,7 +32,7 @@ PROBE_AGAIN_AFTER = 10.0
 class ResizeApi:
     """Discovery of pods/resize: one request, repeated while the API server has no pods/resize or does not answer."""
 
-    def __init__(self, api: CoreV1Api, clock: Callable[[], float], log: logging.Logger) -> None:
+    def __init__(self, api: ClusterApi, clock: Callable[[], float], log: logging.Logger) -> None:
         """Create it. ``clock``: seconds on a monotonic clock."""
         self._api = api
         self._clock = clock
@@ -54,15 +48,13 @@ class ResizeApi:
         if self._has_resize or self._clock() < self._ask_at:
             return self._has_resize is True
         try:
-            resources = await self._api.get_api_resources(_request_timeout=PATCH_TIMEOUT)
-        except ApiException as error:
-            return self._failed(http_status(error.status, error.reason))
-        except (aiohttp.ClientError, ConfigException, OSError) as error:
-            return self._failed(reason(error))
+            answer = await self._api.get("/api/v1")
+        except ApiFailure as failure:
+            return self._failed(str(failure))
         if self._trouble:
             self._log.info("%s", words.DISCOVERY_WORKS)
             self._trouble = ""
-        has_resize = any(resource.name == RESIZE for resource in resources.resources)
+        has_resize = any(resource["name"] == RESIZE for resource in answer["resources"])
         if not has_resize and self._has_resize is None:
             self._log.warning("%s", words.resize_unknown())
         self._has_resize, self._ask_at = has_resize, self._clock() + ASK_AGAIN_AFTER
@@ -90,18 +82,16 @@ class ReleasedRequests:
 
     def __init__(
         self,
-        api: CoreV1Api,
         nodes: Cluster,
         templates: Callable[[], Mapping[str, Template]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create it. ``templates`` returns the valid templates by name; ``clock``: seconds on a monotonic clock."""
-        self._api = api
         self._nodes = nodes
         self._templates = templates
         self._clock = clock
         self._woken = asyncio.Event()
-        self._resize_api = ResizeApi(api, clock, log)
+        self._resize_api = ResizeApi(nodes.api, clock, log)
         self._without_effect: set[tuple[str, str]] = set()
         """Templates with a release_resources that has no effect on a pod, and the reason: each is logged once."""
         self._done: dict[str, str] = {}
@@ -190,24 +180,17 @@ class ReleasedRequests:
         try:
             if desired != now.requested:
                 if now.full is None:
-                    patched = await patch_annotations(self._api, pod, requests_patch(now.requested))
+                    patched = await patch_annotations(self._nodes.api, pod, requests_patch(now.requested))
                     version = patched["metadata"]["resourceVersion"]
-                await self._api.patch_namespaced_pod_resize(  # type: ignore[call-arg]
-                    pod.name,
-                    pod.namespace,
-                    now.patch(desired, version),
-                    _content_type="application/strategic-merge-patch+json",
-                    _request_timeout=PATCH_TIMEOUT,
-                )
+                await self._nodes.api.patch(f"{pod.path}/resize", now.patch(desired, version), STRATEGIC_MERGE_PATCH)
                 log.info("Pod %s (%s) now requests %s", name, pod.session.tier, words.requests(desired))
             else:
-                await patch_annotations(self._api, pod, requests_patch(None))
-        except ApiException as error:
-            if error.status in (404, 409):
+                await patch_annotations(self._nodes.api, pod, requests_patch(None))
+        except ApiFailure as failure:
+            if failure.status in (404, 409):
                 return  # gone, or changed meanwhile: the watch brings the change
-            self._refuse(name, words.requests_refused(desired, _reason(error)))
-        except (aiohttp.ClientError, ConfigException, OSError) as error:
-            self._refuse(name, words.requests_not_sent(desired, reason(error)))
+            why = words.requests_refused if failure.status else words.requests_not_sent
+            self._refuse(name, why(desired, str(failure)))
         else:
             if name in self._refused:
                 self._refused[name] = self._refused[name][0], 0.0
@@ -235,11 +218,3 @@ class ReleasedRequests:
 
 def _name(pod: SessionPod) -> str:
     return f"{pod.namespace}/{pod.name}"
-
-
-def _reason(error: ApiException) -> str:
-    with contextlib.suppress(ValueError, AttributeError, TypeError):
-        message: Any = json.loads(error.body or b"").get("message")
-        if message:
-            return str(message)
-    return http_status(error.status, error.reason)

@@ -27,7 +27,7 @@ from kubernetes_asyncio.client.models import (
 )
 from kubespawner.utils import get_k8s_model
 
-from gpushare_spawner.model.kubernetes.annotations import HUB, LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.kubernetes.annotations import HUB, PodSession, gpu_names
 from gpushare_spawner.model.kubernetes.container_requests import NOTEBOOK, memory_bytes, millicores
 from gpushare_spawner.model.kubernetes.objects import (
     HOSTNAME_LABEL,
@@ -80,8 +80,8 @@ def rendered_elsewhere(form: PodSpec, share: PodShare, offer: LayerOffer, since:
         gpu_indices=tuple(range(gpu_share.count)),
         tier_since=since,
         effective_units=gpu_share.units,
+        layer=offer.layer,
     )
-    granted = LayerSession(offer.layer, session)
     made = POD_LAYERS[offer.layer].render(form, request)
     made = PodChange(
         variables={LAYER_VARIABLE: str(offer.layer), ANNOTATIONS_VARIABLE: SESSION_FILES_FOLDER},
@@ -98,8 +98,8 @@ def rendered_elsewhere(form: PodSpec, share: PodShare, offer: LayerOffer, since:
     return {
         **made,
         "metadata": {
-            "annotations": {**metadata["annotations"], **granted.annotations()},
-            "labels": {**metadata["labels"], **granted.labels()},
+            "annotations": {**metadata["annotations"], **session.annotations()},
+            "labels": {**metadata["labels"], **session.labels()},
         },
     }
 

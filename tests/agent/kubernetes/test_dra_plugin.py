@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from gpushare_spawner.agent.kubernetes.claims import plugin
 from gpushare_spawner.agent.kubernetes.claims.allocation import AllocatedDevice, ClaimKey
 from gpushare_spawner.agent.kubernetes.claims.plugin import ClaimPlugin, DeviceHealth, DriverSockets
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
-from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSocket
+from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSockets
 from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2 as health_messages
 from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2_grpc as health_services
 from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2 as messages
@@ -103,15 +103,14 @@ async def test_the_own_socket_is_served_before_the_one_for_registration(
     short_folder: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    served = []
+    served: list[str] = []
 
-    class Noted(GrpcSocket):
-        @classmethod
-        async def serve(cls, path: Path, server: grpc.aio.Server) -> GrpcSocket:
-            served.append(path.name)
-            return await GrpcSocket.serve(path, server)
+    class Noted(GrpcSockets):
+        async def serve(self, servers: Mapping[Path, grpc.aio.Server]) -> None:
+            served.extend(path.name for path in servers)
+            await super().serve(servers)
 
-    monkeypatch.setattr(plugin, "GrpcSocket", Noted)
+    monkeypatch.setattr(plugin, "GrpcSockets", Noted)
     driver = Driver(short_folder)
     await driver.sockets.start()
     await driver.sockets.close()

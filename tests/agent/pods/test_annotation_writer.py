@@ -33,7 +33,11 @@ class World:
         self.written: list[Json] = []
         self.ended = 0
         self.writer = AnnotationWriter(
-            self, lambda session: self.pod, lambda session: self.missing, self._written, self._ended
+            self,  # type: ignore[arg-type]
+            lambda session: self.pod,
+            lambda session: self.missing,
+            self._written,
+            self._ended,
         )
 
     async def patch(self, path: str, patch: Json) -> Json:

@@ -8,8 +8,8 @@ import pytest
 
 from gpushare_spawner.agent.kubernetes.pods.annotations import (
     MAX_SEEN,
-    TierAnnotations,
     decisions,
+    follow_tier,
     needed_patch,
     remember,
 )
@@ -53,7 +53,7 @@ class World:
         self.moves: list[tuple[Tier, int]] = []
         self.notices: list[Notice | None] = []
         self.saved = 0
-        self.part = TierAnnotations(self, lambda session: self.doing, self.save)
+        self.tiers = self
 
     def move(
         self,
@@ -71,11 +71,14 @@ class World:
         self.notices.append(request.notice)
         session.record.notice = request.notice
 
+    def activity(self, session: Session) -> Activity:
+        return self.doing
+
     def save(self, session: Session) -> None:
         self.saved += 1
 
     def says(self, said: PodSession) -> None:
-        self.part.follow(self.session, said, said.annotations())
+        follow_tier(self.session, said, said.annotations(), self)  # type: ignore[arg-type]
 
 
 @pytest.fixture

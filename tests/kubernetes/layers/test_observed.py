@@ -12,9 +12,9 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus import arbitration
-from gpushare_spawner.agent.kubernetes.observing import pods
+from gpushare_spawner.agent.kubernetes import observing
 from gpushare_spawner.model.frames import Kind
-from gpushare_spawner.model.kubernetes.annotations import layer_session
+from gpushare_spawner.model.kubernetes.annotations import pod_session
 from gpushare_spawner.model.kubernetes.objects import OBSERVER
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
@@ -49,7 +49,7 @@ HALF = Template.model_validate(
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pods, "EVERY", 0.1)
+    monkeypatch.setattr(observing, "READ_EVERY", 0.1)
     monkeypatch.setattr(arbitration, "SAMPLED_LATELY", 0.4)
 
 
@@ -71,7 +71,7 @@ class Watched:
         await asyncio.gather(*self.culler._under_way.values())
         pod = await self.cluster.pod(self.pod)
         assert pod is not None
-        said = layer_session(pod["metadata"]["labels"], pod["metadata"]["annotations"]).session
+        said = pod_session(pod["metadata"]["annotations"], pod["metadata"]["labels"])
         assert said.tier is Tier.ACTIVE
         if said.notice is not None:
             self.notices.append(said.notice.tier)

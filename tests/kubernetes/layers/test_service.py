@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, ResizeRequest, TierRequest
-from gpushare_spawner.model.kubernetes.annotations import LAYER, LayerSession, PodSession, gpu_names, layer_session
+from gpushare_spawner.model.kubernetes.annotations import LAYER, PodSession, gpu_names, pod_session
 from gpushare_spawner.model.kubernetes.objects import REPORT_STALE_SECONDS
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report, SessionReport
@@ -45,7 +45,7 @@ async def open_session(
 ) -> None:
     """A pod whose GPU KAI gives."""
     units = 25 if count == 1 else 100
-    said = PodSession(
+    session = PodSession(
         session=user,
         template="quarter",
         share_units=units,
@@ -53,8 +53,8 @@ async def open_session(
         gpu_indices=tuple(range(count)),
         tier_since=namespace.now(),
         effective_units=units,
+        layer=LayerName.KAI,
     )
-    session = LayerSession(LayerName.KAI, said)
     metadata = {"name": f"jupyter-{user}", "labels": session.labels(), "annotations": session.annotations()}
     spec: dict[str, Any] = {"containers": [{"name": "notebook", "image": "notebook"}]}
     if node:
@@ -139,8 +139,8 @@ async def test_tier_and_share_are_beyond_the_reach_of_the_layer(namespace: HubNa
     with pytest.raises(ControlRefused, match="You can stop the server"):
         await agent.resize(ResizeRequest(id="ann", share_units=50, memory_limit=None, reason="more"))
     pod = await namespace.admin.get(path("pods", namespace.name, "jupyter-ann"))
-    kept = layer_session(pod["metadata"]["labels"], pod["metadata"]["annotations"])
-    assert (kept.session.tier, kept.session.share_units) == (Tier.ACTIVE, 25)
+    kept = pod_session(pod["metadata"]["annotations"], pod["metadata"]["labels"])
+    assert (kept.tier, kept.share_units) == (Tier.ACTIVE, 25)
 
 
 async def test_an_idle_server_is_neither_downgraded_nor_released_and_stopped_after_a_notice(
@@ -163,7 +163,7 @@ async def test_an_idle_server_is_neither_downgraded_nor_released_and_stopped_aft
         await culler.round()
         await asyncio.gather(*culler._under_way.values())
         pod = await namespace.admin.get(namespace.at("pods", "jupyter-ann"))
-        said = layer_session(pod["metadata"]["labels"], pod["metadata"]["annotations"]).session
+        said = pod_session(pod["metadata"]["annotations"], pod["metadata"]["labels"])
         assert said.tier is Tier.ACTIVE
         told.append(said.notice.tier if said.notice is not None else None)
         await seen(nodes, "node-a", has("ann", notice=said.notice))

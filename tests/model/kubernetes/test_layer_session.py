@@ -9,18 +9,17 @@ from hypothesis import strategies as st
 from gpushare_spawner.model.kubernetes.annotations import (
     SESSION_LABEL,
     AnnotationProblem,
-    LayerSession,
     PodSession,
     gpu_names,
     is_layer_session,
     is_session,
-    layer_session,
+    pod_session,
 )
 from gpushare_spawner.model.layers import LayerName
 
 
-def a_session(layer: LayerName, units: int = 25, count: int = 1, quota: str = "") -> LayerSession:
-    said = PodSession(
+def a_session(layer: LayerName, units: int = 25, count: int = 1, quota: str = "") -> PodSession:
+    return PodSession(
         session="ada/lab",
         template="quarter",
         share_units=units,
@@ -29,8 +28,8 @@ def a_session(layer: LayerName, units: int = 25, count: int = 1, quota: str = ""
         tier_since=12.5,
         effective_units=units,
         quota=quota,
+        layer=layer,
     )
-    return LayerSession(layer, said)
 
 
 OTHERS = [name for name in LayerName if name is not LayerName.NATIVE]
@@ -39,7 +38,7 @@ OTHERS = [name for name in LayerName if name is not LayerName.NATIVE]
 @given(st.sampled_from(OTHERS), st.integers(1, 100), st.integers(1, 64), st.sampled_from(["", "group:ml"]))
 def test_what_is_written_is_read(layer: LayerName, units: int, count: int, quota: str) -> None:
     session = a_session(layer, 100 if count > 1 else units, count, quota)
-    assert layer_session(session.labels(), session.annotations()) == session
+    assert pod_session(session.annotations(), session.labels()) == session
     assert session.share.count == count
 
 
@@ -62,11 +61,11 @@ def test_agents_leave_such_a_pod_alone() -> None:
 def test_a_wrong_annotation_is_named(changes: dict[str, str], said: str) -> None:
     session = a_session(LayerName.KAI)
     with pytest.raises(AnnotationProblem, match=said):
-        layer_session(session.labels(), {**session.annotations(), **changes})
+        pod_session({**session.annotations(), **changes}, session.labels())
 
 
 @pytest.mark.parametrize("layer", ["", "native", "moon"])
 def test_a_label_without_another_layer_is_named(layer: str) -> None:
     session = a_session(LayerName.KAI)
     with pytest.raises(AnnotationProblem, match=f"layer is '{layer}': write one of time-slicing, mps, mig"):
-        layer_session({next(iter(session.labels())): layer}, session.annotations())
+        pod_session(session.annotations(), {next(iter(session.labels())): layer})

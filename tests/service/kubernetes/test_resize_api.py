@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from kubernetes_asyncio.client import ApiException, CoreV1Api
 
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi
 from gpushare_spawner.service.kubernetes.released_requests import ASK_AGAIN_AFTER, PROBE_AGAIN_AFTER, ResizeApi
 
-HAS_NOT = SimpleNamespace(resources=[SimpleNamespace(name="pods")])
-HAS = SimpleNamespace(resources=[SimpleNamespace(name="pods"), SimpleNamespace(name="pods/resize")])
+HAS_NOT = {"resources": [{"name": "pods"}]}
+HAS = {"resources": [{"name": "pods"}, {"name": "pods/resize"}]}
 
 
 class Server:
@@ -24,9 +23,10 @@ class Server:
         self.now = 0.0
         log = logging.getLogger("gpushare.test.resize")
         log.setLevel(logging.INFO)
-        self.resize = ResizeApi(cast(CoreV1Api, self), lambda: self.now, log)
+        self.resize = ResizeApi(cast(ClusterApi, self), lambda: self.now, log)
 
-    async def get_api_resources(self, _request_timeout: float) -> Any:
+    async def get(self, path: str) -> Any:
+        assert path == "/api/v1"
         self.asked += 1
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -59,10 +59,10 @@ async def test_a_server_that_does_not_answer_is_logged_once_for_each_cause_and_i
 ) -> None:
     caplog.set_level(logging.INFO)
     server = Server()
-    server.answer = ApiException(status=503, reason="Service Unavailable")
+    server.answer = ApiFailure(503, "the API server says 503: unavailable")
     for _ in range(3):
         assert not await server.later()
-    server.answer = ConnectionRefusedError("nobody listens")
+    server.answer = ApiFailure(0, "nobody listens")
     for _ in range(3):
         assert not await server.later()
     assert not await server.later(PROBE_AGAIN_AFTER / 2)
@@ -71,6 +71,6 @@ async def test_a_server_that_does_not_answer_is_logged_once_for_each_cause_and_i
     assert await server.later()
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3, said
-    assert "does not say whether it can resize pods (pods/resize): 503 Service Unavailable" in said[0]
+    assert "does not say whether it can resize pods (pods/resize): the API server says 503: unavailable" in said[0]
     assert "nobody listens" in said[1]
     assert "has said whether it can resize pods" in said[2]

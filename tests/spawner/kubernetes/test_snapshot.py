@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.kubernetes.annotations import (
     SESSION,
-    LayerSession,
     PodSession,
     gpu_names,
     labels,
@@ -193,8 +192,8 @@ async def test_gpus_of_another_layer_count_in_the_quota_from_the_reservation_to_
     account = usage.accounts.find("group:ml", "ada")
     assert usage.used(account) == 200
     made = cluster.pod("ada", "GPU-n-0", units=100, token="t1")
-    said = LayerSession(LayerName.MIG, pod_session(made["metadata"]["annotations"]))
-    said = LayerSession(LayerName.MIG, replace(said.session, gpus=gpu_names(LayerName.MIG, "ada", 2), quota="group:ml"))
+    said = pod_session(made["metadata"]["annotations"])
+    said = replace(said, layer=LayerName.MIG, gpus=gpu_names(LayerName.MIG, "ada", 2), quota="group:ml")
     made["metadata"] |= {"labels": said.labels(), "annotations": {**said.annotations(), RESERVATION: "t1"}}
     share = ticket.result.result()
     assert isinstance(share, PodShare)

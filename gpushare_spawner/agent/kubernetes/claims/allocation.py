@@ -69,7 +69,6 @@ class ClaimAllocation:
 
     pod: str
     """Name of the pod that the claim is reserved for."""
-    pod_uid: str
     devices: tuple[AllocatedDevice, ...]
     units: Mapping[str, int]
     """Units of 1 % by the GPU's UUID."""
@@ -128,7 +127,7 @@ def claim_allocation(claim: Json, key: ClaimKey, node: str, gpus: Mapping[str, A
         )
     if not devices:
         raise DevicesRefused(f"{key} has no device of {DRIVER}")
-    return ClaimAllocation(str(pods[0]["name"]), str(pods[0]["uid"]), tuple(devices), units)
+    return ClaimAllocation(str(pods[0]["name"]), tuple(devices), units)
 
 
 class PreparedClaim(BaseModel):

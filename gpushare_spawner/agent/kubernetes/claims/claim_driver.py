@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Callable
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.kubernetes.claims.allocation import (
@@ -25,7 +24,8 @@ from gpushare_spawner.agent.kubernetes.claims.plugin import ClaimPlugin, DeviceH
 from gpushare_spawner.agent.kubernetes.claims.slices import OfferedGpu, PublishedSlice
 from gpushare_spawner.agent.kubernetes.devices import owners
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, HeldDevices, devices_for
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed, PodResources
+from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.background import Repeated
@@ -52,30 +52,24 @@ class ClaimDriver:
         api: ClusterApi,
         held: HeldDevices,
         prepared: PreparedClaims,
-        kubelet_dir: Path,
-        *,
-        taints: bool,
-        ask_kubelet: Callable[[], Awaitable[None]],
-        changed: Callable[[], None],
+        settings: ClusterSettings,
+        kubelet: PodResources,
         end: Callable[[Session, str], None],
         registered: Callable[[], None],
     ) -> None:
-        """`ask_kubelet` reads the device assignments now. `end` ends a session. `taints`: see `resource_slice`.
-
-        `changed` reconciles sessions and claims soon.
-        """
+        """`end` ends a session. `registered` is called each time that a kubelet registers the driver."""
         self._node = node
         self._api = api
         self._held = held
         self._prepared = prepared
-        self._ask_kubelet = ask_kubelet
-        self._changed = changed
+        self._kubelet = kubelet
         self._end = end
         self._claims_lock = asyncio.Lock()
         name = node.settings.name
-        self._slice = PublishedSlice(api, name, self.offered, held.unit_size, taints)
+        self._slice = PublishedSlice(api, name, self.offered, held.unit_size, settings.taints)
         self._health = DeviceHealth(name, self._healthy)
-        self._sockets = DriverSockets(ClaimPlugin(self.prepare, self.unprepare), self._health, kubelet_dir, registered)
+        plugin = ClaimPlugin(self.prepare, self.unprepare)
+        self._sockets = DriverSockets(plugin, self._health, settings.kubelet_dir, registered)
         self._last: list[OfferedGpu] = []
         self._gone: frozenset[str] = frozenset()
         self._checking = Repeated(
@@ -130,7 +124,7 @@ class ClaimDriver:
                 raise DevicesRefused(f"{key} cannot be read: {failure}") from None
             allocation = claim_allocation(claim, key, self._node.settings.name, self._node.gpus)
             # another plugin for this GPU can be new
-            await self._ask_kubelet()
+            await self._kubelet.once()
             # There is no await from here on, so that the counts stay valid.
             held: dict[str, tuple[str, ...]] = {}
             for uuid, units in allocation.units.items():
@@ -168,7 +162,7 @@ class ClaimDriver:
         log.info(
             "%s is prepared: %s", key, ", ".join(f"{units} units of {gpu}" for gpu, units in allocation.units.items())
         )
-        self._changed()
+        self._kubelet.soon()
         return prepared.devices
 
     async def unprepare(self, key: ClaimKey) -> None:
@@ -187,7 +181,7 @@ class ClaimDriver:
                 self._held.settled(uuid, frozenset(ids))
             owners.remove(self._held.folder / claim.folder)
         log.info("%s is unprepared", key)
-        self._changed()
+        self._kubelet.soon()
 
     async def _unprepare_forgotten(self) -> None:
         """Free claims that are gone from the API: a kubelet that has lost its state does not unprepare them."""

@@ -7,7 +7,7 @@ socket for registration there and connects to both, so the driver calls nothing.
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -18,7 +18,7 @@ import grpc.aio
 from gpushare_spawner.agent.kubernetes.claims.allocation import AllocatedDevice, ClaimKey
 from gpushare_spawner.agent.kubernetes.claims.probe import socket_paths
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
-from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSocket
+from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSockets, News
 from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2 as health_messages
 from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2_grpc as health_services
 from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2 as messages
@@ -91,7 +91,7 @@ class DeviceHealth(health_services.DRAResourceHealthServicer):
         """`healthy` tells the health of a device by its name."""
         self._pool = pool
         self._healthy = healthy
-        self._listeners: set[asyncio.Event] = set()
+        self._news = News()
         self._reported: Mapping[str, bool] = {}
 
     def poll(self) -> None:
@@ -99,26 +99,15 @@ class DeviceHealth(health_services.DRAResourceHealthServicer):
         now = self._healthy()
         if now != self._reported:
             self._reported = now
-            for listener in self._listeners:
-                listener.set()
+            self._news.notify()
 
     async def NodeWatchResources(
         self, request: health_messages.NodeWatchResourcesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[health_messages.NodeWatchResourcesResponse]:
         """Send the whole list at first, after each change, and every `HEALTH_EVERY` seconds."""
-        news = asyncio.Event()
-        self._listeners.add(news)
-        try:
-            while True:
-                news.clear()
+        async with contextlib.aclosing(self._news.each(HEALTH_EVERY)) as changes:
+            async for _ in changes:
                 yield self._list()
-                try:
-                    async with asyncio.timeout(HEALTH_EVERY):
-                        await news.wait()
-                except TimeoutError:
-                    pass
-        finally:
-            self._listeners.discard(news)
 
     def _list(self) -> health_messages.NodeWatchResourcesResponse:
         response = health_messages.NodeWatchResourcesResponse()
@@ -162,7 +151,7 @@ class DriverSockets(registration_services.RegistrationServicer):
         self._registered = registered
         # the kubelet connects to the first as soon as it sees the second
         self._paths = socket_paths(kubelet_dir)
-        self._sockets: list[GrpcSocket] = []
+        self._served = GrpcSockets()
         self._checking = Repeated(CHECK_EVERY, self._check, log, "the sockets of the DRA driver cannot be made")
 
     async def start(self) -> None:
@@ -173,7 +162,7 @@ class DriverSockets(registration_services.RegistrationServicer):
     async def close(self) -> None:
         """Stop serving and remove the sockets; 30 s later the kubelet removes the slice."""
         await self._checking.close()
-        await self._stop()
+        await self._served.close()
 
     async def GetInfo(
         self, request: registration.InfoRequest, context: grpc.aio.ServicerContext
@@ -193,13 +182,11 @@ class DriverSockets(registration_services.RegistrationServicer):
         return registration.RegistrationStatusResponse()
 
     async def _check(self) -> None:
-        # a failed try has left one socket or none
-        complete = len(self._sockets) == len(self._paths)
-        if complete and all(socket.is_there for socket in self._sockets):
+        if self._served.are_there:
             return
-        if complete:
+        if self._served:
             log.warning("a socket of the DRA driver was removed; both are made again")
-        await self._stop()
+            await self._served.close()
         await self._serve()
 
     async def _serve(self) -> None:
@@ -208,11 +195,7 @@ class DriverSockets(registration_services.RegistrationServicer):
         health_services.add_DRAResourceHealthServicer_to_server(self._health, service)  # type: ignore[no-untyped-call]
         register = grpc.aio.server()
         registration_services.add_RegistrationServicer_to_server(self, register)  # type: ignore[no-untyped-call]
-        for path, server in zip(self._paths, (service, register), strict=True):
+        for path in self._paths:
             path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            self._sockets.append(await GrpcSocket.serve(path, server))
-
-    async def _stop(self) -> None:
-        # Close the socket for registration first, so that the kubelet does not connect again.
-        while self._sockets:
-            await self._sockets.pop().close()
+        # The socket for registration is the last, so it is closed first: the kubelet does not connect again.
+        await self._served.serve(dict(zip(self._paths, (service, register), strict=True)))

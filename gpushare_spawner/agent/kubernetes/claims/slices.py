@@ -171,7 +171,9 @@ class PublishedSlice(Background):
         self._poke = asyncio.Event()
         self._listed = asyncio.Event()
         query = {"fieldSelector": f"metadata.name={slice_name(node)}"}
-        self._watched = Watched(api, SLICES, "ResourceSlice", "this node", whole, query, self._seen, log, cached=False)
+        self._watched = Watched(
+            api, SLICES, "the ResourceSlice of this node", whole, query, self._seen, log, cached=False
+        )
         self._trouble = LogOnce(
             log,
             "cannot write the ResourceSlice of this node; no new pod gets a share here",

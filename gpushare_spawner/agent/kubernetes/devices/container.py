@@ -92,7 +92,7 @@ class ContainerResponses:
         )
 
     def _environment(self, gpus: Iterable[Gpu], socket: Path) -> dict[str, str]:
-        environment = session_environment(gpus, socket, self.libraries.as_seen)
+        environment = session_environment(gpus, socket, self.libraries)
         if self.preload_file:
             del environment["LD_PRELOAD"]
         return environment

@@ -7,8 +7,9 @@ again whenever the kubelet starts. `DevicePlugins` composes them for all GPUs. G
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import grpc
@@ -18,11 +19,11 @@ from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, HeldDevices, preferred
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
-from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSocket, Identity, socket_identity
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed, PodResources
+from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSockets, Identity, News, socket_identity
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2_grpc as services
-from gpushare_spawner.agent.periodic import GpuHealth
+from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.background import Background
 from gpushare_spawner.model.kubernetes.annotations import PREFIX
@@ -54,14 +55,14 @@ class DevicePlugin(services.DevicePluginServicer):
         self._offered = offered
         self._healthy = healthy
         self._grant = grant
-        self._listeners: set[asyncio.Event] = set()
+        self._news = News()
         self._reported: tuple[list[str], bool] = ([], True)
         self.poll()
 
     @property
     def is_heard(self) -> bool:
         """Whether the kubelet is connected to the list of devices."""
-        return bool(self._listeners)
+        return bool(self._news)
 
     def poll(self) -> bool:
         """Send the kubelet a new list if the devices or their health have changed. Return whether they have."""
@@ -70,8 +71,7 @@ class DevicePlugin(services.DevicePluginServicer):
             return False
         log.debug("%s: %d devices, %s", self.resource, len(now[0]), HEALTHY if now[1] else UNHEALTHY)
         self._reported = now
-        for listener in self._listeners:
-            listener.set()
+        self._news.notify()
         return True
 
     async def GetDevicePluginOptions(
@@ -83,17 +83,11 @@ class DevicePlugin(services.DevicePluginServicer):
         self, request: messages.Empty, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[messages.ListAndWatchResponse]:
         """Send the whole list at first and after each change."""
-        news = asyncio.Event()
-        self._listeners.add(news)
-        try:
-            while True:
-                news.clear()
+        async with contextlib.aclosing(self._news.each()) as changes:
+            async for _ in changes:
                 ids, healthy = self._reported
                 health = HEALTHY if healthy else UNHEALTHY
                 yield messages.ListAndWatchResponse(devices=[messages.Device(ID=id, health=health) for id in ids])
-                await news.wait()
-        finally:
-            self._listeners.discard(news)
 
     async def GetPreferredAllocation(
         self, request: messages.PreferredAllocationRequest, context: grpc.aio.ServicerContext
@@ -151,14 +145,14 @@ class PluginSocket(Background):
         self._folder = folder
         self._name = name
         self._registered_callback = registered
-        self._own: GrpcSocket | None = None
+        self._served = GrpcSockets()
         self._with: Identity | None = None
         self._trouble = ""
 
     async def close(self) -> None:
         """Stop serving; the kubelet then lists no healthy device."""
         await super().close()
-        await self._stop()
+        await self._served.close()
 
     async def _run(self) -> None:
         pause = POLL_EVERY
@@ -172,7 +166,7 @@ class PluginSocket(Background):
             unheard = _now() - heard_at >= HEARD_WITHIN
             if unheard and not self._trouble:
                 log.warning("the kubelet does not list the devices of %s; registering again", self._plugin.resource)
-            if kubelet is not None and (unheard or kubelet != self._with or not self._served):
+            if kubelet is not None and (unheard or kubelet != self._with or not self._served.are_there):
                 try:
                     await self._serve()
                     await self._register()
@@ -193,17 +187,12 @@ class PluginSocket(Background):
         self._complain(f"{self._plugin.resource} cannot be registered with the kubelet: {reason}")
         return min(2 * pause, LONGEST_PAUSE)
 
-    @property
-    def _served(self) -> bool:
-        return self._own is not None and self._own.is_there
-
     async def _serve(self) -> None:
-        if self._served:
+        if self._served.are_there:
             return
-        await self._stop()
         server = grpc.aio.server()
         services.add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
-        self._own = await GrpcSocket.serve(self._folder / self._name, server)
+        await self._served.serve({self._folder / self._name: server})
 
     async def _register(self) -> None:
         request = messages.RegisterRequest(
@@ -212,11 +201,6 @@ class PluginSocket(Background):
         async with grpc.aio.insecure_channel(f"unix://{self._folder / KUBELET_SOCKET}") as channel:
             stub = services.RegistrationStub(channel)  # type: ignore[no-untyped-call]
             await stub.Register(request, timeout=ANSWER_WITHIN)
-
-    async def _stop(self) -> None:
-        if self._own is not None:
-            own, self._own = self._own, None
-            await own.close()
 
     def _complain(self, trouble: str) -> None:
         if trouble and trouble != self._trouble:
@@ -235,32 +219,25 @@ class DevicePlugins:
 
     def __init__(
         self,
-        gpus: Iterable[Gpu],
-        health: GpuHealth,
+        node: Node,
         held: HeldDevices,
         allocation: ContainerResponses,
         cdi: CdiNames,
         folder: Path,
-        *,
-        ask_kubelet: Callable[[], Awaitable[None]],
-        changed: Callable[[], None],
+        kubelet: PodResources,
         end: Callable[[Session, str], None],
         registered: Callable[[], None],
     ) -> None:
-        """`folder`: the kubelet's folder for plugins. `end` ends a session.
-
-        `ask_kubelet` reads the device assignments now, `changed` reads them soon.
-        """
-        self._health = health
+        """`folder`: the kubelet's folder for plugins. `end` ends a session. `registered` is called each time."""
+        self._health = node.health
         self._held = held
         self._allocation = allocation
         self._cdi = cdi
         self._folder = folder
-        self._ask_kubelet = ask_kubelet
-        self._changed = changed
+        self._kubelet = kubelet
         self._end = end
         self._registered = registered
-        self._plugins = [self._plugin(gpu) for gpu in gpus]
+        self._plugins = [self._plugin(gpu) for gpu in node.gpus.values()]
         self._sockets: list[PluginSocket] = []
 
     async def start(self) -> None:
@@ -297,7 +274,7 @@ class DevicePlugins:
 
     async def _grant(self, gpu: Gpu, devices: list[str]) -> messages.ContainerAllocateResponse:
         # another plugin for this GPU can be new
-        await self._ask_kubelet()
+        await self._kubelet.once()
         cdi_name = await self._cdi.name(gpu.uuid)
         # There is no await from here on, so that the counts stay valid.
         if (trouble := self._health.trouble(gpu.uuid)) is not None:
@@ -306,5 +283,5 @@ class DevicePlugins:
         for session in self._held.holders(gpu.uuid, devices):
             self._end(session, "the kubelet gave its devices to another pod")
         grant = self._held.grant(gpu.uuid, devices)
-        self._changed()
+        self._kubelet.soon()
         return self._allocation.answer(gpu, self._held.folder_of(grant), cdi_name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,19 +32,6 @@ Given = tuple[frozenset[str], ...]
 """Ids of devices, one set for each container that has any."""
 
 
-class KubeletUnavailable(Exception):
-    """The kubelet does not answer; the message names the socket and the error."""
-
-
-def kubelet_trouble(log: logging.Logger) -> LogOnce:
-    """Return the log of failures to read the kubelet's device assignments."""
-    return LogOnce(
-        log,
-        "Cannot read device assignments from the kubelet; retrying",
-        "Device assignments are read from the kubelet again",
-    )
-
-
 @dataclass(frozen=True)
 class Handed:
     """The devices that the kubelet has given out, at one time."""
@@ -57,37 +44,50 @@ class Handed:
     """Creation time of the kubelet's socket, by the node's clock: a new time means a restart."""
 
 
-class PodResources:
-    """Reads the kubelet's list."""
+ASK_EVERY = 30.0
+"""Seconds between reads of the device assignments while nothing changes."""
+SOON = 0.1
+"""Seconds until the list is read for the pod of a new grant; doubled with each try, up to `NOT_SO_SOON`."""
+NOT_SO_SOON = 2.0
 
-    def __init__(self, socket: Path) -> None:
+
+class PodResources(Background):
+    """Reads the kubelet's list, one read at a time, so that an older answer is never processed after a newer one."""
+
+    def __init__(self, socket: Path, take: Callable[[Handed | None], None], settled: Callable[[], bool]) -> None:
+        """`take` processes an answer; None: the kubelet does not answer. `settled`: no grant waits for another one."""
         self._socket = socket
+        self._take = take
+        self._settled = settled
+        self._due = asyncio.Event()
+        self._asking = asyncio.Lock()
+        self._trouble = LogOnce(
+            log,
+            "Cannot read device assignments from the kubelet; retrying",
+            "Device assignments are read from the kubelet again",
+        )
 
-    async def handed(self) -> Handed:
-        """Read the list now. Raises KubeletUnavailable.
+    def soon(self) -> None:
+        """Read soon, and again until everything is settled."""
+        self._due.set()
+
+    async def once(self) -> None:
+        """Read now.
 
         For about a second after its start the kubelet lists no pods although they hold their devices: an empty list
         does not prove that devices are free.
         """
-        started = self._started()
-        async with grpc.aio.insecure_channel(f"unix://{self._socket}") as channel:
-            lister = services.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
+        async with self._asking:
+            started, handed = self._started(), None
             try:
-                listed = await lister.List(messages.ListPodResourcesRequest(), timeout=ANSWER_WITHIN)
-                offered = await self._offered(lister)
+                async with grpc.aio.insecure_channel(f"unix://{self._socket}") as channel:
+                    lister = services.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
+                    listed = await lister.List(messages.ListPodResourcesRequest(), timeout=ANSWER_WITHIN)
+                    handed = Handed(_by_pod(listed), await self._offered(lister), started)
+                self._trouble.settled()
             except grpc.aio.AioRpcError as error:
-                raise KubeletUnavailable(f"{self._socket} does not answer: {error.details()}") from None
-        by_pod: dict[PodKey, dict[str, Given]] = {}
-        for pod in listed.pod_resources:
-            held = by_pod.setdefault((pod.namespace, pod.name), {})
-            for container in pod.containers:
-                # a container's devices of one resource can be in several parts, one for each NUMA node
-                parts: dict[str, set[str]] = {}
-                for devices in container.devices:
-                    parts.setdefault(devices.resource_name, set()).update(devices.device_ids)
-                for resource, ids in parts.items():
-                    held[resource] = (*held.get(resource, ()), frozenset(ids))
-        return Handed(by_pod, offered, started)
+                self._trouble.about(f"{self._socket} does not answer: {error.details()}")
+            self._take(handed)
 
     def _started(self) -> float | None:
         try:
@@ -104,33 +104,6 @@ class PodResources:
                 ids = offered.get(devices.resource_name, frozenset())
                 offered[devices.resource_name] = ids | frozenset(devices.device_ids)
         return offered
-
-
-ASK_EVERY = 30.0
-"""Seconds between reads of the device assignments while nothing changes."""
-SOON = 0.1
-"""Seconds until the list is read for the pod of a new grant; doubled with each try, up to `NOT_SO_SOON`."""
-NOT_SO_SOON = 2.0
-
-
-class KubeletQuestions(Background):
-    """Reads the list, one read at a time, so that an older answer is never processed after a newer one."""
-
-    def __init__(self, ask: Callable[[], Awaitable[None]], settled: Callable[[], bool]) -> None:
-        """`ask` reads once and processes the answer. `settled`: no grant waits for another answer."""
-        self._ask = ask
-        self._settled = settled
-        self._due = asyncio.Event()
-        self._asking = asyncio.Lock()
-
-    def soon(self) -> None:
-        """Read soon, and again until everything is settled."""
-        self._due.set()
-
-    async def once(self) -> None:
-        """Read now."""
-        async with self._asking:
-            await self._ask()
 
     async def _run(self) -> None:
         while True:
@@ -149,3 +122,17 @@ class KubeletQuestions(Background):
                     break
                 pause = SOON if self._due.is_set() else min(2 * pause, NOT_SO_SOON)
                 self._due.clear()
+
+
+def _by_pod(listed: messages.ListPodResourcesResponse) -> dict[PodKey, dict[str, Given]]:
+    by_pod: dict[PodKey, dict[str, Given]] = {}
+    for pod in listed.pod_resources:
+        held = by_pod.setdefault((pod.namespace, pod.name), {})
+        for container in pod.containers:
+            # a container's devices of one resource can be in several parts, one for each NUMA node
+            parts: dict[str, set[str]] = {}
+            for devices in container.devices:
+                parts.setdefault(devices.resource_name, set()).update(devices.device_ids)
+            for resource, ids in parts.items():
+                held[resource] = (*held.get(resource, ()), frozenset(ids))
+    return by_pod

@@ -19,16 +19,16 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod
-from gpushare_spawner.agent.sessions.session import Activity, Session
+from gpushare_spawner.agent.sessions.registry import SessionRegistry
+from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.background import cancel
-from gpushare_spawner.clients.api import ApiFailure, Json
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.log_once import LogOnce
-from gpushare_spawner.model.control import ControlRefused, Failure, NoticeRequest, ResizeRequest
+from gpushare_spawner.model.control import ControlRefused, Failure, NoticeRequest
 from gpushare_spawner.model.kubernetes.annotations import (
     EFFECTIVE_SHARE,
     NOTICE,
@@ -45,52 +45,36 @@ from gpushare_spawner.model.kubernetes.annotations import (
     tier_patch,
 )
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import Tier, UseRule, voids_idle_action
+from gpushare_spawner.model.share import Tier, voids_idle_action
 
 log = logging.getLogger(__name__)
 
 
-class Changes(Protocol):
-    """The part that changes shares: `sessions.tiers.Tiers`."""
+def follow_share(session: Session, annotated: PodSession, held: HeldDevices, registry: SessionRegistry) -> None:
+    """Decide on a share change that the service wrote to a pod's annotations. An answered request needs no action.
 
-    def resize(self, session: Session, request: ResizeRequest) -> None:
-        """Change a session's share. Raises ControlRefused."""
-
-
-class ShareAnnotations:
-    """Carries out the share changes that the service writes to pods' annotations."""
-
-    def __init__(self, changes: Changes, held: HeldDevices, save: Callable[[Session], None]) -> None:
-        """`held` also has grants that no session has yet. `save` writes a record."""
-        self._changes = changes
-        self._held = held
-        self._save = save
-
-    def follow(self, session: Session, annotated: PodSession) -> None:
-        """Decide on a requested share. A request that was answered needs no action."""
-        hold, change = session.record.pod, annotated.resize
-        if hold is None or change is None or (hold.resized is not None and hold.resized.number == change.number):
-            return
-        before = session.record.request.share_units
-        refused: Failure | None = None
-        try:
-            self._check(session, change.share_units)
-            self._changes.resize(session, change.request(session.id))
-        except ControlRefused as error:
-            refused = Failure(code=error.code, message=error.message)
-        else:
-            if hold.placed_units is None:
-                hold.placed_units = before
-        hold.resized = ShareChangeAnswer(number=change.number, refused=refused)
-        self._save(session)
-
-    def _check(self, session: Session, units: int) -> None:
-        free = self._held.free_for(session)
-        if units > session.record.request.share_units and units > free:
-            raise ControlRefused(
-                "no-capacity",
-                f"session {session.id} can have {free} units on its GPUs now, and not {units}: others use the devices",
+    `held` also has grants that no session has yet.
+    """
+    hold, change, request = session.record.pod, annotated.resize, session.record.request
+    if hold is None or change is None or (hold.resized is not None and hold.resized.number == change.number):
+        return
+    before, free = request.share_units, held.free_for(session)
+    refused: Failure | None = None
+    try:
+        if change.share_units > max(before, free):
+            message = (
+                f"session {session.id} can have {free} units on its GPUs now, and not {change.share_units}: others use "
+                "the devices"
             )
+            raise ControlRefused("no-capacity", message)
+        registry.tiers.resize(session, change.request(session.id))
+    except ControlRefused as error:
+        refused = Failure(code=error.code, message=error.message)
+    else:
+        if hold.placed_units is None:
+            hold.placed_units = before
+    hold.resized = ShareChangeAnswer(number=change.number, refused=refused)
+    registry.save(session)
 
 
 def needed_share_patch(annotated: PodSession, record: SessionRecord) -> dict[str, str | None]:
@@ -119,81 +103,61 @@ MAX_SEEN = 16
 """Maximum decisions per record."""
 
 
-class Moves(Protocol):
-    """The part that changes tiers: `sessions.tiers.Tiers`."""
+def follow_tier(
+    session: Session, annotated: PodSession, annotations: Mapping[str, str], registry: SessionRegistry
+) -> None:
+    """Carry out new tiers and notices that the service wrote to a pod's annotations.
 
-    def move(
-        self,
-        session: Session,
-        tier: Tier,
-        units: int,
-        reason: str,
-        yields_until: float | None = None,
-        use: UseRule | None = None,
-    ) -> None:
-        """Set a session's tier."""
-
-    def notify(self, session: Session, request: NoticeRequest) -> None:
-        """Send the user a notice, or withdraw it."""
+    `annotated`: the parsed `annotations`.
+    """
+    hold = session.record.pod
+    assert hold is not None
+    fresh = [decision for decision in decisions(annotations) if decision not in hold.seen]
+    if fresh:
+        # Remember the decisions first: carrying one out saves the record, which triggers another comparison.
+        remember(hold, fresh)
+        _move_tier(session, annotated, registry)
+        registry.save(session)
+    _show_notice(session, hold, hold.notice_of_now(annotated.notice), registry)
 
 
-class TierAnnotations:
-    """Carries out the tiers and notices that the service writes to pods' annotations."""
-
-    def __init__(self, tiers: Moves, activity: Callable[[Session], Activity], save: Callable[[Session], None]) -> None:
-        """`activity` returns the session's GPU work now. `save` writes its record."""
-        self._tiers = tiers
-        self._activity = activity
-        self._save = save
-
-    def follow(self, session: Session, annotated: PodSession, annotations: Mapping[str, str]) -> None:
-        """Carry out new decisions in the annotations of the session's pod. `annotated`: the parsed annotations."""
-        hold = session.record.pod
-        assert hold is not None
-        fresh = [decision for decision in decisions(annotations) if decision not in hold.seen]
-        if fresh:
-            # Remember the decisions first: carrying one out saves the record, which triggers another comparison.
-            remember(hold, fresh)
-            self._follow_tier(session, annotated)
-            self._save(session)
-        self._follow_notice(session, hold, hold.notice_of_now(annotated.notice))
-
-    def _follow_tier(self, session: Session, annotated: PodSession) -> None:
-        record = session.record
-        if _tier_of(annotated) == _tier_of(record):
-            return
-        doing = self._activity(session)
-        down = annotated.effective_units < record.effective_units or annotated.tier.depth > record.tier.depth
-        # Without `idle_since`, only running work counts.
-        since = annotated.idle_since if annotated.idle_since is not None else math.inf
-        worked = voids_idle_action(doing.busy, doing.last, doing.gpu_seconds, since, annotated.if_gpu_seconds)
-        # Work does not avert a downgrade for spawns in quota.
-        if down and annotated.yields_until is None and worked:
-            log.info(
-                "session %s does not change to tier %s: it has worked on the GPU in the meantime",
-                session.id,
-                annotated.tier,
-            )
-            return
-        units = min(annotated.effective_units, record.request.share_units)
-        self._tiers.move(
-            session, annotated.tier, units, "set in the annotations of its pod", annotated.yields_until, annotated.use
+def _move_tier(session: Session, annotated: PodSession, registry: SessionRegistry) -> None:
+    record = session.record
+    if _tier_of(annotated) == _tier_of(record):
+        return
+    doing = registry.activity(session)
+    down = annotated.effective_units < record.effective_units or annotated.tier.depth > record.tier.depth
+    # Without `idle_since`, only running work counts.
+    since = annotated.idle_since if annotated.idle_since is not None else math.inf
+    worked = voids_idle_action(doing.busy, doing.last, doing.gpu_seconds, since, annotated.if_gpu_seconds)
+    # Work does not avert a downgrade for spawns in quota.
+    if down and annotated.yields_until is None and worked:
+        log.info(
+            "session %s does not change to tier %s: it has worked on the GPU in the meantime",
+            session.id,
+            annotated.tier,
         )
+        return
+    units = min(annotated.effective_units, record.request.share_units)
+    registry.tiers.move(
+        session, annotated.tier, units, "set in the annotations of its pod", annotated.yields_until, annotated.use
+    )
 
-    def _follow_notice(self, session: Session, hold: PodOwner, notice: Notice | None) -> None:
-        """Show the notice of the annotations, unless it was averted."""
-        if notice is not None and notice == hold.averted:
-            return
-        all_work_counts = notice is not None and notice.averted_by_work and notice.use is None
-        averted = all_work_counts and self._activity(session).busy
-        shown, withdrawn = (None, notice) if averted else (notice, None)
-        if (shown, withdrawn) == (session.record.notice, hold.averted):
-            return
-        hold.averted = withdrawn
-        if shown == session.record.notice:
-            self._save(session)
-        else:
-            self._tiers.notify(session, NoticeRequest.of(session.id, shown))
+
+def _show_notice(session: Session, hold: PodOwner, notice: Notice | None, registry: SessionRegistry) -> None:
+    """Show the notice of the annotations, unless it was averted."""
+    if notice is not None and notice == hold.averted:
+        return
+    all_work_counts = notice is not None and notice.averted_by_work and notice.use is None
+    averted = all_work_counts and registry.activity(session).busy
+    shown, withdrawn = (None, notice) if averted else (notice, None)
+    if (shown, withdrawn) == (session.record.notice, hold.averted):
+        return
+    hold.averted = withdrawn
+    if shown == session.record.notice:
+        registry.save(session)
+    else:
+        registry.tiers.notify(session, NoticeRequest.of(session.id, shown))
 
 
 def needed_patch(annotated: PodSession, record: SessionRecord, now: float) -> dict[str, str | None]:
@@ -240,19 +204,12 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds between patch attempts."""
 
 
-class Api(Protocol):
-    """The call that the writer needs: `api.ClusterApi.patch`."""
-
-    async def patch(self, path: str, patch: Json) -> Json:
-        """Apply a merge patch and return the object. Raises ApiFailure."""
-
-
 class AnnotationWriter:
     """Patches pods, with one patch at a time for each session."""
 
     def __init__(
         self,
-        api: Api,
+        api: ClusterApi,
         pod_of: Callable[[Session], Pod | None],
         patch_of: Callable[[Session], Mapping[str, str | None]],
         written: Callable[[Session, Json], None],

@@ -16,21 +16,17 @@ from gpushare_spawner.clients.object_watch import Watched, key
 from gpushare_spawner.model.kubernetes.annotations import (
     SESSION_SELECTOR,
     AnnotationProblem,
-    LayerSession,
     PodSession,
-    layer_session,
     pod_session,
 )
 from gpushare_spawner.model.kubernetes.container_requests import ContainerRequests, container_requests
-from gpushare_spawner.model.kubernetes.objects import is_mirror
+from gpushare_spawner.model.kubernetes.objects import FINISHED, is_mirror
 
 log = logging.getLogger(__name__)
 
 LIST_AGAIN_AFTER = 5.0
 """Seconds between lists for pods that the watch has not shown. Our value: a list costs the API server more than a
 watch, and an answer takes less time."""
-_ENDED = ("Succeeded", "Failed")
-"""Phases of a pod whose containers have all ended and never start again: the kubelet has taken its devices back."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +58,10 @@ class Pod:
         )
 
     @cached_property
-    def annotated_session(self) -> PodSession | AnnotationProblem:
-        """The session in its annotations, or their problem."""
+    def session(self) -> PodSession | AnnotationProblem:
+        """The session in its labels and annotations, or their problem."""
         try:
-            return pod_session(self.annotations)
-        except AnnotationProblem as problem:
-            return problem
-
-    @cached_property
-    def layer_session(self) -> LayerSession | AnnotationProblem:
-        """The session of another layer in its labels and annotations, or their problem."""
-        try:
-            return layer_session(self.labels, self.annotations)
+            return pod_session(self.annotations, self.labels)
         except AnnotationProblem as problem:
             return problem
 
@@ -104,7 +92,7 @@ class Pods(Watched[Pod]):
         path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
         query = {"labelSelector": selector, "fieldSelector": f"spec.nodeName={node}"}
         # not cached: a list must show every pod that exists, see `listed_at`
-        super().__init__(api, path, "pods", "this node", _session_pod, query, changed, log, cached=False)
+        super().__init__(api, path, "the pods of this node", _session_pod, query, changed, log, cached=False)
         self._listed_again_at = -math.inf
 
     def list_again(self) -> None:
@@ -136,6 +124,6 @@ class Pods(Watched[Pod]):
 
 def _session_pod(item: Json) -> Pod | None:
     """Return the pod of an API object; None for a mirror pod of the node and a pod that has ended."""
-    if is_mirror(item["metadata"]) or (item.get("status") or {}).get("phase") in _ENDED:
+    if is_mirror(item["metadata"]) or (item.get("status") or {}).get("phase") in FINISHED:
         return None
     return Pod.of(item)

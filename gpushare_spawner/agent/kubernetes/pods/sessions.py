@@ -30,9 +30,9 @@ from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices, device
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
 from gpushare_spawner.agent.kubernetes.pods.annotations import (
     AnnotationWriter,
-    ShareAnnotations,
-    TierAnnotations,
     decisions,
+    follow_share,
+    follow_tier,
     needed_patch,
     remember,
 )
@@ -43,6 +43,7 @@ from gpushare_spawner.agent.sockets.connection import FrameHandler
 from gpushare_spawner.agent.sockets.session_socket import ProcessEndpoints, SessionEndpoint, SessionSocket, Traffic
 from gpushare_spawner.agent.state.folder import SessionFolder, StateFolder
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
+from gpushare_spawner.background import Soon
 from gpushare_spawner.clients.api import ClusterApi, Json
 from gpushare_spawner.log_once import EachOnce, log_failure
 from gpushare_spawner.model.control import OpenRequest
@@ -267,17 +268,12 @@ class PodSessions:
         self._loop = asyncio.get_running_loop()
         self._warnings = EachOnce(log)
         self._listed = KubeletList(held, self._warnings, self._loop.time)
-        registry = node.registry
-        self._tiers = TierAnnotations(registry.tiers, registry.activity, registry.save)
-        self._changes = ShareAnnotations(registry.tiers, held, registry.save)
         self._writer = AnnotationWriter(api, self._pod_of, self._needed_patch, self._written, self.changed)
-        self._scheduled: asyncio.Handle | None = None
-        self._closed = False
+        self._reconciling = Soon(self._reconcile)
 
     def changed(self) -> None:
         """Reconcile all sessions soon."""
-        if self._scheduled is None and not self._closed:
-            self._scheduled = self._loop.call_soon(self._reconcile)
+        self._reconciling.request()
 
     def kubelet_started(self) -> None:
         """Record a start of the kubelet: for a while its empty lists are not trusted."""
@@ -293,15 +289,12 @@ class PodSessions:
 
     async def close(self) -> None:
         """Stop. Patches that are under way are cancelled."""
-        self._closed = True
-        if self._scheduled is not None:
-            self._scheduled.cancel()
+        self._reconciling.close()
         await self._writer.close()
 
     # -- pods and sessions --------------------------------------------------------------------------------------------
 
     def _reconcile(self) -> None:
-        self._scheduled = None
         with log_failure(log, "what is gone"):
             self._end_gone_sessions()
         for key, devices in self._listed.pods():
@@ -436,10 +429,10 @@ class PodSessions:
             return foreign_record(key, devices, self._held.unit_size, now, pod.uid)
 
     def _annotated(self, pod: Pod) -> PodSession | None:
-        if isinstance(pod.annotated_session, AnnotationProblem):
-            self._warnings.about(f"pod {pod.namespace}/{pod.name}: {pod.annotated_session}")
+        if isinstance(pod.session, AnnotationProblem):
+            self._warnings.about(f"pod {pod.namespace}/{pod.name}: {pod.session}")
             return None
-        return pod.annotated_session
+        return pod.session
 
     def _is_older(self, session: Session, pod: Pod | None) -> bool:
         """Return whether a session's pod must make way for this pod."""
@@ -461,9 +454,10 @@ class PodSessions:
         if pod is None or annotated is None:
             return
         session.lacks_requests = lacks_requests(pod.requests, annotated.tier)
-        self._tiers.follow(session, annotated, pod.annotations)
-        self._node.registry.controls.follow(session, annotated.controls, annotated.messages, annotated.answers)
-        self._changes.follow(session, annotated)
+        registry = self._node.registry
+        follow_tier(session, annotated, pod.annotations, registry)
+        registry.controls.follow(session, annotated.controls, annotated.messages, annotated.answers)
+        follow_share(session, annotated, self._held, registry)
         self._writer.patch_if_needed(session)
 
     def _pod_of(self, session: Session) -> Pod | None:

@@ -23,7 +23,7 @@ from gpushare_spawner.clients.api import ApiFailure, ClusterApi
 from gpushare_spawner.clients.object_watch import BadObjects, Object, Watched
 from gpushare_spawner.model.kubernetes.annotations import HUB, PREFIX, SESSION, is_layer_session, is_session
 from gpushare_spawner.model.kubernetes.container_requests import NOTEBOOK, memory_bytes, millicores, quantity
-from gpushare_spawner.model.kubernetes.objects import NodeFacts, PodConstraints, gpu_index_of, is_mirror
+from gpushare_spawner.model.kubernetes.objects import FINISHED, NodeFacts, PodConstraints, gpu_index_of, is_mirror
 from gpushare_spawner.model.share import split_session_id
 from gpushare_spawner.placement.node import NOTHING, UNKNOWN, NodeResources, Requested
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod
@@ -94,9 +94,6 @@ def _largest(parts: Iterable[Amounts]) -> Amounts:
 
 RESERVATION = PREFIX + "reservation"
 """Annotation: the hub's reservation from which the pod was made. With it the hub detects that the share has arrived."""
-
-FINISHED = ("Failed", "Succeeded")
-"""Phases of pods that hold no resources any more."""
 
 
 def holds_share(pod: Mapping[str, Any]) -> bool:
@@ -394,9 +391,9 @@ class ClusterCapacity:
         running = ",".join(f"status.phase!={ended}" for ended in FINISHED)
         keep = functools.partial(kept_pod, with_facts=self._keeps_facts)
         keep_node = functools.partial(kept_node, with_facts=self._keeps_facts)
-        where, changed, log = "the cluster", self._on_change, self._log
-        self._nodes = Watched(self._api, "/api/v1/nodes", "nodes", where, keep_node, None, changed, log)
-        self._pods = Watched(self._api, "/api/v1/pods", "pods", where, keep, {"fieldSelector": running}, changed, log)
+        changed, log, fields = self._on_change, self._log, {"fieldSelector": running}
+        self._nodes = Watched(self._api, "/api/v1/nodes", "the nodes of the cluster", keep_node, None, changed, log)
+        self._pods = Watched(self._api, "/api/v1/pods", "the pods of the cluster", keep, fields, changed, log)
         self._nodes.start()
         self._pods.start()
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.clients.object_watch import Watched
-from gpushare_spawner.model.kubernetes.annotations import AnnotationProblem, is_layer_session, layer_session
+from gpushare_spawner.model.kubernetes.annotations import AnnotationProblem, is_layer_session, pod_session
 from gpushare_spawner.model.layer_rules import LayerRule, LayersFile, matches
 from gpushare_spawner.model.layers import LAYERS, LayerName, PlacedBy
 from gpushare_spawner.model.share import Tier
@@ -89,8 +89,8 @@ class LayerSessions:
         return sessions
 
     def _count(self, pod: ClusterPod, token: str) -> None:
-        session = layer_session(pod.labels, pod.annotations)
-        units, notice = session.share.total_units, session.session.notice
+        session = pod_session(pod.annotations, pod.labels)
+        units, notice = session.share.total_units, session.notice
         if not pod.node:
             self.waiting[token] = Pending(session.layer, units)
             return
@@ -418,8 +418,8 @@ class LayerReader:
         for layer in layers:
             for field_name, (path, read) in _PUBLISHED.get(layer, {}).items():
                 if field_name not in self._watched:
-                    what = path.rpartition("/")[2]
-                    watched = Watched(self._api, path, what, "the cluster", read, log=self._log)
+                    what = f"the {path.rpartition('/')[2]} of the cluster"
+                    watched = Watched(self._api, path, what, read, log=self._log)
                     self._watched[field_name], self._since[field_name] = watched, self._clock()
                     watched.start()
 

@@ -13,12 +13,7 @@ from typing import Any
 
 from gpushare_spawner.clients.object_watch import BadObjects
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.model.kubernetes.annotations import (
-    AnnotationProblem,
-    is_layer_session,
-    layer_session,
-    pod_session,
-)
+from gpushare_spawner.model.kubernetes.annotations import AnnotationProblem, pod_session
 from gpushare_spawner.model.kubernetes.container_requests import notebook_container
 from gpushare_spawner.model.kubernetes.node_reports import FirstIdentities, NodeReport
 from gpushare_spawner.model.kubernetes.objects import (
@@ -28,6 +23,7 @@ from gpushare_spawner.model.kubernetes.objects import (
     is_mirror,
     node_of,
 )
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import ClaimsReport, Notice, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, split_session_id
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
@@ -448,13 +444,10 @@ class ClusterSnapshots:
 
     def _parsed(self, pod: Mapping[str, Any]) -> tuple[Allocation, Notice | None]:
         metadata = pod["metadata"]
-        if is_layer_session(metadata.get("labels")):
-            session_elsewhere = layer_session(metadata.get("labels"), metadata.get("annotations"))
-            user = split_session_id(session_elsewhere.session.session)[0]
-            return allocation_elsewhere(
-                _name(pod), session_elsewhere.share, user, session_elsewhere.session.quota, created_at(pod)
-            ), None
-        session = pod_session(pod["metadata"].get("annotations"))
+        session = pod_session(metadata.get("annotations"), metadata.get("labels"))
+        user = split_session_id(session.session)[0]
+        if session.layer is not LayerName.NATIVE:
+            return allocation_elsewhere(_name(pod), session.share, user, session.quota, created_at(pod)), None
         allocation = Allocation(
             session=_name(pod),
             gpus=session.gpus,
@@ -462,7 +455,7 @@ class ClusterSnapshots:
             borrowed_units=self.whole_devices(session.borrowed_units),
             effective_units=self.whole_devices(session.effective_units),
             opened_at=created_at(pod),
-            user=split_session_id(session.session)[0],
+            user=user,
             quota=session.quota,
         )
         return allocation, session.notice

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes.annotations import GPU_COUNT, SHARE, LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.kubernetes.annotations import GPU_COUNT, SHARE, PodSession, gpu_names
 from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.template import Template
@@ -43,7 +43,7 @@ def node(
 
 def pod(name: str, on: str = "a", token: str = "", units: int = 25) -> ClusterPod:
     """A pod of the hub with a replica."""
-    said = PodSession(
+    session = PodSession(
         session=name,
         template="t",
         share_units=units,
@@ -51,8 +51,8 @@ def pod(name: str, on: str = "a", token: str = "", units: int = 25) -> ClusterPo
         gpu_indices=(0,),
         tier_since=0.0,
         effective_units=units,
+        layer=LayerName.TIME_SLICING,
     )
-    session = LayerSession(LayerName.TIME_SLICING, said)
     annotations = {**session.annotations(), RESERVATION: token or name}
     return ClusterPod(name, "hub", on, session.labels(), annotations, {SHARED: 1})
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes.annotations import LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.kubernetes.annotations import PodSession, gpu_names
 from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice
@@ -99,7 +99,7 @@ class Cluster:
 
 
 def _pod(name: str, node: str, units: int, stops: float | None = None, tier: Tier = Tier.STOPPED) -> ClusterPod:
-    said = PodSession(
+    session = PodSession(
         session=name,
         template="t",
         share_units=units,
@@ -107,9 +107,9 @@ def _pod(name: str, node: str, units: int, stops: float | None = None, tier: Tie
         gpu_indices=(0,),
         tier_since=0.0,
         effective_units=units,
+        layer=LayerName.KUBESHARE,
         notice=Notice(tier=tier, at=stops, reason="idle") if stops is not None else None,
     )
-    session = LayerSession(LayerName.KUBESHARE, said)
     annotations = {**session.annotations(), RESERVATION: name, kubeshare.UUID: f"GPU-{node}"}
     labels = {**session.labels(), kubeshare.REQUEST: f"{units / 100:.2f}"}
     return ClusterPod(name, "hub", node, labels, annotations)

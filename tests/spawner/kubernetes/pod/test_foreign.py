@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client.models import V1Container, V1ObjectMeta, V1Pod, V1PodSpec
 
-from gpushare_spawner.model.kubernetes.annotations import HUB, NOTICE, PREFIX, layer_session
+from gpushare_spawner.model.kubernetes.annotations import HUB, NOTICE, PREFIX, pod_session
 from gpushare_spawner.model.kubernetes.objects import OBSERVER
 from gpushare_spawner.model.layer_rules import HamiOptions, KaiOptions, LayerOptions, MigOptions, ReplicaOptions
 from gpushare_spawner.model.layers import LayerName, Placement
@@ -45,10 +45,9 @@ def test_the_layer_s_terms_and_the_session_are_in_the_pod() -> None:
     assert (annotations["gpu-fraction"], labels["kai.scheduler/queue"]) == ("0.50", "notebooks")
     assert (pod.spec.scheduler_name, pod.spec.priority_class_name) == ("kai-scheduler", "build")
     assert (annotations["theirs"], annotations[RESERVATION], annotations[HUB]) == ("kept", "token-1", "http://hub/api")
-    found = layer_session(labels, annotations)
-    said = found.session
-    assert (found.layer, said.session, said.template, said.quota) == (LayerName.KAI, "ada", "half", "group:ml")
-    assert found.share.units == 50
+    said = pod_session(annotations, labels)
+    assert (said.layer, said.session, said.template, said.quota) == (LayerName.KAI, "ada", "half", "group:ml")
+    assert said.share.units == 50
     container = pod.spec.containers[0]
     assert {one.name: one.value for one in container.env} == {
         "GPUSHARE_LAYER": "kai",

@@ -1,33 +1,48 @@
-"""Sessions of pods with a share of another layer: observed, without units and without a lease.
+"""An agent that only observes: another sharing layer gives out the node's GPUs, and the agent offers none.
 
-The API server names these pods. The kubelet lists the pods that have a device of node.py, and with it the library and a
-socket. `ObservedPods` compares both after each change; it relies on no order of events. Notices and controls in a pod's
-annotations go to the session's processes. The agent writes nothing to the pod.
+Its report has the GPU work of pods with a share of that layer. It writes to no pod: the service changes tiers and
+notices, and a server can only be stopped. An agent that shares the GPUs of its node: cluster_agent.py.
+
+The API server names these pods. A container gets the library and its session's socket by an observer device: one for
+each pod, all alike. The kubelet requests a device and does not name the pod; later it lists the pods that have one.
+`ObservedPods` compares both after each change, relies on no order of events, and listens in the folder of the device.
+Notices and controls in a pod's annotations go to the session's processes.
 
 `DriverUse` counts the GPU work of processes that are not connected, by the driver's samples: processes of layers that
 preload their own library, and processes without a library. The session of a process follows from its cgroup. A
-connected process reports its own work more exactly, so its samples are left out.
+connected process reports its own work more exactly, so its samples are left out. `ObservingNode` composes the parts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.samples import Delivery
-from gpushare_spawner.agent.kubernetes.devices.owners import folder_names
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, PodKey
+from gpushare_spawner.agent.kubernetes.devices import owners
+from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
+from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, folder_names, grant_name
+from gpushare_spawner.agent.kubernetes.devices.plugin import DevicePlugin, PluginSocket
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey, PodResources
+from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
+from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
+from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.attribution import UnconnectedProcesses
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
-from gpushare_spawner.background import Repeated
+from gpushare_spawner.background import Repeated, Soon
+from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.log_once import EachOnce, log_failure
 from gpushare_spawner.model.control import NoticeRequest, OpenRequest
-from gpushare_spawner.model.kubernetes.annotations import AnnotationProblem, LayerSession
+from gpushare_spawner.model.kubernetes.annotations import LAYER_SELECTOR, AnnotationProblem, PodSession
+from gpushare_spawner.model.kubernetes.objects import OBSERVER
+from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import split_session_id
 
 log = logging.getLogger(__name__)
@@ -40,15 +55,12 @@ class ObservedPods:
         self._node = node
         self._pods = pods
         self._given: Mapping[PodKey, Given] = {}
-        self._loop = asyncio.get_running_loop()
         self._warnings = EachOnce(log)
-        self._scheduled: asyncio.Handle | None = None
-        self._closed = False
+        self._reconciling = Soon(self._reconcile)
 
     def changed(self) -> None:
         """Reconcile all sessions soon."""
-        if self._scheduled is None and not self._closed:
-            self._scheduled = self._loop.call_soon(self._reconcile)
+        self._reconciling.request()
 
     def handed(self, given: Mapping[PodKey, Given]) -> None:
         """Take the kubelet's newest list of devices by pod."""
@@ -69,36 +81,33 @@ class ObservedPods:
 
     def close(self) -> None:
         """Stop."""
-        self._closed = True
-        if self._scheduled is not None:
-            self._scheduled.cancel()
+        self._reconciling.close()
 
     def _reconcile(self) -> None:
-        self._scheduled = None
         if self._pods.listed_at is None:
             return  # before the first list of pods no pod counts as gone
         with log_failure(log, "what is gone"):
             self._end_gone_sessions()
-        for pod, layer_session in self._youngest():
+        for pod, annotated in self._youngest():
             with log_failure(log, f"pod {pod.namespace}/{pod.name}"):
-                self._reconcile_pod(pod, layer_session)
+                self._reconcile_pod(pod, annotated)
 
-    def _youngest(self) -> list[tuple[Pod, LayerSession]]:
+    def _youngest(self) -> list[tuple[Pod, PodSession]]:
         """Return the pods that state a session; of several pods of one session, the youngest."""
-        by_session: dict[str, tuple[Pod, LayerSession]] = {}
+        by_session: dict[str, tuple[Pod, PodSession]] = {}
         # creation times are whole seconds
         for pod in sorted(self._pods.objects.values(), key=lambda pod: (pod.created, pod.uid)):
-            layer_session = pod.layer_session
-            if isinstance(layer_session, AnnotationProblem):
-                self._warnings.about(f"pod {pod.namespace}/{pod.name}: {layer_session}")
+            annotated = pod.session
+            if isinstance(annotated, AnnotationProblem):
+                self._warnings.about(f"pod {pod.namespace}/{pod.name}: {annotated}")
                 continue
-            older = by_session.get(layer_session.session.session)
+            older = by_session.get(annotated.session)
             if older is not None:
                 self._warnings.about(
-                    f"pod {older[0].namespace}/{older[0].name} claims session {layer_session.session.session}, which "
+                    f"pod {older[0].namespace}/{older[0].name} claims session {annotated.session}, which "
                     f"the newer pod {pod.namespace}/{pod.name} holds"
                 )
-            by_session[layer_session.session.session] = pod, layer_session
+            by_session[annotated.session] = pod, annotated
         return list(by_session.values())
 
     def _end_gone_sessions(self) -> None:
@@ -108,22 +117,22 @@ class ObservedPods:
                 name = "its server" if hold is None else f"pod {hold.namespace}/{hold.name}"
                 self._node.registry.end(session.id, f"{name} is gone")
 
-    def _reconcile_pod(self, pod: Pod, layer_session: LayerSession) -> None:
+    def _reconcile_pod(self, pod: Pod, annotated: PodSession) -> None:
         given = _grants(self._given.get((pod.namespace, pod.name), ()))
-        session = self._node.sessions.get(layer_session.session.session)
+        session = self._node.sessions.get(annotated.session)
         hold = session.record.pod if session is not None else None
         if session is None or hold is None or hold.uid != pod.uid:
-            session = self._node.registry.hold(observed_record(pod, layer_session, given))
+            session = self._node.registry.hold(observed_record(pod, annotated, given))
             how = "its library and the driver" if given else "the driver"
             log.info("session %s is pod %s/%s, observed by %s", session.id, pod.namespace, pod.name, how)
         elif given and hold.given != given:
             hold.given = given
             self._node.registry.save(session)
             self._node.registry.listen_again(session)
-        self._follow(session, layer_session)
+        self._follow(session, annotated)
 
-    def _follow(self, session: Session, layer_session: LayerSession) -> None:
-        annotated, registry = layer_session.session, self._node.registry
+    def _follow(self, session: Session, annotated: PodSession) -> None:
+        registry = self._node.registry
         hold = session.record.pod
         notice = hold.notice_of_now(annotated.notice) if hold is not None else annotated.notice
         if notice != session.record.notice:
@@ -131,12 +140,11 @@ class ObservedPods:
         registry.controls.follow(session, annotated.controls, annotated.messages, annotated.answers)
 
 
-def observed_record(pod: Pod, layer_session: LayerSession, given: tuple[tuple[str, ...], ...]) -> SessionRecord:
+def observed_record(pod: Pod, annotated: PodSession, given: tuple[tuple[str, ...], ...]) -> SessionRecord:
     """Return the record of a session from its pod. Raises pydantic.ValidationError.
 
     `given`: ids that its containers got together.
     """
-    annotated = layer_session.session
     user, server = split_session_id(annotated.session)
     request = OpenRequest(
         id=annotated.session,
@@ -148,7 +156,7 @@ def observed_record(pod: Pod, layer_session: LayerSession, given: tuple[tuple[st
         gpus=annotated.gpus,
         share_units=annotated.share_units,
         oversubscribe=False,
-        layer=layer_session.layer,
+        layer=annotated.layer,
     )
     record = SessionRecord.opened(request, pod.created)
     record.tier_since = annotated.tier_since
@@ -160,14 +168,15 @@ def _grants(given: Iterable[frozenset[str]]) -> tuple[tuple[str, ...], ...]:
     return tuple(sorted(tuple(sorted(ids)) for ids in given))
 
 
-EVERY = 1.0
+READ_EVERY = 1.0
 """Seconds between two reads. Our value: the culler counts minutes, and the driver keeps samples for some seconds."""
 
 
-class DriverUse:
+class DriverUse(Repeated):
     """Reads the driver's samples of all GPUs of a node while there are sessions to observe."""
 
     def __init__(self, node: Node) -> None:
+        super().__init__(READ_EVERY, self._read, log, "cannot read the use of the GPUs")
         self._node = node
         # each keeps its own state, for one thread at a time
         self._owners = UnconnectedProcesses(node.sessions)
@@ -175,23 +184,18 @@ class DriverUse:
         for uuid, arbitration in node.arbitrations.items():
             sessions_of = UnconnectedProcesses(node.sessions).sessions_of
             samples = Samples(arbitration, node.sessions)
-            self._deliveries[uuid] = Delivery(arbitration.gpu, node.source, samples, sessions_of, EVERY)
+            self._deliveries[uuid] = Delivery(arbitration.gpu, node.source, samples, sessions_of, READ_EVERY)
         self._unknown: set[str] = set()
         """GPUs with work that cannot be assigned to a session."""
-        self._reading = Repeated(EVERY, self._read, log, "cannot read the use of the GPUs")
 
     @property
     def tells(self) -> bool:
         """Whether GPU work is counted for every process on the node's GPUs."""
         return bool(self._deliveries) and not self._unknown
 
-    def start(self) -> None:
-        """Start reading."""
-        self._reading.start()
-
     async def close(self) -> None:
         """Stop."""
-        await self._reading.close()
+        await super().close()
         for delivery in self._deliveries.values():
             delivery.close()
 
@@ -228,7 +232,7 @@ class DriverUse:
             self._unknown.add(uuid)
             return
         Samples(self._node.arbitrations[uuid], self._node.sessions).add(
-            (EVERY, 0.0), {sessions.pop(): EVERY * state.utilisation}
+            (READ_EVERY, 0.0), {sessions.pop(): READ_EVERY * state.utilisation}
         )
 
 
@@ -269,3 +273,128 @@ class Samples:
 
 def _connected(session: Session) -> set[int]:
     return {connection.peer.pid for connection in session.cuda}
+
+
+IDS = [f"observer-{number:04}" for number in range(512)]
+"""More than the pods of a node: the kubelet's default limit is 110, and clouds often have nodes with 250."""
+GONE_AFTER = 30.0
+"""Seconds. A device is free when the kubelet has not listed it for this long: for about a second after its start it
+lists none."""
+
+
+class ObserverDevices:
+    """The devices that are offered to the kubelet, and the folders of granted devices."""
+
+    def __init__(
+        self,
+        allocation: ContainerResponses,
+        folder: Path,
+        end_holders: Callable[[frozenset[str]], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """`folder`: the parent folder of the grants' folders. `changed` is called after each grant.
+
+        `end_holders` ends the sessions that had any of these devices: the kubelet gives them to another container.
+        """
+        self._allocation = allocation
+        self._folder = folder
+        self._end_holders = end_holders
+        self._changed = changed
+        self._pending: dict[frozenset[str], float] = {}
+        """Grants that the kubelet has not listed yet, and their times (event loop's time)."""
+        self._unknown_since: dict[str, float] = {}
+        """Folders that no session or grant has, by name, and the time since then."""
+        self.plugin = DevicePlugin(OBSERVER, offered=lambda: IDS, healthy=lambda: True, grant=self._grant)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the kubelet has listed all grants."""
+        return not self._pending
+
+    def listed(self, given: Given, current: Collection[str]) -> None:
+        """Take the kubelet's list of these devices. `current`: names of the folders that sessions have."""
+        now = asyncio.get_running_loop().time()
+        self._pending = {
+            ids: made_at for ids, made_at in self._pending.items() if ids not in given and now - made_at < GONE_AFTER
+        }
+        names = {grant_name(ids) for ids in (*given, *self._pending)} | set(current)
+        there = {path.name for path in self._folder.iterdir()} if self._folder.is_dir() else set()
+        self._unknown_since = {name: self._unknown_since.get(name, now) for name in there - names}
+        for name, since in self._unknown_since.items():
+            if now - since >= GONE_AFTER:
+                log.info("removing %s, which is of a pod that is gone", self._folder / name)
+                owners.remove(self._folder / name)
+
+    async def _grant(self, devices: list[str]) -> messages.ContainerAllocateResponse:
+        requested = frozenset(devices)
+        if not requested or not requested <= set(IDS):
+            raise DevicesRefused(f"{', '.join(sorted(requested)) or 'nothing'} was asked for, and that is not offered")
+        self._end_holders(requested)
+        folder = self._folder / grant_name(requested)
+        try:
+            owners.make_fresh(folder)
+        except OSError as error:
+            raise DevicesRefused(f"the folder of the session's socket cannot be made: {error}") from None
+        self._pending[requested] = asyncio.get_running_loop().time()
+        self._changed()
+        return self._allocation.to_observe(folder)
+
+
+SOCKET = "gpushare-observer.sock"
+"""In the kubelet's folder for device plugins."""
+
+
+class ObservingNode:
+    """A started node as part of the cluster."""
+
+    def __init__(self, node: Node, api: ClusterApi, allocation: ContainerResponses, settings: ClusterSettings) -> None:
+        self._node = node
+        self.pods = Pods(api, settings.pods_namespace, node.settings.name, self._changed, LAYER_SELECTOR)
+        self.sessions = ObservedPods(node, self.pods)
+        self._kubelet = PodResources(settings.pod_resources, self._take, lambda: self.devices.settled)
+        self.devices = ObserverDevices(
+            allocation, node.state_folder.pods, self.sessions.end_holders, self._kubelet.soon
+        )
+        self._socket = PluginSocket(self.devices.plugin, Path(settings.device_plugins_dir), SOCKET, self._kubelet.soon)
+        self.use = DriverUse(node)
+        self.published = PublishedReport(api, settings, self.report)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run as part of the cluster while the context is open."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self.sessions.close)
+            self._node.changed = self._changed
+            stack.callback(self._forget)
+            await self._kubelet.once()
+            for part in (self.pods, self._socket, self._kubelet, self.use, self.published):
+                await stack.enter_async_context(part.running())
+            yield
+
+    def report(self) -> Report:
+        """Return the node's report now: sessions, and no GPU, since the agent gives none."""
+        report = self._node.report()
+        sessions = tuple(
+            session.model_copy(update={"gpu_use_known": self._is_observed(session.id)}) for session in report.sessions
+        )
+        return report.model_copy(update={"gpus": (), "host_memory": None, "sessions": sessions})
+
+    def _is_observed(self, session: str) -> bool:
+        hold = self._node.sessions[session].record.pod
+        return self.use.tells or (hold is not None and bool(hold.given))
+
+    def _changed(self) -> None:
+        self.sessions.changed()
+        self.published.changed()
+
+    def _forget(self) -> None:
+        self._node.changed = lambda: None
+
+    def _take(self, handed: Handed | None) -> None:
+        """Take the kubelet's list of devices by pod; None: the kubelet does not answer."""
+        if handed is None:
+            return
+        given = {key: held[OBSERVER] for key, held in handed.by_pod.items() if OBSERVER in held}
+        every = tuple(ids for grants in given.values() for ids in grants)
+        self.sessions.handed(given)
+        self.devices.listed(every, self.sessions.folders())
