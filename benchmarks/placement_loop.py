@@ -40,7 +40,8 @@ from gpushare_spawner.placement.node import Requested
 from gpushare_spawner.placement.strategy import StrandingAwareFgd
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity
-from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
+from gpushare_spawner.spawner.kubernetes.cluster.reflectors import PODS, REPORTS
+from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.queue.queue import Ticket
 from gpushare_spawner.spawner.queue.snapshot import SpawnRequest

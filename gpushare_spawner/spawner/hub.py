@@ -82,23 +82,18 @@ class SpawnRefused(_Base):  # type: ignore[misc]
         self.headers = {"Retry-After": str(retry_after)} if retry_after is not None else {}
 
 
-def forget_failure(settings: dict[str, Any]) -> None:
-    """Keep a refusal from counting as a failed start on JupyterHub 5.
+@contextlib.contextmanager
+def refusals_reported(spawner: Any) -> Iterator[None]:
+    """Log a refusal in this part of a spawn, and keep it from counting as a failed start on JupyterHub 5.
 
     There ``consecutive_failure_limit`` counts every start that raises, refusals too, and the hub exits at the limit
     (zero-to-jupyterhub sets it to 5). The hub adds 1 after the spawn has raised, so this subtracts 1 before.
     """
-    if _SPAWN_EXCEPTION is None:
-        settings["failure_count"] = settings.get("failure_count", 0) - 1
-
-
-@contextlib.contextmanager
-def refusals_reported(spawner: Any) -> Iterator[None]:
-    """Log a refusal in this part of a spawn, and keep it from counting as a failure of the hub."""
     try:
         yield
     except SpawnRefused as error:
         spawner.log.warning("Not starting %s: %s", spawner._log_name, error.jupyterhub_message)
-        if spawner.handler is not None:
-            forget_failure(spawner.handler.settings)
+        if spawner.handler is not None and _SPAWN_EXCEPTION is None:
+            settings = spawner.handler.settings
+            settings["failure_count"] = settings.get("failure_count", 0) - 1
         raise

@@ -14,8 +14,7 @@ from kubespawner import KubeSpawner
 
 from gpushare_spawner.model.kubernetes.annotations import SESSION_LABEL, TEMPLATE
 from gpushare_spawner.spawner.kubernetes import owned_objects
-from gpushare_spawner.spawner.kubernetes.cluster.reflectors import Dated
-from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS
+from gpushare_spawner.spawner.kubernetes.cluster.reflectors import PODS, Dated
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from tests.spawner.running_hub import until
 

@@ -357,22 +357,6 @@ class PodAttempt(SpawnAttempt[PodShare]):
             self.perhaps_created = before
             raise
 
-    async def pod_deleted(self, request: Awaitable[bool], name: str, log: logging.Logger) -> bool:
-        """Return whether the request has deleted the pod. With a template: False even after a failure that can pass.
-
-        ``name``: the pod's, for the log. Raises errors that will not pass.
-        """
-        if not self.template_name:
-            return bool(await request)
-        return await request_succeeded(request, f"Pod {name} is not deleted yet", log)
-
-    def pod_runs(self, pod: Any, runs: Callable[[Any], bool]) -> bool:
-        """Return whether the pod is running, as ``runs`` determines.
-
-        Raises NotAdmitted if its node refuses a pod with a share.
-        """
-        return bool(runs(pod)) if self.admission is None else self.admission.runs(pod, runs)
-
     def ended_by_node(self, pod: Mapping[str, Any] | None) -> Ended | None:
         """Return how the node ended the server's pod; None while the server starts, and if the node did not end it.
 

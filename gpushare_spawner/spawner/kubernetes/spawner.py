@@ -1,7 +1,7 @@
 """KubeSpawner with shared GPUs: an adapter from its methods to the parts in this package.
 
 A spawn goes through `base` (the common steps), `options` (the choice), `reservations` (a place, perhaps after a
-wait), `pod` (the pod) and `attempt` (its state and tries, and whether the node admits the pod). `cluster.watches`
+wait), `pod` (the pod) and `attempt` (its state and tries, and whether the node admits the pod). `cluster.reflectors`
 keeps the watches running, `cluster.snapshot` reads them; `owned_objects` removes obstructing pods.
 """
 
@@ -37,12 +37,17 @@ from gpushare_spawner.spawner.attempt import SpawnPhase, SpawnProgress
 from gpushare_spawner.spawner.base import FORM_SECONDS, GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form import without_idle_fields
 from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
-from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt, PodLauncher, ServerPod
+from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt, PodLauncher, ServerPod, request_succeeded
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.layers import LayerReader
-from gpushare_spawner.spawner.kubernetes.cluster.reflectors import ReportReflector
-from gpushare_spawner.spawner.kubernetes.cluster.snapshot import REPORTS, ClusterSnapshots
-from gpushare_spawner.spawner.kubernetes.cluster.watches import Watches
+from gpushare_spawner.spawner.kubernetes.cluster.reflectors import (
+    PODS,
+    REPORTS,
+    DatedPodReflector,
+    ReportReflector,
+    Watches,
+)
+from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.form import NAMES, Offer, checked_texts, names_template
 from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
 from gpushare_spawner.spawner.kubernetes.owned_objects import PodObjects, claim_of, token_secret
@@ -146,22 +151,15 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return self._kube.default_namespace() if self.enable_user_namespaces else str(self.namespace)
 
     def _new_reservations(self) -> PodReservations:
-        api, policy = self._cluster_api(), self._policy_in_force()
+        api = self._cluster_api()
         capacity = ClusterCapacity(api, self.log)
-        layers = LayerReader(
-            capacity,
-            api,
-            lambda: policy().layers,
-            lambda: policy().templates,
-            self.log,
-        )
         cluster = ClusterSnapshots(
             self.reflectors,
             self._reports_key,
             self.share_unit_size,
             self.log,
             capacity,
-            layers=layers,
+            layers=LayerReader(capacity, api, self._policy_in_force(), self.log),
             claimed_capacity=round(self.claims_overcommit * UNITS_PER_GPU),
         )
         return PodReservations(cluster, self.log, nodes_are_added=self.nodes_are_added, **self._queue_settings())
@@ -175,10 +173,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     @property
     def _watches(self) -> Watches:
-        return Watches(self._kube, self.reflectors, self._lock, self.namespace, self.log)
-
-    def _lock(self, key: tuple[Any, ...]) -> asyncio.Lock:
-        return self._shared(("replacing", *map(str, key)), asyncio.Lock)
+        return Watches(self._kube, self.reflectors, self.namespace, self.log)
 
     @property
     def _pod_objects(self) -> PodObjects:
@@ -192,9 +187,6 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     def _pod(self) -> Mapping[str, Any] | None:
         reflector = self.pod_reflector
         return reflector.pods.get(f"{self.namespace}/{self.pod_name}") if reflector is not None else None
-
-    async def _remove_own_pod(self) -> None:
-        await self._pod_objects.remove_own(self.pod_name, self._stop_pod)
 
     async def _stop_pod(self) -> None:
         await super().stop(now=True)
@@ -285,6 +277,8 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     # -- the watches --
 
     async def _start_reflector(self, kind: str, reflector_class: Any, replace: bool = False, **kwargs: Any) -> Any:
+        if kind == PODS:
+            reflector_class = DatedPodReflector
         if not self._templates():
             return await super()._start_reflector(kind, reflector_class, replace, **kwargs)
         return await self._watches.start(kind, reflector_class, replace, **kwargs)
@@ -407,7 +401,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         pod = ServerPod(
             reserve=lambda: self._reserve(choice, template, patience, attempt.retries),
             start=lambda: self._start_pod(attempt),
-            remove=self._remove_own_pod,
+            remove=lambda: self._pod_objects.remove_own(self.pod_name, self._stop_pod),
             read=self._pod,
             events=lambda: self.events,
         )
@@ -482,11 +476,14 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     async def _make_delete_pod_request(self, *args: Any, **kwargs: Any) -> bool:
         request = super()._make_delete_pod_request(*args, **kwargs)
-        return await self._attempt.pod_deleted(request, self.pod_name, self.log)
+        if not self._attempt.template_name:
+            return bool(await request)
+        return await request_succeeded(request, f"Pod {self.pod_name} is not deleted yet", self.log)
 
     def is_pod_running(self, pod: Any) -> bool:
         """Return whether the pod runs. Raises NotAdmitted if its node refuses a pod with a share."""
-        return self._attempt.pod_runs(pod, super().is_pod_running)
+        admission, runs = self._attempt.admission, super().is_pod_running
+        return bool(runs(pod)) if admission is None else admission.runs(pod, runs)
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the position in the queue and the GPU, then KubeSpawner's events."""

@@ -16,6 +16,7 @@ import gc
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import GpuReport, Notice
@@ -215,46 +216,33 @@ callbacks take about as long.
 """
 
 
-MOST_FREEZES = 5000
-"""Breaks at which objects are excluded from garbage collection. Measured: the first read of 100,000 GPUs has 2,000 to
-3,500. A hub with failing first reads excludes no more than that.
+MOST_FREEZES = 10000
+"""Breaks at which objects are excluded from garbage collection. Measured: the two first reads of 100,000 GPUs have
+2,000 to 3,500 each. A hub with failing first reads excludes no more than that.
 """
 
 
-class LastingObjects:
-    """Exclusion of long-lived objects from garbage collection during the first read of a large cluster.
+class LoopBreaks:
+    """Breaks in which other tasks of the event loop run during one long task.
 
-    Python's garbage collector would block the event loop while it traverses the many new objects. An object without
-    references is freed all the same; only cycles that were garbage at that moment are not. So the exclusion happens at
-    most `MOST_FREEZES` times.
+    The first read of a large cluster makes many objects that last, and Python's garbage collector would block the event
+    loop while it traverses them: at each break of such a read all existing objects are excluded from garbage
+    collection. An object without references is freed all the same; only cycles that were garbage at that moment are
+    not. So the exclusion happens at most `MOST_FREEZES` times in a process.
     """
 
-    def __init__(self) -> None:
-        self._left = MOST_FREEZES
-
-    def exclude(self) -> None:
-        """Exclude all existing objects from garbage collection."""
-        if self._left:
-            self._left -= 1
-            # Collect the youngest generation first. Its garbage is freed, and tuples of numbers and strings need no
-            # collector at all.
-            gc.collect(0)
-            gc.freeze()
-
-
-class LoopBreaks:
-    """Breaks in which other tasks of the event loop run during one long task."""
+    freezes: ClassVar[int] = 0
+    """The exclusions until now."""
 
     def __init__(
         self,
         longest: float = LONGEST_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
-        lasting: LastingObjects | None = None,
+        lasting: bool = False,
     ) -> None:
         """Start the clock. ``longest``: seconds of work between two breaks; ``clock``: returns seconds.
 
-        ``lasting``: excludes the objects of the work from garbage collection at each break; None if there is no
-        exclusion.
+        ``lasting``: whether the objects of the work last.
         """
         self._longest = longest
         self._clock = clock
@@ -264,8 +252,12 @@ class LoopBreaks:
     async def pause_if_due(self) -> None:
         """Let other tasks run if the last break is too long ago."""
         if self._clock() - self._since >= self._longest:
-            if self._lasting is not None:
-                self._lasting.exclude()
+            if self._lasting and LoopBreaks.freezes < MOST_FREEZES:
+                LoopBreaks.freezes += 1
+                # Collect the youngest generation first. Its garbage is freed, and tuples of numbers and strings need no
+                # collector at all.
+                gc.collect(0)
+                gc.freeze()
             await asyncio.sleep(0)
             self._since = self._clock()
 

@@ -26,7 +26,6 @@ from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow, UnknownNow, WaitEstimates
 from gpushare_spawner.spawner.queue.queue import (
-    LastingObjects,
     LoopBreaks,
     PlacementCheck,
     Placer,
@@ -105,7 +104,6 @@ class Reservations(ABC, Generic[Reserved]):
         self._sampling: asyncio.Task[None] | None = None
         self._unavailable_since: float | None = None
         self._made_anew = -math.inf
-        self._lasting = LastingObjects()
         self._has_placed = False
         """Whether a whole pass over the queue has been made: since then, indexes of the cluster's nodes exist."""
 
@@ -231,7 +229,7 @@ class Reservations(ABC, Generic[Reserved]):
         placer = Placer(check, self.feed, self.queue, self.where)
         self._count_quotas(snapshot)
         self.queue.arrange(self.quotas.order(self.queue))
-        breaks = LoopBreaks(lasting=None if self._has_placed else self._lasting)
+        breaks = LoopBreaks(lasting=not self._has_placed)
         for ticket in self.queue:
             await breaks.pause_if_due()
             if ticket not in self.queue or ticket.result.done():

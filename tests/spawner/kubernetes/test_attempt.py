@@ -13,7 +13,7 @@ from traitlets.config import LoggingConfigurable
 
 from gpushare_spawner.model.kubernetes.annotations import LAYER
 from gpushare_spawner.spawner.attempt import SpawnPhase
-from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
+from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt, request_succeeded
 from gpushare_spawner.spawner.options import Choice, Overrides, Profile
 
 from .parts import HALF, not_admitted, pod, share
@@ -55,15 +55,13 @@ async def test_an_earlier_request_without_an_answer_counts_after_a_later_refusal
 
 
 async def test_requests_for_pods_without_a_share_fail_as_kubespawner_has_it(attempt: PodAttempt) -> None:
-    for call in (attempt.pod_created, attempt.pod_deleted):
-        with pytest.raises(ApiException):
-            await call(answer(500), "jupyter-ada", LOG)
-        assert await call(answer(201), "jupyter-ada", LOG)
+    with pytest.raises(ApiException):
+        await attempt.pod_created(answer(500), "jupyter-ada", LOG)
+    assert await attempt.pod_created(answer(201), "jupyter-ada", LOG)
 
 
-async def test_deleting_the_pod_of_a_template_is_asked_again(attempt: PodAttempt) -> None:
-    attempt.template_name = "half-gpu"
-    assert not await attempt.pod_deleted(answer(503), "jupyter-ada", LOG)
+async def test_a_request_that_fails_for_a_moment_has_not_succeeded_yet() -> None:
+    assert not await request_succeeded(answer(503), "Pod jupyter-ada is not deleted yet", LOG)
 
 
 def test_a_pod_that_its_node_ended_is_reported_unless_the_server_starts(attempt: PodAttempt) -> None:

@@ -42,7 +42,8 @@ from gpushare_spawner.sharing.base import ClusterPod, LayerRequest, Tenant
 from gpushare_spawner.spawner.kubernetes.cluster import snapshot
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity, kept_pod
 from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
-from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
+from gpushare_spawner.spawner.kubernetes.cluster.reflectors import PODS, REPORTS
+from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.queue import LoopBreaks

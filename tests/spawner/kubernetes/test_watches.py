@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.spawner.kubernetes.cluster import watches as module
-from gpushare_spawner.spawner.kubernetes.cluster.reflectors import DatedPodReflector
-from gpushare_spawner.spawner.kubernetes.cluster.watches import Watches
+from gpushare_spawner.spawner.kubernetes.cluster import reflectors as module
+from gpushare_spawner.spawner.kubernetes.cluster.reflectors import Watches
 
 KEY = ("pods", "hub")
 
@@ -39,8 +38,7 @@ class FakeKube:
 
 
 def make(kube: FakeKube, reflectors: dict[Any, Any]) -> Watches:
-    lock = asyncio.Lock()
-    return Watches(kube, reflectors, lambda key: lock, "hub", logging.getLogger("test"))  # type: ignore[arg-type]
+    return Watches(kube, reflectors, "hub", logging.getLogger("test"))  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -48,17 +46,10 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAUSES", (0.0, 0.0))
 
 
-async def test_pods_are_watched_by_a_dated_reflector_and_other_kinds_by_their_own() -> None:
-    kube = FakeKube()
-    assert await make(kube, {}).start("pods", "theirs", False) == "started"
-    await make(kube, {}).start("events", "theirs", False)
-    assert kube.started == [("pods", DatedPodReflector, False), ("events", "theirs", False)]
-
-
 async def test_a_reflector_without_dates_is_replaced() -> None:
     kube = FakeKube()
-    await make(kube, {KEY: SimpleNamespace()}).start("pods", "theirs", False)
-    assert kube.started == [("pods", DatedPodReflector, True)]
+    await make(kube, {KEY: SimpleNamespace()}).start("pods", "dated", False)
+    assert kube.started == [("pods", "dated", True)]
 
 
 async def test_a_watch_that_lives_is_shared() -> None:

@@ -8,7 +8,7 @@ import gc
 import pytest
 
 from gpushare_spawner.spawner.queue import queue
-from gpushare_spawner.spawner.queue.queue import LastingObjects, LoopBreaks
+from gpushare_spawner.spawner.queue.queue import LoopBreaks
 
 
 async def test_others_run_when_the_last_break_is_too_long_ago_and_not_before() -> None:
@@ -39,7 +39,7 @@ async def test_others_run_when_the_last_break_is_too_long_ago_and_not_before() -
 @pytest.mark.parametrize("lasting", [False, True])
 async def test_the_garbage_collector_leaves_out_what_stays_from_the_next_break_on(lasting: bool) -> None:
     now = 0.0
-    breaks = LoopBreaks(0.004, lambda: now, lasting=LastingObjects() if lasting else None)
+    breaks = LoopBreaks(0.004, lambda: now, lasting=lasting)
     frozen = gc.get_freeze_count()
     try:
         made = [[number] for number in range(1000)]
@@ -58,18 +58,18 @@ async def test_readings_that_fail_for_ever_exclude_no_more_objects_after_some_br
 ) -> None:
     """Cycles that are garbage at such a moment would stay for ever."""
     monkeypatch.setattr(queue, "MOST_FREEZES", 3)
+    monkeypatch.setattr(LoopBreaks, "freezes", 0)
     frozen: list[int] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
-    lasting = LastingObjects()
     for _ in range(10):
-        await LoopBreaks(0.0, lambda: 0.0, lasting=lasting).through(range(2))
+        await LoopBreaks(0.0, lambda: 0.0, lasting=True).through(range(2))
     assert len(frozen) == 3
 
 
-def test_tuples_of_numbers_and_strings_are_no_work_for_the_collector_after_that() -> None:
+async def test_tuples_of_numbers_and_strings_are_no_work_for_the_collector_after_that() -> None:
     made = [(number, (str(number), number)) for number in range(100)]
     try:
-        LastingObjects().exclude()
+        await LoopBreaks(0.0, lambda: 0.0, lasting=True).pause_if_due()
         assert not any(gc.is_tracked(one[1]) for one in made)
     finally:
         gc.unfreeze()

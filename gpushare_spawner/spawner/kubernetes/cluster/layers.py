@@ -45,6 +45,7 @@ from gpushare_spawner.spawner.queue.snapshot import (
     LayerVerdict,
     SpawnRequest,
 )
+from gpushare_spawner.templates.folder import Policy
 from gpushare_spawner.wording import spawn_form as words
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
 
@@ -372,9 +373,9 @@ _PUBLISHED: Mapping[LayerName, Mapping[str, tuple[str, Callable[[Any], Any]]]] =
 
 
 class LayerReader:
-    """Reader of published objects, one for a hub. ``objects`` is the client's API of custom objects.
+    """Reader of published objects, one for a hub.
 
-    ``file`` and ``templates`` return the current ones. ``pending`` returns this hub's reservations on other layers, by
+    ``policy`` returns the files in force. ``pending`` returns this hub's reservations on other layers, by
     the annotation of their pods, and ``ours`` whether a pod with such an annotation is the hub's; both can be set
     later. It needs `list` and `watch` on these objects.
     """
@@ -383,8 +384,7 @@ class LayerReader:
         self,
         capacity: ClusterCapacity,
         api: ClusterApi,
-        file: Callable[[], LayersFile | None],
-        templates: Callable[[], Iterable[Template]],
+        policy: Callable[[], Policy],
         log: logging.Logger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -392,8 +392,7 @@ class LayerReader:
         self.ours: Callable[[str], bool] = bool
         self._capacity = capacity
         self._api = api
-        self._file = file
-        self._templates = templates
+        self._policy = policy
         self._log = log
         self._clock = clock
         self._watched: dict[str, Watched[Any]] = {}
@@ -402,8 +401,8 @@ class LayerReader:
 
     def snapshot(self) -> ClusterLayers | None:
         """Return the current state of the other layers; None without any in force."""
-        file = self._file()
-        layers = layers_in_force(file, self._templates())
+        policy = self._policy()
+        layers = layers_in_force(policy.layers, policy.templates)
         if not layers:
             return None
         self._capacity.keep_facts()
@@ -412,7 +411,7 @@ class LayerReader:
         if facts is not None:
             published = {name: tuple(watched.objects.values()) for name, watched in self._watched.items()}
             facts = replace(facts, **published)  # type: ignore[arg-type]
-        return ClusterLayers(file or NO_FILE, facts, unreadable, self.pending, self.ours)
+        return ClusterLayers(policy.layers or NO_FILE, facts, unreadable, self.pending, self.ours)
 
     def _watch(self, layers: Iterable[LayerName]) -> None:
         for layer in layers:

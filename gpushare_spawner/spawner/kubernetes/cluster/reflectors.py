@@ -1,10 +1,15 @@
-"""Reflectors with the time of their last list: KubeSpawner's for pods, and a similar one for agents' reports."""
+"""KubeSpawner's shared watches, restarted after an end; and one more, of the agents' reports.
+
+`Dated` reflectors have the time of their last list. `Watches` starts those that one spawner needs. Their objects are
+read by `snapshot`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +18,11 @@ from kubespawner.spawner import PodReflector
 from traitlets import default
 
 from gpushare_spawner.model.kubernetes.objects import REPORT_COMPONENT, REPORT_COMPONENT_LABEL
+from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
+
+PODS = "pods"
+REPORTS = "gpushare-reports"
+"""Kinds in the key of a shared reflector; KubeSpawner's own for pods."""
 
 LIST_WITHIN = 10.0
 """Seconds that a list may take while a caller waits for it."""
@@ -177,3 +187,73 @@ def _worded(error: Exception) -> str:
     if status == 403:
         return "the hub's role does not allow it (403)"
     return f"{status} {getattr(error, 'reason', '')}".strip() if status is not None else str(error) or repr(error)
+
+
+PAUSES = (0.2, 0.5, 1.0, 2.0)
+"""Seconds between the tries of `Watches.pods_patiently`."""
+
+
+class Watches:
+    """The watches that one spawner needs.
+
+    ``reflectors`` is the dict that all spawners of the hub share. ``namespace``: the namespace of the spawner's pod.
+    """
+
+    def __init__(
+        self,
+        kube: KubeSpawnerPrivate,
+        reflectors: MutableMapping[tuple[Any, ...], Any],
+        namespace: str,
+        log: logging.Logger,
+    ) -> None:
+        self._kube = kube
+        self._reflectors = reflectors
+        self._namespace = namespace
+        self._log = log
+
+    async def start(self, kind: str, reflector_class: Any, replace: bool, **settings: Any) -> Any:
+        """Start a reflector as KubeSpawner does, one of pods by `DatedPodReflector`; restart one that has ended.
+
+        If a restart fails, the last objects are shown, as KubeSpawner does; no spawn is placed by them.
+        """
+        reflector = self._reflectors.get(self._kube.reflector_key(kind))
+        if kind == PODS and reflector is not None and not isinstance(reflector, Dated):
+            # another spawner class of this hub has made it, without the time of its last list
+            replace = True
+        if reflector is not None and not replace:
+            if not is_watching(reflector):
+                try:
+                    await freshen(reflector)
+                except SnapshotStale as error:
+                    if not has_listed(reflector):
+                        raise
+                    self._log.warning("%s; what was seen last is shown", error)
+            return reflector
+        starting = asyncio.ensure_future(self._kube.start_reflector(kind, reflector_class, replace, **settings))
+        starting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # a cancelled start must not leave other callers waiting for a first list that never arrives
+        return await asyncio.shield(starting)
+
+    async def ensure(self, reports_key: tuple[Any, ...], make_reports: Callable[[], Any]) -> None:
+        """Make sure that pods and reports are watched; `snapshot` checks that the watches are healthy."""
+        if reports_key not in self._reflectors:
+            self._reflectors[reports_key] = make_reports()
+        try:
+            await self._kube.watch_pods()
+        except Exception as error:
+            self._not_yet(error)
+
+    async def pods_patiently(self) -> None:
+        """Make sure that pods are watched, after several tries. Raises the error of the last try."""
+        # a starting hub takes a failed poll for a stopped server, and one failed list would stop all of them
+        for pause in PAUSES:
+            try:
+                await self._kube.watch_pods()
+                return
+            except Exception as error:
+                self._not_yet(error)
+                await asyncio.sleep(pause)
+        await self._kube.watch_pods()
+
+    def _not_yet(self, error: Exception) -> None:
+        self._log.warning("Pods in %s are not watched yet: %s", self._namespace, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -37,15 +38,11 @@ from gpushare_spawner.spawner.kubernetes.cluster.capacity import (
     holds_share,
 )
 from gpushare_spawner.spawner.kubernetes.cluster.layers import LayerReader
-from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale, freshen, has_listed
-from gpushare_spawner.spawner.queue.queue import LastingObjects, LoopBreaks
+from gpushare_spawner.spawner.kubernetes.cluster.reflectors import PODS, SnapshotStale, freshen, has_listed
+from gpushare_spawner.spawner.queue.queue import LoopBreaks
 from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
 from gpushare_spawner.wording import spawn_failures
 from gpushare_spawner.wording.amounts import doubled_gpu
-
-PODS = "pods"
-REPORTS = "gpushare-reports"
-"""Kinds in the key of a shared reflector; KubeSpawner's own for pods."""
 
 DISTRUST_SECONDS = 10.0
 """Seconds for which a node is left out after it did not admit a pod: the kubelet's status, which the scheduler uses,
@@ -134,10 +131,8 @@ class ClusterSnapshots:
         self._logged: set[str] = set()
         self._distrusted: dict[str, float] = {}
         self._beyond: dict[str, float] = {}
-        """Since when a node's report offers more than the node has, by node (`time.monotonic`)."""
-        self._logged_beyond: set[str] = set()
+        """Since when a node's report offers too much, by node (`time.monotonic`); infinite once that is logged."""
         self._closed: dict[str | None, float] = {}
-        self._lasting = LastingObjects()
         self._bad_objects = BadObjects(log)
         self._last: tuple[float, GpuSnapshot] | None = None
 
@@ -181,7 +176,7 @@ class ClusterSnapshots:
             await freshen(reports)
             for reflector in pods.values():
                 await self._freshen_pods(reflector)
-            breaks = LoopBreaks(lasting=self._lasting if self._last is None else None)
+            breaks = LoopBreaks(lasting=self._last is None)
             before = dict(reserved())
             try:
                 await breaks.through(self._read_reports(reports))
@@ -367,10 +362,9 @@ class ClusterSnapshots:
     def _log_beyond(self, beyond: Mapping[str, str], now: float) -> None:
         """Log a lasting difference. A node that has just joined has no devices in its status for some seconds."""
         self._beyond = {node: self._beyond.get(node, now) for node in beyond}
-        self._logged_beyond &= beyond.keys()
         for node, since in self._beyond.items():
-            if now - since >= BEYOND_SECONDS and node not in self._logged_beyond:
-                self._logged_beyond.add(node)
+            if now - since >= BEYOND_SECONDS:
+                self._beyond[node] = math.inf
                 self.log.error("%s", beyond[node])
 
     # -- pods --
