@@ -11,8 +11,14 @@ import pytest
 
 from gpushare_spawner.agent.gpus.arbitration import CudaClient
 from gpushare_spawner.agent.sessions.conversation import BurstFrames
-from gpushare_spawner.agent.sockets import connection
-from gpushare_spawner.agent.sockets.connection import COSTS, CPU_SHARE, FRAMES_IN_STORE, FRAMES_PER_SECOND, FairReading
+from gpushare_spawner.agent.sockets import session_socket
+from gpushare_spawner.agent.sockets.session_socket import (
+    COSTS,
+    CPU_SHARE,
+    FRAMES_IN_STORE,
+    FRAMES_PER_SECOND,
+    FairReading,
+)
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST
@@ -168,7 +174,7 @@ async def test_frames_beyond_the_budget_are_heard_in_order_before_the_next_frame
 
     monkeypatch.setattr(arbitration, "receive", hears)
     # no spare budget, as after many short bursts
-    monkeypatch.setattr(connection, "KEPT_FOR_READING", 10 * FRAMES_IN_STORE)
+    monkeypatch.setattr(session_socket, "KEPT_FOR_READING", 10 * FRAMES_IN_STORE)
     for number in range(1, 4):
         peer.send(Kind.IDLE, lease, number, 0, gpu=FIRST.uuid)
         peer.send(Kind.BUSY, lease, 0, 0, gpu=FIRST.uuid)

@@ -13,9 +13,8 @@ from typing import cast
 
 import pytest
 
-from gpushare_spawner.agent.sockets import connection
-from gpushare_spawner.agent.sockets.connection import COSTS, Connection, FrameHandler
-from gpushare_spawner.agent.sockets.session_socket import SessionSocket
+from gpushare_spawner.agent.sockets import session_socket
+from gpushare_spawner.agent.sockets.session_socket import COSTS, Connection, FrameHandler, SessionSocket
 from gpushare_spawner.clocks import Budget
 from gpushare_spawner.model.frames import Frame, Kind, Role
 from tests.agent.conftest import Agent, Eventually
@@ -101,7 +100,7 @@ async def test_sixteen_connections_are_answered_no_more_often_than_one(agent: Ag
     begun = time.monotonic()
     async with flooded(path, 16, role, Kind.QUERY, seconds=1.0) as process:
         answered = await answers(process)
-    allowed = connection.FRAMES_IN_STORE + connection.FRAMES_PER_SECOND * (time.monotonic() - begun)
+    allowed = session_socket.FRAMES_IN_STORE + session_socket.FRAMES_PER_SECOND * (time.monotonic() - begun)
     assert 50 <= answered <= allowed / COSTS[Kind.QUERY] + 2
 
 
@@ -114,7 +113,7 @@ async def test_session_that_sent_far_too_much_is_served_again_after_the_stated_t
     begun = time.monotonic()
     peer.send(Kind.HELLO, Role.OBSERVER, 1, 100)
     await peer.expect(Kind.WELCOME)
-    assert time.monotonic() - begun < connection.LONGEST_DEBT + 0.2
+    assert time.monotonic() - begun < session_socket.LONGEST_DEBT + 0.2
 
 
 def test_debt_of_a_budget_is_bounded() -> None:
@@ -144,7 +143,7 @@ async def test_flood_of_frames_does_not_delay_the_neighbours(agent: Agent, kind:
     path = agent.open("eve", share_units=5)
     socket = agent.node.sessions["eve"].socket
     assert isinstance(socket, SessionSocket)
-    socket.listener = listener = Counting(socket.listener)
+    socket.handler = listener = Counting(socket.handler)
     async with flooded(path, 100, Role.CUDA, kind, 1000, seconds=0.2):
         waits, frames = [], []
         end = time.monotonic() + 1.5
@@ -157,7 +156,7 @@ async def test_flood_of_frames_does_not_delay_the_neighbours(agent: Agent, kind:
             victim.send(Kind.RELEASE, lease, 0, 0, gpu=FIRST.uuid)
             await asyncio.sleep(0.002)
     # what a neighbour waits for is a turn or two of the event loop; how long they are is also the machine's doing
-    assert percentile(frames, 95) <= 4 * connection.PER_TURN
+    assert percentile(frames, 95) <= 4 * session_socket.PER_TURN
     assert percentile(waits, 50) < 0.1
 
 
@@ -206,17 +205,17 @@ class SlowReader:
 def test_frames_that_take_long_take_a_bounded_part_of_a_core() -> None:
     loop = VirtualLoop()
     reader = SlowReader(loop)
-    reading = connection.FairReading(cast("asyncio.AbstractEventLoop", loop), lambda: reader.cpu_seconds)
+    reading = session_socket.FairReading(cast("asyncio.AbstractEventLoop", loop), lambda: reader.cpu_seconds)
     reading.readable(reader)
     loop.run(until=10)
-    in_store = connection.FRAMES_IN_STORE / connection.FRAMES_PER_SECOND
-    assert reader.cpu_seconds == pytest.approx((10 + in_store) * connection.CPU_SHARE, rel=0.05)
+    in_store = session_socket.FRAMES_IN_STORE / session_socket.FRAMES_PER_SECOND
+    assert reader.cpu_seconds == pytest.approx((10 + in_store) * session_socket.CPU_SHARE, rel=0.05)
 
 
 def test_the_bursts_of_a_program_are_read_in_time_beside_50_sessions() -> None:
     loop = VirtualLoop()
     reader = SlowReader(loop, takes=0.00083)  # the arbiter's answer to BUSY or IDLE, measured with 50 sessions on a GPU
-    reading = connection.FairReading(cast("asyncio.AbstractEventLoop", loop), lambda: reader.cpu_seconds)
+    reading = session_socket.FairReading(cast("asyncio.AbstractEventLoop", loop), lambda: reader.cpu_seconds)
     reading.readable(reader)
     loop.run(until=10)
     # the library sends BUSY and IDLE for at most about 150 bursts a second: gaps under 3 ms end none
@@ -229,14 +228,14 @@ async def test_burst_that_a_session_saved_up_for_is_read_a_turn_at_a_time(agent:
     victim = await agent.peer(agent.open("bob"))
     socket = agent.node.sessions["eve"].socket
     assert isinstance(socket, SessionSocket)
-    socket.listener = listener = Counting(socket.listener)
+    socket.handler = listener = Counting(socket.handler)
     await asyncio.sleep(0.6)  # connecting has cost something
     for peer in burst:
         for _ in range(20):
             peer.send(Kind.MEMORY, GIB, 0, gpu=FIRST.uuid)
     victim.send(Kind.REQUEST, 1000, 0, 1, gpu=FIRST.uuid)
     await victim.until(Kind.GRANT)
-    assert listener.frames <= 4 * connection.PER_TURN
+    assert listener.frames <= 4 * session_socket.PER_TURN
     async with asyncio.timeout(5):
         while listener.frames < 50 * 20:
             await asyncio.sleep(0.01)

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.agent.gpus.nvml import GpuState
-from gpushare_spawner.agent.sockets import connection, session_socket
-from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED
+from gpushare_spawner.agent.sockets import session_socket
+from gpushare_spawner.agent.sockets.session_socket import MALFORMED, NOT_ALLOWED
 from gpushare_spawner.clocks import Budget
 from gpushare_spawner.model.frames import FRAME_BYTES, Frame, Kind, Role, gpu_bytes
 from gpushare_spawner.model.report import Report
@@ -130,7 +130,7 @@ def test_well_formed_nonsense_for_the_arbiter(
 
 
 async def test_a_peer_that_says_nothing_is_closed(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HELLO_WITHIN", 0.05)
+    monkeypatch.setattr(session_socket, "HELLO_WITHIN", 0.05)
     peer = await agent.peer(agent.open(), None)
     assert await peer.ended() == MALFORMED
 
@@ -171,7 +171,7 @@ async def test_a_flood_is_slowed_down_and_others_are_served(agent: Agent) -> Non
         serving += 1
     assert serving >= 20
     assert sorted(waits)[len(waits) // 2] < 0.2
-    assert sent < 4 * 1500 + connection.FRAMES_IN_STORE + 2 * connection.FRAMES_PER_SECOND
+    assert sent < 4 * 1500 + session_socket.FRAMES_IN_STORE + 2 * session_socket.FRAMES_PER_SECOND
 
 
 async def test_a_connection_whose_process_has_ended_before_it_is_accepted_is_turned_away(agent: Agent) -> None:
@@ -192,7 +192,7 @@ async def test_connections_that_end_while_the_session_has_spent_its_turn_leave_n
 ) -> None:
     """One after the other: one of them ends with the last frame that its session may send in a turn."""
     path = agent.open("eve")
-    for _ in range(connection.PER_TURN + 1):
+    for _ in range(session_socket.PER_TURN + 1):
         peer = await agent.peer(path)
         peer.send_raw(b"x" * FRAME_BYTES)
         assert await peer.ended() == MALFORMED

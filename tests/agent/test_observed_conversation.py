@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import pytest
 
 from gpushare_spawner.agent.sessions.conversation import OBSERVED_FEATURES
-from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED
+from gpushare_spawner.agent.sockets.session_socket import NOT_ALLOWED
 from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.model.control import NoticeRequest
 from gpushare_spawner.model.frames import Feature, Frame, Kind, Role, SessionMemoryTopic, gpu_bytes

@@ -15,8 +15,8 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.sockets import connection
-from gpushare_spawner.agent.sockets.connection import SO_PEERPIDFD, identified
+from gpushare_spawner.agent.sockets import session_socket
+from gpushare_spawner.agent.sockets.session_socket import SO_PEERPIDFD, identified
 from gpushare_spawner.model.frames import Kind, Role
 from tests.agent.conftest import Agent
 from tests.agent.peers import Peer
@@ -83,7 +83,7 @@ async def test_process_that_got_the_pid_of_a_peer_that_ended_is_not_taken_for_it
 ) -> None:
     """The pid is given away between connect and accept; the peer's end of the connection is still open."""
     if older_kernel:
-        monkeypatch.setattr(connection, "_pidfd_of_connection", lambda connection: None)
+        monkeypatch.setattr(session_socket, "_pidfd_of_connection", lambda connection: None)
     elif not kernel_tells():
         pytest.skip("this kernel has no SO_PEERPIDFD (Linux 6.5)")
     path = agent.open("eve")
@@ -135,7 +135,7 @@ def test_pid_that_changes_hands_while_it_is_looked_at_is_refused(
 ) -> None:
     """An older kernel: the start times before and after the pidfd was opened differ."""
     starts = iter(range(10))
-    monkeypatch.setattr(connection, "_pidfd_of_connection", lambda connection: None)
+    monkeypatch.setattr(session_socket, "_pidfd_of_connection", lambda connection: None)
     monkeypatch.setattr(processes, "named", lambda pid: ProcessName(pid, next(starts), "boot"))
     with pytest.raises(ProcessLookupError):
         identified(own_connection)
@@ -151,7 +151,7 @@ def test_older_kernels_name_the_peer_by_pid_and_start_time(
     def no_pidfd(pid: int) -> int:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(connection, "_pidfd_of_connection", no_option)
+    monkeypatch.setattr(session_socket, "_pidfd_of_connection", no_option)
     if kernel == "without pidfd":
         monkeypatch.setattr(os, "pidfd_open", no_pidfd)
     assert identified(own_connection).process == processes.named(os.getpid())

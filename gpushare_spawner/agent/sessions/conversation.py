@@ -17,7 +17,7 @@ from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS, GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.memory.session_limit import SHOWN_PROCESSES
 from gpushare_spawner.agent.sessions.session import Kernels, Session
-from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, Connection, FrameRefused
+from gpushare_spawner.agent.sockets.session_socket import MALFORMED, NOT_ALLOWED, Connection, FrameRefused
 from gpushare_spawner.arbiter.recent_use import WINDOW
 from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.frames import (

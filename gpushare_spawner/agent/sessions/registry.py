@@ -20,8 +20,7 @@ from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.session import Activity, Past, PendingAsks, Session, activity, counted
 from gpushare_spawner.agent.sessions.tiers import Shares, Tiers
-from gpushare_spawner.agent.sockets.connection import SESSION_CLOSED
-from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints
+from gpushare_spawner.agent.sockets.session_socket import SESSION_CLOSED, SessionEndpoints
 from gpushare_spawner.agent.state.folder import PathTooLong, StateFolder
 from gpushare_spawner.agent.state.records import Clock, SessionRecord, Store, short_name
 from gpushare_spawner.clocks import STEP, WallClock

@@ -18,8 +18,7 @@ from typing import Protocol
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.memory.session_limit import SessionLimit
-from gpushare_spawner.agent.sockets.connection import Connection, FrameHandler
-from gpushare_spawner.agent.sockets.session_socket import SessionEndpoint
+from gpushare_spawner.agent.sockets.session_socket import Connection, FrameHandler, SessionEndpoint
 from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.arbiter.session import SessionView
 from gpushare_spawner.clocks import Budget

@@ -1,35 +1,448 @@
-"""The SOCK_SEQPACKET socket of each session: permitted users, number of connections, and their rate.
+"""The SOCK_SEQPACKET socket of each session, and the connections of processes to it.
 
-`SessionEndpoint` and `SessionEndpoints` are interfaces, so that the registry of sessions distinguishes neither
-processes nor pods. Connections are in connection.py.
+`SessionSocket` decides which users may connect, how many connections there are, and at what rate. `SessionEndpoint` and
+`SessionEndpoints` are interfaces, so that the registry of sessions distinguishes neither processes nor pods.
+
+A peer cannot harm others: `FairReading` decides when a connection is read, nothing waits for a peer, and a peer that
+leaves too many frames unread is disconnected. The meaning of frames is in sessions/conversation.py.
+
+`FairReading` reads the connections of one session in turn, so that no session delays another. The event loop serves all
+sessions. In one turn of it a session has `PER_TURN` frames read, whatever the number of its connections; over time it
+has its budget. Connections with more frames wait in a queue, in order.
+
+`identified` returns the process at the other end of a connection from the kernel's facts, never from the process's own
+description. The kernel notes the pid of a peer when it connects, and uses the pid again when the process has ended. So
+a connection that is accepted late can carry the pid of another process, perhaps of another user.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
+import select
 import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
-from gpushare_spawner.agent.sockets.connection import (
-    NOT_ALLOWED,
-    Connection,
-    FairReading,
-    FrameHandler,
-    credentials,
-    identified,
-)
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.state.folder import SessionFolder, StateFolder
 from gpushare_spawner.agent.state.records import SessionRecord, short_name
 from gpushare_spawner.clocks import Budget
 from gpushare_spawner.descriptors import Acceptor, is_reserved
 from gpushare_spawner.log_once import LogOnce
-from gpushare_spawner.model.frames import Frame, Kind
+from gpushare_spawner.model.frames import FRAME_BYTES, NO_GPU, VERSION, Feature, Frame, FrameError, Kind
 
 log = logging.getLogger(__name__)
+
+FRAMES_PER_SECOND = 4000
+"""Frames per second that a session may send in the long run; bursts begin and end some hundred times a second at most.
+"""
+FRAMES_IN_STORE = 2000
+"""Frames that it may send at once after a pause."""
+LONGEST_DEBT = 1.0
+"""Longest pause in seconds after which a session that sent too much is read again."""
+PER_TURN = 16
+"""Frames of a session in one iteration of the event loop; a frame with a higher cost counts for more."""
+PER_CONNECTION = 4
+"""Of these, frames of one connection before the next one is read."""
+
+
+CPU_SHARE = 0.25
+"""Part of a core that a session's frames may take in the long run: the cost of some frames grows with the processes."""
+KEPT_FOR_READING = FRAMES_IN_STORE / 2
+"""Budget that BUSY and IDLE leave.
+
+A program whose bursts begin and end 150 times a second sends 300 frames, and beside 50 sessions the arbiter takes 0.8
+ms for each: the arbiter then gets fewer (conversation.py), and the frames are read all the same. A program that is not
+read loses its connection: its socket's buffer holds 278 frames.
+"""
+MOST_CPU_COST = 200
+"""Largest cost of a frame for its CPU time, in frames: the agent may have collected garbage meanwhile."""
+
+
+class Reader(Protocol):
+    """A connection with unread frames."""
+
+    def read_frame(self) -> float | None:
+        """Handle one frame. Return its cost in frames; None if there is nothing more to read."""
+
+    def hold(self) -> None:
+        """Do not call `readable` until `go_on`."""
+
+    def go_on(self) -> None:
+        """Call `readable` when there is something to read."""
+
+
+class FairReading:
+    """The budget of one session, and the queue of its connections that have more to read than the budget allows."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, cpu_seconds: Callable[[], float] = time.thread_time) -> None:
+        """Start with a full budget. ``cpu_seconds``: the CPU time of the reading thread."""
+        self._loop = loop
+        self._cpu_seconds = cpu_seconds
+        self._budget = Budget(loop.time, FRAMES_PER_SECOND, FRAMES_IN_STORE, LONGEST_DEBT * FRAMES_PER_SECOND)
+        self._left: float = PER_TURN
+        self._queue: deque[Reader] = deque()
+        self._due: asyncio.Handle | None = None
+
+    def readable(self, reader: Reader) -> None:
+        """Read from a connection with unread frames, now or in its turn."""
+        if self._queue or not self._read(reader):
+            reader.hold()
+            self._queue.append(reader)
+            self._schedule()
+
+    def forget(self, reader: Reader) -> None:
+        """Remove a connection that has ended."""
+        if reader in self._queue:
+            self._queue.remove(reader)
+
+    def spare_in(self) -> float:
+        """Return the seconds until the budget exceeds the need of reading; 0: it does now."""
+        return self._budget.wait(KEPT_FOR_READING)
+
+    def charge(self, work: Callable[[], None]) -> None:
+        """Do further work for the session's frames, and count its CPU time."""
+        begun = self._cpu_seconds()
+        work()
+        self._budget.spend(self._cost_since(begun))
+
+    def _cost_since(self, begun: float) -> float:
+        """Return the cost of CPU time, in frames. ``begun``: the thread's CPU time before."""
+        return min((self._cpu_seconds() - begun) * FRAMES_PER_SECOND / CPU_SHARE, MOST_CPU_COST)
+
+    def _read(self, reader: Reader) -> bool:
+        """Read a few frames. Return False if there may be more, and the turn is over."""
+        for _ in range(PER_CONNECTION):
+            if self._left <= 0 or self._budget.wait():
+                return False
+            begun = self._cpu_seconds()
+            cost = reader.read_frame()
+            if cost is None:
+                return True
+            cost = max(cost, self._cost_since(begun))
+            self._budget.spend(cost)
+            self._left -= cost
+        # The event loop calls again if there is more.
+        return not self._queue
+
+    def _schedule(self) -> None:
+        if self._due is None:
+            wait = self._budget.wait()
+            self._due = self._loop.call_later(wait, self._next_turn) if wait else self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._due = None
+        self._left = PER_TURN
+        for _ in range(len(self._queue)):
+            if self._left <= 0 or self._budget.wait():
+                break
+            reader = self._queue.popleft()
+            self._queue.append(reader)
+            if self._read(reader) and reader in self._queue:
+                self._queue.remove(reader)
+                reader.go_on()
+        if self._queue:
+            self._schedule()
+
+
+SO_PEERPIDFD = 77
+"""include/uapi/asm-generic/socket.h of Linux 6.5; the same on x86-64 and aarch64. Python has no name for it yet."""
+_UNKNOWN_OPTION = (errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Answers of older kernels and user-space kernels (gVisor)."""
+_HAS_ENDED = (errno.ESRCH, errno.EINVAL, errno.ENODATA)
+"""Answers of kernels from 6.5 on for a process that was reaped; since 6.16 they give a pidfd all the same."""
+_CREDENTIALS = struct.Struct("3i")
+_PIDFD = struct.Struct("i")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The process that made a connection."""
+
+    pid: int
+    """0 if the process is in a pid namespace that the agent cannot see."""
+    uid: int
+    """Its effective uid when it connected."""
+    process: ProcessName | None = None
+    """None if the agent cannot see it."""
+    pidfd: int | None = None
+    """Becomes readable when the process ends; None if the kernel has no pidfd, or the process is the agent itself."""
+
+
+def credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return pid and uid of the peer at the time of its connect (SO_PEERCRED)."""
+    pid, uid, _gid = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return pid, uid
+
+
+def identified(connection: socket.socket) -> Peer:
+    """Return the process that made this connection, and no later process of the same pid.
+
+    The caller closes its pidfd. Raises ProcessLookupError if that process has ended, and OSError if no
+    descriptor is left.
+    """
+    pid, uid = credentials(connection)
+    pidfd = _pidfd_of_connection(connection)
+    certain = pidfd is not None  # by the connection itself, so that it cannot be of another process
+    if pidfd is None and pid:
+        pidfd = _pidfd_of(pid)
+    try:
+        name = processes.named(pid) if pid else None
+        if (pidfd is not None and _has_ended(pidfd)) or (pid and name is None):
+            raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
+        # a process without that uid in any form is of another user, and did not connect
+        if pid and not certain and uid not in processes.uids(pid):
+            raise ProcessLookupError(errno.ESRCH, f"pid {pid} is another process by now")
+    except OSError:
+        if pidfd is not None:
+            os.close(pidfd)
+        raise
+    if pidfd is not None and pid == os.getpid():
+        os.close(pidfd)
+        pidfd = None
+    return Peer(pid, uid, name, pidfd)
+
+
+def _pidfd_of_connection(connection: socket.socket) -> int | None:
+    """Return a pidfd of the process that connected; None if the kernel cannot tell. Raises as `identified`."""
+    try:
+        answer = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, _PIDFD.size)
+    except OSError as error:
+        if error.errno in _UNKNOWN_OPTION:
+            return None
+        if error.errno in _HAS_ENDED:
+            raise ProcessLookupError(errno.ESRCH, "the process that connected has ended") from error
+        raise
+    return int(_PIDFD.unpack(answer)[0])
+
+
+def _pidfd_of(pid: int) -> int | None:
+    """Return a pidfd of the process that has this pid now; None if the kernel has none. Raises as `identified`."""
+    before = processes.named(pid)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EPERM, errno.EINVAL):  # EPERM: a seccomp profile
+            return None
+        raise
+    if before is None or processes.named(pid) != before:
+        os.close(pidfd)
+        raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
+    return pidfd
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+MALFORMED, WRONG_VERSION, NOT_ALLOWED, SESSION_CLOSED = 1, 2, 3, 4
+"""Codes of ERROR, see docs/reference/protocol.md."""
+
+MAX_UNREAD_BYTES = 256 * FRAME_BYTES
+"""Bytes kept for a peer with a full socket buffer, and one packet more."""
+SUPPORTED_FEATURES = sum(Feature)
+COSTS = dict.fromkeys((Kind.RELEASE, Kind.PAGED_IN, Kind.PAGED_OUT), 2)
+"""Cost in frames, if it is not 1.
+
+The arbiter considers all processes, the answer all sessions on the GPU, KERNELS all observers, ASK all earlier asks.
+"""
+COSTS |= {Kind.REQUEST: 8, Kind.RESERVE: 10, Kind.KERNELS: 20, Kind.QUERY: 50, Kind.ASK: 50}
+HELLO_WITHIN = 10.0
+"""Seconds after which a connection without HELLO is closed."""
+
+_numbers = count(1)
+
+
+class FrameHandler(Protocol):
+    """Handler of the frames of a session's connections."""
+
+    def received(self, connection: Connection, frame: Frame) -> None:
+        """Handle a frame. May raise FrameRefused."""
+
+    def ended(self, connection: Connection) -> None:
+        """Handle the end of a connection; called once."""
+
+
+class FrameRefused(Exception):
+    """A frame that ends its connection."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Connection:
+    """One process connected to a session's socket."""
+
+    def __init__(self, endpoint: SessionSocket, peer_socket: socket.socket, peer: Peer) -> None:
+        """Take over the socket and the peer's pidfd; the connection closes both."""
+        self.number = next(_numbers)
+        self.peer = peer
+        self.features = Feature(0)
+        """Features that the process supports; none before HELLO."""
+        self._endpoint = endpoint
+        self._socket = peer_socket
+        self._loop = endpoint.loop
+        self._serial = 0
+        self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
+        self._open = True
+        self._ending = False
+        self.go_on()
+        if peer.pidfd is not None:
+            # otherwise the end of a killed process would stay hidden while its forked child holds the
+            # socket
+            self._loop.add_reader(peer.pidfd, self.end)
+        self._patience = self._loop.call_later(HELLO_WITHIN, self._too_quiet)
+
+    def __repr__(self) -> str:
+        return f"connection {self.number} of process {self.peer.pid}"
+
+    def greeted(self, features: int) -> None:
+        """Record HELLO with its feature bits. Unknown bits belong to newer versions and are ignored."""
+        self.features = Feature(features & SUPPORTED_FEATURES)
+        self._patience.cancel()
+
+    def send(self, kind: Kind, *fields: int, gpu: bytes = NO_GPU, flags: int = 0) -> None:
+        """Send a frame, now or as soon as the peer reads; never blocks or raises.
+
+        A peer that leaves too many frames unread is disconnected.
+        """
+        if not self._open:
+            return
+        self._serial += 1
+        self.send_packet(Frame(kind, fields, gpu, self._serial, flags).pack())
+
+    def send_packet(self, data: bytes) -> None:
+        """Send a packet, like `send`."""
+        if not self._open:
+            return
+        if self._unsent:
+            if self._unsent_bytes >= MAX_UNREAD_BYTES:
+                self._end_soon(f"it left {len(self._unsent)} frames unread")
+            else:
+                self._keep(data)
+            return
+        try:
+            self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            self._keep(data)
+            self._loop.add_writer(self._socket, self._writable)
+        except OSError as error:
+            self._end_soon(f"it cannot be sent to: {error.strerror}")
+
+    def _keep(self, data: bytes) -> None:
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+
+    def end(self, code: int | None = None) -> None:
+        """Close the connection, with an ERROR first if there is a code."""
+        if not self._open:
+            return
+        if code is not None:
+            self._serial += 1
+            with contextlib.suppress(OSError):
+                self._socket.send(Frame(Kind.ERROR, (code,), serial=self._serial).pack())
+        self._open = False
+        self._patience.cancel()
+        self._endpoint.reading.forget(self)
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        if self.peer.pidfd is not None:
+            self._loop.remove_reader(self.peer.pidfd)
+            os.close(self.peer.pidfd)
+        self._endpoint.forget(self)
+
+    @property
+    def reading(self) -> FairReading:
+        """The turns and the budget of its session's connections."""
+        return self._endpoint.reading
+
+    def hold(self) -> None:
+        """Read nothing until `go_on`."""
+        self._loop.remove_reader(self._socket)
+
+    def go_on(self) -> None:
+        """Read frames again."""
+        if self._open:
+            self._loop.add_reader(self._socket, self._endpoint.reading.readable, self)
+
+    def read_frame(self) -> float | None:
+        """Handle one packet. Return its cost in frames; None if there is none, or the connection has ended."""
+        try:
+            # one byte more than a frame, to detect a longer packet
+            data = self._socket.recv(FRAME_BYTES + 1)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            data = b""
+        if not data:
+            self.end()
+            return None
+        cost = self._deal_with(data)
+        return cost if self._open else None
+
+    def _deal_with(self, data: bytes) -> float:
+        try:
+            frame = Frame.unpack(data)
+            self._endpoint.handler.received(self, frame)
+            return COSTS.get(frame.kind, 1)
+        except FrameError as error:
+            self._endpoint.log_peer("%s ends: %s", self, error)
+            self.end(WRONG_VERSION if _is_other_version(data) else MALFORMED)
+        except FrameRefused as refusal:
+            self._endpoint.log_peer("%s ends: %s", self, refusal)
+            self.end(refusal.code)
+        except Exception:
+            self._endpoint.log_peer("%s ends: a frame could not be dealt with: %s", self, data.hex(), trace=True)
+            self.end(MALFORMED)
+        return 1
+
+    def _writable(self) -> None:
+        while self._unsent:
+            try:
+                self._socket.send(self._unsent[0])
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self.end()
+                return
+            self._unsent_bytes -= len(self._unsent.popleft())
+        self._loop.remove_writer(self._socket)
+
+    def _end_soon(self, reason: str) -> None:
+        # Do not do this at once, because the sender is still using this connection.
+        if self._ending:
+            return
+        self._ending = True
+        self._endpoint.log_peer("%s ends: %s", self, reason)
+        self._loop.call_soon(self.end)
+
+    def _too_quiet(self) -> None:
+        self._endpoint.log_peer("%s ends: no HELLO within %g s", self, HELLO_WITHIN)
+        self.end(MALFORMED)
+
+
+def _is_other_version(data: bytes) -> bool:
+    return len(data) == FRAME_BYTES and data[:4] == b"GPSH" and int.from_bytes(data[4:6], "little") != VERSION
 
 
 MAX_CONNECTIONS = 128
@@ -63,7 +476,7 @@ class SessionSocket:
     """Listening socket of one session, for its user, the agent's own user, and root."""
 
     def __init__(
-        self, folder: SessionFolder, uid: int | None, listener: FrameHandler, traffic: Traffic | None = None
+        self, folder: SessionFolder, uid: int | None, handler: FrameHandler, traffic: Traffic | None = None
     ) -> None:
         """Listen in the session's folder. Raises OSError if the socket cannot be made.
 
@@ -71,7 +484,7 @@ class SessionSocket:
         folder. `traffic` is shared by the sockets of one session.
         """
         self._folder = folder
-        self.listener = listener
+        self.handler = handler
         self.loop = asyncio.get_running_loop()
         self._traffic = traffic if traffic is not None else Traffic()
         self.reading = self._traffic.reading
@@ -104,7 +517,7 @@ class SessionSocket:
         """Remove a connection that has ended."""
         self._connections.discard(connection)
         self._traffic.connections.discard(connection)
-        self.listener.ended(connection)
+        self.handler.ended(connection)
 
     def _welcome(self, accepted: socket.socket) -> None:
         if not self._traffic.connects.spend():
@@ -166,7 +579,7 @@ class SessionEndpoint(Protocol):
 class SessionEndpoints(Protocol):
     """Makes the endpoint of each session: `ProcessEndpoints`, or `kubernetes.pods.sessions.PodEndpoints`."""
 
-    def listen(self, record: SessionRecord, listener: FrameHandler) -> SessionEndpoint:
+    def listen(self, record: SessionRecord, handler: FrameHandler) -> SessionEndpoint:
         """Make the endpoint. Raises OSError, OverflowError (a uid that no user can have) or PathTooLong."""
 
 
@@ -176,7 +589,7 @@ class ProcessEndpoints:
     def __init__(self, folder: StateFolder) -> None:
         self._folder = folder
 
-    def listen(self, record: SessionRecord, listener: FrameHandler) -> SessionEndpoint:
+    def listen(self, record: SessionRecord, handler: FrameHandler) -> SessionEndpoint:
         """Make the socket. Raises OSError, OverflowError or PathTooLong."""
         folder = SessionFolder(self._folder.sockets, short_name(record.request.id), self._folder.discarded)
-        return SessionSocket(folder, record.request.uid, listener)
+        return SessionSocket(folder, record.request.uid, handler)

@@ -20,7 +20,7 @@ from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.sockets.connection import Connection
+from gpushare_spawner.agent.sockets.session_socket import Connection
 from gpushare_spawner.agent.state.records import Store
 from gpushare_spawner.agent.suspend.checkpoints import CheckpointResult, Code, DriverCheckpoints
 from gpushare_spawner.model.frames import Frame

@@ -39,8 +39,13 @@ from gpushare_spawner.agent.kubernetes.pods.annotations import (
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.sockets.connection import FrameHandler
-from gpushare_spawner.agent.sockets.session_socket import ProcessEndpoints, SessionEndpoint, SessionSocket, Traffic
+from gpushare_spawner.agent.sockets.session_socket import (
+    FrameHandler,
+    ProcessEndpoints,
+    SessionEndpoint,
+    SessionSocket,
+    Traffic,
+)
 from gpushare_spawner.agent.state.folder import SessionFolder, StateFolder
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.background import Soon
