@@ -38,8 +38,16 @@ def hello() -> Frame:
 
 
 def unpack(packet: bytes) -> Frame | AgentRecord:
-    """Return the record, or the frame that begins or ends the connection. Raises ValueError."""
-    return AgentRecord.parse(packet) if packet.startswith(b"{") else Frame.unpack(packet)
+    """Return the record, or the frame that begins the connection. Raises AgentUnavailable for its end."""
+    if not packet:
+        raise AgentUnavailable(AGENT_CLOSED)
+    try:
+        received = AgentRecord.parse(packet) if packet.startswith(b"{") else Frame.unpack(packet)
+    except ValueError as error:
+        raise AgentUnavailable(agent_unavailable(f"its answer cannot be read: {error}")) from error
+    if isinstance(received, Frame) and received.kind is Kind.ERROR:
+        raise AgentUnavailable(agent_refused(received.fields[0]))
+    return received
 
 
 def session_socket() -> str | None:
@@ -83,16 +91,7 @@ class AgentConnection:
 
     def _next(self) -> Frame | AgentRecord:
         self._socket.settimeout(self._left())
-        data = self._socket.recv(MAX_RECORD_BYTES)
-        if not data:
-            raise AgentUnavailable(AGENT_CLOSED)
-        try:
-            packet = unpack(data)
-        except ValueError as error:
-            raise AgentUnavailable(agent_unavailable(f"its answer cannot be read: {error}")) from error
-        if isinstance(packet, Frame) and packet.kind is Kind.ERROR:
-            raise AgentUnavailable(agent_refused(packet.fields[0]))
-        return packet
+        return unpack(self._socket.recv(MAX_RECORD_BYTES))
 
     def _send(self, frame: Frame) -> None:
         self._serial = frame.serial

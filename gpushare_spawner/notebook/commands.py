@@ -56,15 +56,11 @@ def configure_keep(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help=f"how long: 4h, 90m; '{END}' ends the keep; without it: print how many keeps are left, and for how long",
     )
-    _configure(parser)
+    configure_release(parser)
 
 
 def configure_release(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``gpushare release``."""
-    _configure(parser)
-
-
-def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON object: done, text")
     parser.add_argument("--socket", metavar="PATH", help="the session's socket (default: $GPUSHARE_SOCKET)")
 

@@ -51,15 +51,14 @@ def offered_asks(status: ShareStatus) -> list[str]:
     layer = other_layer(status.layer)
     reach = (layer or LAYERS[LayerName.NATIVE]).reach
     decided = status.controls or ControlsStatus()
-    if not status.takes_asks:
-        return []
-    return [
-        "keep",
-        "end-keep",
-        *["release"] * (IdleReach.RELEASE in reach),
-        *["share"] * (IdleReach.RESIZE in reach and decided.largest_share_units > 0),
-        "stop",
-    ]
+    offered = {
+        "keep": True,
+        "end-keep": True,
+        "release": IdleReach.RELEASE in reach,
+        "share": IdleReach.RESIZE in reach and decided.largest_share_units > 0,
+        "stop": True,
+    }
+    return [name for name, possible in offered.items() if possible and status.takes_asks]
 
 
 def missing_asks(status: ShareStatus) -> str:
@@ -127,22 +126,22 @@ def _load_jupyter_server_extension(server: Any) -> None:
         # process's environment
         for name, value in FRAMEWORK_DEFAULTS.items():
             os.environ.setdefault(name, value)
+    if client.shared or os.environ.get(LAYER_VARIABLE):
         server.io_loop.add_callback(_start, server, client)  # the loop does not run yet
-    elif os.environ.get(LAYER_VARIABLE):
-        server.io_loop.add_callback(_keep_active, server)
 
 
 async def _start(server: Any, client: SessionClient) -> None:
-    watching = watch_kernels(lambda: kernel_activity(server.kernel_manager), client)
-    # asyncio keeps no reference to tasks; the server's settings do
-    server.web_app.settings["gpushare_tasks"] = [asyncio.create_task(client.run()), asyncio.create_task(watching)]
-
-
-async def _keep_active(server: Any) -> None:
     settings = server.web_app.settings
-    times = settings.setdefault("last_activity_times", {})
-    keeping = keep_active_while_busy(lambda: kernel_activity(server.kernel_manager), times)
-    settings["gpushare_tasks"] = [asyncio.create_task(keeping)]
+
+    def read() -> KernelActivity:
+        return kernel_activity(server.kernel_manager)
+
+    if client.shared:
+        work = [client.run(), watch_kernels(read, client)]
+    else:
+        work = [keep_active_while_busy(read, settings.setdefault("last_activity_times", {}))]
+    # asyncio keeps no reference to tasks; the server's settings do
+    settings["gpushare_tasks"] = [asyncio.create_task(coroutine) for coroutine in work]
 
 
 async def watch_kernels(read: Callable[[], KernelActivity], client: SessionClient) -> None:
@@ -196,19 +195,24 @@ def dashboard() -> str:
     return f"{os.environ.get('JUPYTERHUB_HOST', '')}{url_path_join(prefix, 'services/gpushare')}/" if prefix else ""
 
 
-class StatusHandler(APIHandler):
+class ShareHandler(APIHandler):
+    """A handler that uses the connection to the agent."""
+
+    auth_resource = "server"
+
+    def initialize(self, client: SessionClient) -> None:
+        """Keep the client."""
+        self._client = client
+
+
+class StatusHandler(ShareHandler):
     """The status of the share as JSON, like `gpushare status --json`, and the sentences that JupyterLab shows.
 
     A request does not count as activity of the user: an open tab does not keep a server running.
     """
 
-    auth_resource = "server"
     # an open tab sends a request every few seconds
     _track_activity = False
-
-    def initialize(self, client: SessionClient) -> None:
-        """Keep the client."""
-        self._client = client
 
     @web.authenticated
     @authorized
@@ -219,14 +223,8 @@ class StatusHandler(APIHandler):
         self.finish(json.dumps(answer(status)))
 
 
-class AskHandler(APIHandler):
+class AskHandler(ShareHandler):
     """Passes a user's request to the service, and answers with the result: {"done": bool, "text": str}."""
-
-    auth_resource = "server"
-
-    def initialize(self, client: SessionClient) -> None:
-        """Keep the client."""
-        self._client = client
 
     @web.authenticated
     @authorized

@@ -6,21 +6,17 @@ Without an agent, notices and messages reach the user this way. The kubelet keep
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
-from gpushare_spawner.model.kubernetes.annotations import LAYER, MESSAGES, AnnotationProblem, PodSession, pod_session
+from gpushare_spawner.model.kubernetes.annotations import LAYER, AnnotationProblem, PodSession, pod_session
 from gpushare_spawner.model.kubernetes.objects import SESSION_FILES
 from gpushare_spawner.model.layers import LAYER_VARIABLE
-from gpushare_spawner.model.share_status import (
-    ANNOTATIONS_VARIABLE,
-    ControlsStatus,
-    PendingAction,
-    ShareStatus,
-)
+from gpushare_spawner.model.share_status import ANNOTATIONS_VARIABLE, ControlsStatus, PendingAction, ShareStatus
 from gpushare_spawner.wording.amounts import reason
 from gpushare_spawner.wording.layers import annotations_unreadable
 
@@ -56,26 +52,18 @@ class PodAnnotations:
         return share_status(session, self._clock())
 
     def _session(self) -> PodSession:
-        for attempt in range(_ATTEMPTS):
-            version = os.readlink(self._folder / _CURRENT)
-            if self._read is not None and self._read[0] == version:
-                return self._read[1]
-            try:
-                session = self._read_all(self._folder / version)
-            except FileNotFoundError:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-                continue  # replaced meanwhile
-            self._read = version, session
-            return session
-        raise AssertionError("the last attempt returns or raises")
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(FileNotFoundError):  # replaced meanwhile
+                return self._current()
+        return self._current()
 
-    def _read_all(self, folder: Path) -> PodSession:
-        texts = {name: (folder / file).read_text() for name, file in SESSION_FILES.items() if name != MESSAGES}
-        newer = folder / SESSION_FILES[MESSAGES]
-        if newer.exists():  # missing in a pod of an older hub
-            texts[MESSAGES] = newer.read_text()
-        return pod_session({name: text for name, text in texts.items() if text}, {LAYER: self._layer})
+    def _current(self) -> PodSession:
+        version = os.readlink(self._folder / _CURRENT)
+        if self._read is None or self._read[0] != version:
+            texts = {name: (self._folder / version / file).read_text() for name, file in SESSION_FILES.items()}
+            present = {name: text for name, text in texts.items() if text}
+            self._read = version, pod_session(present, {LAYER: self._layer})
+        return self._read[1]
 
 
 def share_status(session: PodSession, now: float) -> ShareStatus:

@@ -31,14 +31,7 @@ from gpushare_spawner.notebook.client import (
     unpack,
     with_agent,
 )
-from gpushare_spawner.wording.amounts import (
-    AGENT_CLOSED,
-    AGENT_NOT_YET,
-    agent_refused,
-    agent_silent,
-    agent_unavailable,
-    reason,
-)
+from gpushare_spawner.wording.amounts import AGENT_NOT_YET, agent_silent, agent_unavailable, reason
 from gpushare_spawner.wording.layers import NO_AGENT, NO_SHARE, no_answer, wrong_kind, wrong_value
 
 if TYPE_CHECKING:
@@ -190,7 +183,8 @@ class SessionClient:
         self._log = log or logging.getLogger(__name__)
         self._connection: socket.socket | None = None
         self._serial = 0
-        self._welcomed = False
+        self.connected = False
+        """Whether the agent has welcomed this connection."""
         self._asks: dict[int, asyncio.Future[ServiceAnswer]] = {}
         """Requests that wait for the service's answer, by number."""
         self._asking = asyncio.Lock()
@@ -203,11 +197,6 @@ class SessionClient:
     def shared(self) -> bool:
         """Whether this server has a session socket."""
         return self._path is not None
-
-    @property
-    def connected(self) -> bool:
-        """Whether the agent has welcomed this connection."""
-        return self._welcomed
 
     async def run(self) -> None:
         """Keep the connection until cancelled."""
@@ -284,18 +273,14 @@ class SessionClient:
             await loop.sock_connect(connection, path)
             self._connection = connection
             await self._send(Kind.HELLO, *hello().fields)
-            while data := await loop.sock_recv(connection, MAX_RECORD_BYTES):
-                await self._take(unpack(data))
-            self._problem = AGENT_CLOSED
-        except (OSError, ValueError) as error:
+            while True:
+                await self._take(unpack(await loop.sock_recv(connection, MAX_RECORD_BYTES)))
+        except (OSError, ValueError, AgentUnavailable) as error:
             why = getattr(error, "strerror", None) or reason(error)
-            self._problem = agent_unavailable(why)
-            self._log.debug("gpushare: the agent is unavailable: %s", why)
-        except _Refused as error:
-            self._problem = str(error)
-            self._log.debug("gpushare: %s", error)
+            self._problem = str(error) if isinstance(error, AgentUnavailable) else agent_unavailable(why)
+            self._log.debug("gpushare: %s", self._problem)
         finally:
-            welcomed, self._welcomed = self._welcomed, False
+            welcomed, self.connected = self.connected, False
             self._connection = self._last = None
             for future in (self._answered, *self._asks.values()):
                 if future is not None and not future.done():
@@ -304,24 +289,19 @@ class SessionClient:
         return welcomed
 
     async def _take(self, packet: Frame | AgentRecord) -> None:
-        if isinstance(packet, AgentRecord):
-            self._take_record(packet)
-        elif packet.kind is Kind.WELCOME:
-            self._welcomed = True
-            if self._kernels is not None:
-                await self._send(Kind.KERNELS, *self._kernels.fields())
-        elif packet.kind is Kind.ERROR:
-            raise _Refused(agent_refused(packet.fields[0]))
-
-    def _take_record(self, record: AgentRecord) -> None:
-        if record.status is None:
+        if isinstance(packet, Frame):
+            if packet.kind is Kind.WELCOME:
+                self.connected = True
+                if self._kernels is not None:
+                    await self._send(Kind.KERNELS, *self._kernels.fields())
+            return
+        if packet.status is None:
             self._last = None  # the next query gets a new answer
         elif self._answered is not None and not self._answered.done():
-            self._answered.set_result(record.status)
+            self._answered.set_result(packet.status)
         # answers to other notebook servers are ignored
-        future = self._asks.get(record.answer.number) if record.answer is not None else None
-        if record.answer is not None and future is not None and not future.done():
-            future.set_result(record.answer)
+        if packet.answer is not None and (future := self._asks.get(packet.answer.number)) and not future.done():
+            future.set_result(packet.answer)
 
     async def _send(self, kind: Kind, *fields: int) -> None:
         if self._connection is None:
@@ -329,7 +309,3 @@ class SessionClient:
         self._serial += 1
         frame = Frame(kind, fields, serial=self._serial)
         await asyncio.get_running_loop().sock_sendall(self._connection, frame.pack())
-
-
-class _Refused(Exception):
-    """The agent answered with ERROR."""

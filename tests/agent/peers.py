@@ -11,7 +11,6 @@ from pathlib import Path
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, Role, gpu_bytes
 from gpushare_spawner.model.share_status import AgentRecord, ServiceAnswer, ShareStatus
-from gpushare_spawner.notebook.client import unpack
 
 GIB = 2**30
 FIRST = Gpu(0, "GPU-00000000-0000-0000-0000-000000000001", "Simulated GPU 16 GiB", 16 * GIB, simulated=True)
@@ -70,7 +69,9 @@ class Peer:
                 # we had sent more than was read; what the agent said is still there
                 with contextlib.suppress(ConnectionResetError):
                     data = await asyncio.get_running_loop().sock_recv(self.socket, 2**18)
-        return unpack(data) if data else None
+        if not data:
+            return None
+        return AgentRecord.parse(data) if data.startswith(b"{") else Frame.unpack(data)
 
     async def receive(self, timeout: float = 5.0) -> Frame | None:
         """The next frame, or None where the agent has ended the connection; records are skipped."""
