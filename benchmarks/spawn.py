@@ -36,7 +36,7 @@ from traitlets.config import Config
 from benchmarks.handoff import spinning
 from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, resource_name
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
-from gpushare_spawner.templates.files import SETTLING_SECONDS
+from gpushare_spawner.templates.folder import SETTLING_SECONDS
 from tests.kubernetes.pod_account import write_certificate
 from tests.kubernetes.sharing_hub import GpuNodes, gpu, kube_access
 from tests.kubernetes.standin.client import path

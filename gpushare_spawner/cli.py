@@ -109,22 +109,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # display names and messages have letters that a terminal's encoding can lack; stderr does this by default
         sys.stdout.reconfigure(errors="backslashreplace")
-    chosen: tuple[argparse.ArgumentParser, Callable[[], Part]] | None = None
     requested = next((word for word in arguments if not word.startswith("-")), None)
     if requested == "keep" and "--" not in arguments:
         # "-1h" is a wrong time, not an option
         wrong = next((number for number, word in enumerate(arguments) if re.match(r"-\d", word)), None)
         arguments = arguments if wrong is None else [*arguments[:wrong], "--", *arguments[wrong:]]
-    for name, (summary, load) in COMMANDS.items():
-        part = parts.add_parser(name, help=summary, description=_sentence(summary))
-        if name == requested:
-            chosen = (part, load)
+    parsers = {
+        name: parts.add_parser(name, help=summary, description=_sentence(summary))
+        for name, (summary, _) in COMMANDS.items()
+    }
     try:
-        if chosen is not None:
-            part, load = chosen
-            subcommand = load()
-            subcommand.configure(part)
-            part.set_defaults(run=subcommand.run)
+        if requested in parsers:
+            subcommand = COMMANDS[requested][1]()
+            subcommand.configure(parsers[requested])
+            parsers[requested].set_defaults(run=subcommand.run)
         options = parser.parse_args(arguments)
         result: int = options.run(options)
         sys.stdout.flush()

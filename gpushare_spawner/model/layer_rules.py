@@ -210,12 +210,8 @@ class LayersFile(FilePart):
     def options_of(self, layer: LayerName, rule: LayerRule | None = None) -> LayerOptions:
         """Return a layer's options on the nodes of a rule; None: on nodes without a rule."""
         options = self.options.of(layer)
-        own = rule.options.of(layer) if rule is not None else None
-        return (
-            options
-            if own is None
-            else options.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
-        )
+        own = rule.options.of(layer) if rule is not None else LayerOptions()
+        return options.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
 
     def layers_for(self, models: Iterable[str]) -> tuple[LayerName, ...]:
         """Return the layers that can serve a template with these patterns of GPU models, without repetition."""

@@ -118,14 +118,6 @@ class Tier(StrEnum):
         """The depth, from 0 for ACTIVE to 3 for STOPPED; also the tier's number in the wire protocol."""
         return _DEPTH[self]
 
-    @classmethod
-    def from_depth(cls, depth: int) -> Tier:
-        """Return the tier of this depth. Raises ValueError for other numbers."""
-        tiers = list(cls)
-        if not 0 <= depth < len(tiers):
-            raise ValueError(f"{depth} stands for no tier; tiers are 0 ({tiers[0]}) to {len(tiers) - 1} ({tiers[-1]})")
-        return tiers[depth]
-
 
 # the culler reads it several times for each session
 _DEPTH = {tier: depth for depth, tier in enumerate(Tier)}

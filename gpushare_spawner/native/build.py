@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -93,10 +92,7 @@ def main() -> int:
     parser.add_argument("folder", nargs="?", type=Path, default=HERE, help="what to build; default: libgpushare.so")
     parser.add_argument("--machine", choices=MACHINES, help="default: this machine")
     parser.add_argument("--into", type=Path, help="default: lib in the folder")
-    parser.add_argument("--clean", action="store_true", help="empty the folder that they go into first")
     options = parser.parse_args()
-    if options.clean:
-        shutil.rmtree(options.into or options.folder / "lib", ignore_errors=True)
     try:
         for path in build(options.folder.resolve(), options.into, options.machine):
             print(path)

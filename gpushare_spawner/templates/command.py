@@ -1,8 +1,7 @@
 """``gpushare templates``: checks template files and the files beside them before a hub reads them; prints JSON Schemas.
 
 One command checks all files of a folder: templates, quotas, idle policy and layers. It also reports templates that no
-layer of `layers.yaml` can serve. The JSON Schemas are for editors. The files are read by `templates.folder` and
-`templates.files`.
+layer of `layers.yaml` can serve. The JSON Schemas are for editors. The files are read by `templates.folder`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import BrokenPromise, Template, TemplateGpu
-from gpushare_spawner.templates.files import read_file
 from gpushare_spawner.templates.folder import (
     DEFAULT_FOLDER,
     LAYERS_FILE,
@@ -37,6 +35,7 @@ from gpushare_spawner.templates.folder import (
     Policy,
     PolicyFolder,
     default_folder,
+    read_file,
 )
 from gpushare_spawner.templates.parser import TEMPLATE
 from gpushare_spawner.templates.problems import Problem, bare_numbers, line_of

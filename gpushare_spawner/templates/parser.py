@@ -3,7 +3,7 @@
 YAML is parsed by the core schema of YAML 1.2 (``no`` is a word, ``1:30`` is not a number): one document, no tags, no
 merge keys. The parser rejects input early that could exhaust memory or time: text over 1 MiB, deep nesting, aliases
 that expand to many values. Unknown fields are refused by the models (`model.part`) and worded in `problems`. Files on
-disk are in `templates.files`.
+disk are in `templates.folder`.
 """
 
 from __future__ import annotations

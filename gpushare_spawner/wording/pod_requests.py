@@ -83,9 +83,8 @@ def _missing(names: Sequence[str]) -> tuple[str, str]:
     return " and no ".join(_FIELDS[name][0] for name in names), " and ".join(_FIELDS[name][1] for name in names)
 
 
-def resize_unknown() -> str:
-    """Return that `release_resources` has no effect here, for the log."""
-    return (
-        "Templates have idle.release_resources, which has no effect on this cluster: its API server has no "
-        "pods/resize, which needs Kubernetes 1.33 or later. Upgrade the cluster, or remove the field."
-    )
+RESIZE_UNKNOWN = (
+    "Templates have idle.release_resources, which has no effect on this cluster: its API server has no pods/resize, "
+    "which needs Kubernetes 1.33 or later. Upgrade the cluster, or remove the field."
+)
+"""For the log."""

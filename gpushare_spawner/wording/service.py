@@ -193,16 +193,8 @@ def not_a_key(text: str, keys: str) -> str:
     return f"by: {text!r} is not known: choose from {keys}."
 
 
-def period_ends_first() -> str:
-    """Return that a period ends before it begins."""
-    return "until: the period ends before it begins: give a later time than since."
-
-
-def not_yours() -> str:
-    """Return that a viewer may not read another user's history."""
-    return "user: the history of other users is for admins, and for tokens with the scope custom:gpushare:read."
-
-
+PERIOD_ENDS_FIRST = "until: the period ends before it begins: give a later time than since."
+NOT_YOURS = "user: the history of other users is for admins, and for tokens with the scope custom:gpushare:read."
 LABEL = "Quota"
 """The label of the choice between several quotas on the form."""
 OVER_QUOTA_WAITS = "Your spawn is over quota: spawns in quota come first."

@@ -104,10 +104,10 @@ def test_two_changes_within_one_tick_of_the_clock_are_both_seen(folder: Path) ->
 
 def test_unchanged_files_are_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = PolicyFolder(folder)
-    monkeypatch.setattr("gpushare_spawner.templates.files.SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr("gpushare_spawner.templates.folder.SETTLING_SECONDS", 0.0)
     first = loader.load()
     monkeypatch.setattr(
-        "gpushare_spawner.templates.files.read_file", lambda kind, path: pytest.fail(f"{path} was read again")
+        "gpushare_spawner.templates.folder.read_file", lambda kind, path: pytest.fail(f"{path} was read again")
     )
     assert loader.load() is first
 

@@ -56,7 +56,7 @@ class ResizeApi:
             self._trouble = ""
         has_resize = any(resource["name"] == RESIZE for resource in answer["resources"])
         if not has_resize and self._has_resize is None:
-            self._log.warning("%s", words.resize_unknown())
+            self._log.warning("%s", words.RESIZE_UNKNOWN)
         self._has_resize, self._ask_at = has_resize, self._clock() + ASK_AGAIN_AFTER
         return has_resize
 

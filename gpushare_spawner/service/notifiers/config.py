@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from gpushare_spawner.model.part import FilePart
 from gpushare_spawner.model.quantity import Seconds
-from gpushare_spawner.templates.files import OptionalFile
+from gpushare_spawner.templates.folder import OptionalFile
 from gpushare_spawner.templates.parser import FileKind
 from gpushare_spawner.wording.notices import DEFAULT_SUBJECT, DEFAULT_TEXT
 

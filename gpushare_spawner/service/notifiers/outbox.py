@@ -28,7 +28,7 @@ from gpushare_spawner.service.notifiers.config import (
     rendered,
 )
 from gpushare_spawner.service.notifiers.senders import MailNotifier, WebhookNotifier
-from gpushare_spawner.templates.files import OptionalFile
+from gpushare_spawner.templates.folder import OptionalFile
 from gpushare_spawner.wording.amounts import reason, utc
 
 DAY, MINUTE = 86400.0, 60.0

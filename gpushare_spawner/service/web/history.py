@@ -213,10 +213,10 @@ def period_of(argument: Argument, viewer: Caller, now: float) -> Period:
     until = _instant("until", argument("until"), now)
     since = _instant("since", argument("since"), until - DEFAULT_PERIOD)
     if until < since:
-        raise ValueError(words.period_ends_first())
+        raise ValueError(words.PERIOD_ENDS_FIRST)
     user = argument("user") or None
     if user not in (None, viewer.name) and not viewer.sees_all:
-        raise PermissionError(words.not_yours())
+        raise PermissionError(words.NOT_YOURS)
     return Period(since, until, user_of(viewer) or user, argument("group") or None, argument("template") or None)
 
 
@@ -228,7 +228,7 @@ def user_of(viewer: Caller) -> str | None:
     if viewer.sees_all:
         return None
     if not viewer.name:
-        raise PermissionError(words.not_yours())
+        raise PermissionError(words.NOT_YOURS)
     return viewer.name
 
 
