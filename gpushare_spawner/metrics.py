@@ -6,7 +6,7 @@ Names follow Prometheus' rules: base units, ``_total`` for counters, and samples
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -23,7 +23,7 @@ class Figure(Generic[Of]):
     """One metric."""
 
     name: str
-    """Without ``_total``."""
+    """Without ``_total``. In the tables also without their prefix, which `_named` adds."""
     meaning: str
     value: Callable[[Of], float | None]
     """None: unknown, so there is no sample."""
@@ -31,107 +31,94 @@ class Figure(Generic[Of]):
     """Whether the value only grows; False: a gauge."""
 
 
-GPU: tuple[Figure[GpuReport], ...] = (
-    Figure("gpushare_gpu_capacity_units", "Units of 1 % that the agent may guarantee", lambda gpu: gpu.capacity_units),
-    Figure("gpushare_gpu_memory_bytes", "Memory of the GPU", lambda gpu: gpu.memory_bytes),
+def _named(prefix: str, *figures: Figure[Of]) -> tuple[Figure[Of], ...]:
+    """Return the figures with a prefix before their names."""
+    return tuple(replace(figure, name=prefix + figure.name) for figure in figures)
+
+
+GPU: tuple[Figure[GpuReport], ...] = _named(
+    "gpushare_gpu_",
+    Figure("capacity_units", "Units of 1 % that the agent may guarantee", lambda gpu: gpu.capacity_units),
+    Figure("memory_bytes", "Memory of the GPU", lambda gpu: gpu.memory_bytes),
     Figure(
-        "gpushare_gpu_memory_used_bytes",
-        "Memory of the GPU in use, as the driver reports it",
-        lambda gpu: gpu.memory_used_bytes,
+        "memory_used_bytes", "Memory of the GPU in use, as the driver reports it", lambda gpu: gpu.memory_used_bytes
     ),
     Figure(
-        "gpushare_gpu_utilization_ratio",
+        "utilization_ratio",
         "Part of the driver's last sample period (at most a second) in which the GPU computed, from 0 to 1",
         lambda gpu: gpu.utilisation,
     ),
     Figure(
-        "gpushare_gpu_temperature_celsius",
-        "Temperature of the GPU, as the driver reports it",
-        lambda gpu: gpu.temperature_celsius,
+        "temperature_celsius", "Temperature of the GPU, as the driver reports it", lambda gpu: gpu.temperature_celsius
     ),
-    Figure("gpushare_gpu_power_watts", "What the GPU draws now, as the driver reports it", lambda gpu: gpu.power_watts),
-    Figure("gpushare_gpu_healthy", "1 while the GPU is healthy", lambda gpu: gpu.healthy),
-    Figure("gpushare_gpu_waiting_sessions", "Sessions with GPU work that wait for a lease", lambda gpu: gpu.waiting),
+    Figure("power_watts", "What the GPU draws now, as the driver reports it", lambda gpu: gpu.power_watts),
+    Figure("healthy", "1 while the GPU is healthy", lambda gpu: gpu.healthy),
+    Figure("waiting_sessions", "Sessions with GPU work that wait for a lease", lambda gpu: gpu.waiting),
 )
 
-NODE: tuple[Figure[Report], ...] = (
+NODE: tuple[Figure[Report], ...] = _named(
+    "gpushare_node_",
     Figure(
-        "gpushare_node_state_durable",
+        "state_durable",
         "1 while sessions and changes of their tiers are on the agent's disk, 0 while some are in its memory only",
         lambda report: report.state_trouble is None,
     ),
 )
 
-HOST_MEMORY: tuple[Figure[HostMemoryReport], ...] = (
+HOST_MEMORY: tuple[Figure[HostMemoryReport], ...] = _named(
+    "gpushare_node_host_memory_",
+    Figure("budget_bytes", "Host memory that paged-out GPU memory may use", lambda memory: memory.budget_bytes),
     Figure(
-        "gpushare_node_host_memory_budget_bytes",
-        "Host memory that paged-out GPU memory may use",
-        lambda memory: memory.budget_bytes,
-    ),
-    Figure(
-        "gpushare_node_host_memory_needed_bytes",
+        "needed_bytes",
         "Host memory that is needed if every session uses all that it has allocated, and at least its guarantee",
         lambda memory: memory.needed_bytes,
     ),
-    Figure(
-        "gpushare_node_host_memory_paged_out_bytes",
-        "Host memory that paged-out GPU memory uses now",
-        lambda memory: memory.paged_out_bytes,
-    ),
+    Figure("paged_out_bytes", "Host memory that paged-out GPU memory uses now", lambda memory: memory.paged_out_bytes),
 )
 
-SESSION: tuple[Figure[SessionReport], ...] = (
+SESSION: tuple[Figure[SessionReport], ...] = _named(
+    "gpushare_session_",
+    Figure("share_units", "Share of the session on each of its GPUs", lambda session: session.share_units),
+    Figure("effective_units", "Units that the tier leaves the session", lambda session: session.effective_units),
     Figure(
-        "gpushare_session_share_units", "Share of the session on each of its GPUs", lambda session: session.share_units
+        "guaranteed_units", "Units that are guaranteed to the session now", lambda session: session.guaranteed_units
     ),
     Figure(
-        "gpushare_session_effective_units",
-        "Units that the tier leaves the session",
-        lambda session: session.effective_units,
-    ),
-    Figure(
-        "gpushare_session_guaranteed_units",
-        "Units that are guaranteed to the session now",
-        lambda session: session.guaranteed_units,
-    ),
-    Figure(
-        "gpushare_session_memory_bytes",
+        "memory_bytes",
         "GPU memory that the session has allocated, on the GPU or paged out",
         lambda session: session.memory_bytes,
     ),
     Figure(
-        "gpushare_session_memory_resident_bytes",
+        "memory_resident_bytes",
         "The part of the session's GPU memory that is on the GPU",
         lambda session: session.resident_bytes,
     ),
+    Figure("busy", "1 while the session has GPU work that runs or waits", lambda session: session.gpu_busy),
     Figure(
-        "gpushare_session_busy", "1 while the session has GPU work that runs or waits", lambda session: session.gpu_busy
-    ),
-    Figure(
-        "gpushare_session_bypassing_processes",
+        "bypassing_processes",
         "Processes of the session that use the GPU without the library",
         lambda session: len(session.bypassing_pids),
     ),
     Figure(
-        "gpushare_session_gpu_seconds",
+        "gpu_seconds",
         "Time with a burst of the session on its GPUs, since it was opened",
         lambda session: session.gpu_seconds,
         counter=True,
     ),
     Figure(
-        "gpushare_session_entitled_seconds",
+        "entitled_seconds",
         "GPU time that the session was entitled to while others competed",
         lambda session: session.delivered.entitled_seconds,
         counter=True,
     ),
     Figure(
-        "gpushare_session_delivered_seconds",
+        "delivered_seconds",
         "GPU time that the session received while others competed",
         lambda session: session.delivered.delivered_seconds,
         counter=True,
     ),
     Figure(
-        "gpushare_session_memory_limit_hits",
+        "memory_limit_hits",
         "Allocations of device memory that a limit refused",
         lambda session: session.memory_limit_hits.count,
         counter=True,

@@ -410,7 +410,9 @@ def decide(
     if isinstance(due, NoAction):
         return _stay(session, due, notice=_standing(session, due), decide_again_at=kept_until)
     decision = _approach(due, session, now)
-    return decision if end is None else _at_latest(decision, end.tell_at)
+    if end is None or decision.decide_again_at is None:
+        return decision
+    return replace(decision, decide_again_at=min(decision.decide_again_at, end.tell_at))
 
 
 def _standing(session: Observation, why: NoAction) -> IdleAction | None:
@@ -496,12 +498,6 @@ def _stay(
     return Decision(
         session.tier, session.effective_units, why, notice, upcoming, idle_since, worked_at, decide_again_at
     )
-
-
-def _at_latest(decision: Decision, instant: float) -> Decision:
-    if decision.decide_again_at is None or decision.decide_again_at <= instant:
-        return decision
-    return replace(decision, decide_again_at=instant)
 
 
 @dataclass(frozen=True)

@@ -313,11 +313,7 @@ class DryRun:
         if supposed.tier is seen.tier:
             return replace(seen, notice=supposed.notice)
         return replace(
-            seen,
-            tier=supposed.tier,
-            tier_since=supposed.since,
-            effective_units=supposed.units,
-            notice=supposed.notice,
+            seen, tier=supposed.tier, tier_since=supposed.since, effective_units=supposed.units, notice=supposed.notice
         )
 
     def notify(self, session: str, seen: Observation, notice: Notice | None, now: float) -> None:

@@ -29,11 +29,7 @@ Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 """In the order of Python's weekdays."""
 QuietAction = Literal["downgrade", "release", "stop"]
-_TIERS: dict[QuietAction, Tier] = {
-    "downgrade": Tier.DOWNGRADED,
-    "release": Tier.RELEASED,
-    "stop": Tier.STOPPED,
-}
+_TIERS: dict[QuietAction, Tier] = {"downgrade": Tier.DOWNGRADED, "release": Tier.RELEASED, "stop": Tier.STOPPED}
 
 
 class IdleTimes(FilePart):

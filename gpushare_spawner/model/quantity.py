@@ -95,8 +95,7 @@ Seconds = Annotated[
 """Seconds, written as a duration."""
 
 Cores = Annotated[
-    float,
-    BeforeValidator(parse_cores, json_schema_input_type=_written("cores like 500m", "cores", _CORES_WRITTEN)),
+    float, BeforeValidator(parse_cores, json_schema_input_type=_written("cores like 500m", "cores", _CORES_WRITTEN))
 ]
 """CPU cores, written as a Kubernetes quantity."""
 

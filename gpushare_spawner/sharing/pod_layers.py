@@ -14,10 +14,6 @@ from gpushare_spawner.sharing.base import LayerCapacity, LayerRequest, PodChange
 Manifest = dict[str, Any]
 
 
-def _no_objects(request: LayerRequest) -> tuple[Manifest, ...]:
-    return ()
-
-
 @dataclass(frozen=True)
 class PodLayer:
     """Functions of one layer. They are pure and do not change their arguments."""
@@ -26,7 +22,7 @@ class PodLayer:
     """Function that returns the pod with the share. Raises `LayerCannot`."""
     free: Callable[[LayerRequest], LayerCapacity]
     """Function that returns the free capacity for servers of the request's template. Raises `LayerCannot`."""
-    objects: Callable[[LayerRequest], tuple[Manifest, ...]] = _no_objects
+    objects: Callable[[LayerRequest], tuple[Manifest, ...]] = lambda request: ()
     """Function that returns objects that must be in the server's namespace before the pod. Equal requests give equal
     objects with equal names. Raises `LayerCannot`."""
     same: Callable[[Manifest, Manifest], bool] = operator.eq

@@ -242,10 +242,7 @@ _ADVICE: dict[Callable[[Any], Any], str] = {
 
 
 def bare_numbers(
-    root: type[BaseModel],
-    file: str,
-    numbers: Mapping[FieldPath, str],
-    lines: Mapping[FieldPath, int],
+    root: type[BaseModel], file: str, numbers: Mapping[FieldPath, str], lines: Mapping[FieldPath, int]
 ) -> Iterator[Problem]:
     """Yield a warning for each number without a unit. ``numbers``: the texts of all numbers of a valid file."""
     for path, text in numbers.items():
