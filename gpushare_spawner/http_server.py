@@ -6,6 +6,7 @@ on connections, a reserve of descriptors, and an answer to a body that is too la
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable
@@ -41,16 +42,16 @@ class BoundedHTTPServer(HTTPServer):
         application: HTTPServerConnectionDelegate,
         *,
         most_connections: int,
-        crowded: LogOnce,
-        trouble: LogOnce,
+        title: str,
+        log: logging.Logger,
         connects: Budget | None = None,
         most_body_bytes: int = sys.maxsize,
         too_large: bytes = b"",
         **options: Any,
     ) -> None:
-        """Set up the server. `crowded`: connections are closed because there are too many.
+        """Set up the server. `title`: of the application, for `log`.
 
-        `trouble`: no descriptor is left. `connects`: rate of accepted connections; None if there is no bound. A request
+        `connects`: rate of accepted connections; None if there is no bound. A request
         with a body of more than `most_body_bytes` gets the answer 413 with the JSON `too_large`; not given: tornado's
         limit, and its 400 without a body.
         """
@@ -58,7 +59,18 @@ class BoundedHTTPServer(HTTPServer):
             options["max_body_size"] = sys.maxsize  # tornado would answer 400 without a reason
         super().initialize(application, **options)
         self._most_connections, self._connects = most_connections, connects
-        self._crowded, self._trouble = crowded, trouble
+        self._crowded = LogOnce(
+            log,
+            f"Too many connections to {title}: the oldest without a complete request are closed",
+            f"There are few connections to {title} again",
+            lasts=60.0,
+        )
+        self._trouble = LogOnce(
+            log,
+            f"No connection to {title} can be accepted",
+            f"Connections to {title} are accepted again",
+            lasts=60.0,
+        )
         self._most_body_bytes, self._too_large = most_body_bytes, too_large
         self._acceptors: list[Acceptor] = []
         # both are in order of age: the oldest is first

@@ -14,7 +14,6 @@ from tornado.testing import bind_unused_port
 from tornado.web import Application, RequestHandler
 
 from gpushare_spawner.http_server import BoundedHTTPServer
-from gpushare_spawner.log_once import LogOnce
 
 MOST = 4
 ANSWER_BYTES = 20_000_000
@@ -75,8 +74,8 @@ async def served() -> AsyncIterator[Served]:
     server = BoundedHTTPServer(
         Application([("/", Short), ("/late", Late), ("/long", Long)], served=served, log_function=lambda page: None),
         most_connections=MOST,
-        crowded=LogOnce(log, "too many", "few", lasts=60.0),
-        trouble=LogOnce(log, "none left", "some left"),
+        title="the test",
+        log=log,
     )
     server.add_sockets([listener])
     yield served
@@ -97,7 +96,9 @@ async def test_the_oldest_without_a_complete_request_makes_room(
     async with asyncio.timeout(2):
         for reader, _ in peers[:1]:
             assert await reader.read() == b""
-    assert [record.getMessage() for record in caplog.records] == [f"too many: {MOST} are open"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Too many connections to the test: the oldest without a complete request are closed: {MOST} are open"
+    ]
 
 
 async def test_a_request_that_is_dealt_with_makes_no_room(served: Served) -> None:

@@ -16,7 +16,6 @@ from tornado.web import Application, RequestHandler
 
 from gpushare_spawner.clocks import Budget
 from gpushare_spawner.http_server import BoundedHTTPServer
-from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.metrics import GPU, HOST_MEMORY, NODE, families, session_families
 from gpushare_spawner.model.report import Report
 
@@ -84,15 +83,8 @@ class MetricsServer:
         self._server = BoundedHTTPServer(
             metrics_application(self),
             most_connections=MAX_CONNECTIONS,
-            crowded=LogOnce(
-                log, "connections for metrics are closed", "connections for metrics are not closed any more", lasts=10.0
-            ),
-            trouble=LogOnce(
-                log,
-                "no connection for metrics can be accepted",
-                "connections for metrics are accepted again",
-                lasts=10.0,
-            ),
+            title="the metrics",
+            log=log,
             connects=Budget(self._loop.time, CONNECTIONS_PER_SECOND, MAX_CONNECTIONS, debt=1),
             no_keep_alive=True,
             max_header_size=MAX_HEADER_BYTES,

@@ -29,7 +29,6 @@ from gpushare_spawner.clients.agent import default_control_socket
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.descriptors import allow_many
 from gpushare_spawner.http_server import BoundedHTTPServer
-from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.service import hub_process
 from gpushare_spawner.service.actions.context import ActionContext
@@ -292,18 +291,8 @@ def service_server(application: Application, tls: ssl.SSLContext | None = None) 
     return BoundedHTTPServer(
         application,
         most_connections=MOST_CONNECTIONS,
-        crowded=LogOnce(
-            log,
-            "Too many connections to the dashboard: the oldest without a complete request are closed",
-            "There are few connections to the dashboard again",
-            lasts=60.0,
-        ),
-        trouble=LogOnce(
-            log,
-            "No connection to the dashboard can be accepted",
-            "Connections to the dashboard are accepted again",
-            lasts=60.0,
-        ),
+        title="the dashboard",
+        log=log,
         most_body_bytes=MOST_BODY_BYTES,
         too_large=refusal.model_dump_json().encode(),
         ssl_options=tls,

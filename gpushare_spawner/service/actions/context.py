@@ -19,7 +19,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -183,11 +183,10 @@ class ActionLog:
 
         ``units``: its effective units afterwards, on each of its GPUs; None: as before.
         """
-        at, group = self._clock(), group_of_session(session, {})
-        units = units if units is not None else session.effective_units
-        user, server, template = session.user, session.server, session.template
-        self._log(Action(at, action, actor, user, server, template, group, node, units, cause, reason, dry_run))
-        return at
+        entry = Action.on(session, node, self._clock(), action, actor, group_of_session(session, {}))
+        units = units if units is not None else entry.units
+        self._log(replace(entry, units=units, cause=cause, reason=reason, dry_run=dry_run))
+        return entry.at
 
     def server(
         self, server: HubServer, action: str, actor: str = CULLER, *, reason: str = "", dry_run: bool = False

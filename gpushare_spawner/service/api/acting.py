@@ -79,7 +79,7 @@ class ReasonBody(Arguments):
     """The reason of an action."""
 
     reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
-    """For the session's user, if another person acts, and for the history."""
+    """A sentence for the users that the action affects, and for the history."""
 
 
 class RestartBody(ReasonBody):
@@ -243,21 +243,14 @@ async def done(call: Call[Any, Any], action: Awaitable[ActionOutcome]) -> Done:
     return Done(changed=outcome.changed, message=outcome.text)
 
 
-class SpawnReason(Arguments):
-    """The reason, for the user of the server."""
-
-    reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
-    """Shown on the hub's page of the spawn."""
-
-
 @operation("DELETE", "queue/{user}/{server}", "Cancel a spawn", Needs.OWN)
-async def cancel(call: Call[SpawnReason, Nothing]) -> Done:
+async def cancel(call: Call[ReasonBody, Nothing]) -> Done:
     """Cancel a spawn. Nothing stays reserved. The hub's page names the person and the reason."""
     return await _on_spawn(call, servers.cancel, call.query.reason)
 
 
 @operation("POST", "queue/{user}/{server}/requeue", "Requeue a spawn", Needs.ACT)
-async def requeue(call: Call[Nothing, SpawnReason]) -> Done:
+async def requeue(call: Call[Nothing, ReasonBody]) -> Done:
     """Put a spawn at the end of the queue: it is cancelled, and started anew with the same options.
 
     The hub's page names the person and the reason.
@@ -278,14 +271,7 @@ async def _on_spawn(
     return await done(call, act(call.services.actions, server.user, server.name, actor_of(call), why))
 
 
-class CordonBody(Arguments):
-    """The reason of a cordon or drain."""
-
-    reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
-    """A sentence; the users of sessions on a drained GPU see it."""
-
-
-class DrainBody(CordonBody):
+class DrainBody(ReasonBody):
     """The reason of a drain, and whether servers are stopped."""
 
     stop_after: Annotated[FiniteFloat, Field(ge=0, le=366 * 86400)] | None = None
@@ -294,7 +280,7 @@ class DrainBody(CordonBody):
 
 
 @operation("PUT", f"{_NODE}/cordon", "Cordon a node", Needs.DRAIN, example=_REASON)
-async def cordon_node(call: Call[Nothing, CordonBody]) -> Done:
+async def cordon_node(call: Call[Nothing, ReasonBody]) -> Done:
     """Keep new sessions away from all GPUs of a node. Running sessions keep their shares. A drain becomes a cordon."""
     return await _on_place(call, drains.cordon, call.body.reason)
 
@@ -318,7 +304,7 @@ async def end_drain_of_node(call: Call[Nothing, Nothing]) -> Done:
 
 
 @operation("PUT", f"{_GPU}/cordon", "Cordon a GPU", Needs.DRAIN, example=_REASON)
-async def cordon_gpu(call: Call[Nothing, CordonBody]) -> Done:
+async def cordon_gpu(call: Call[Nothing, ReasonBody]) -> Done:
     """Keep new sessions away from one GPU. Running sessions keep their shares. A drain becomes a cordon."""
     return await _on_place(call, drains.cordon, call.body.reason)
 

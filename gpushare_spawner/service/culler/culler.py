@@ -162,17 +162,14 @@ class Culler:
         names = {decision.name for decision in decisions}
         self._refused = {name: text for name, text in self._refused.items() if name in names}
         self._kept_since = {session: since for session, since in self._kept_since.items() if session in kept_on}
-        done = await asyncio.gather(
-            *(self._guarded(decision.name, action) for decision in decisions if (action := self._gpu_action(decision))),
-            *(
-                self._guarded(decision.name, action)
-                for decision in decisions
-                if (action := self._end_of_controls(decision))
-            ),
+        done = await self._carried_out(
+            (decision.name, action)
+            for due in (self._gpu_action, self._end_of_controls)
+            for decision in decisions
+            if (action := due(decision)) is not None
         )
         if not self._settings.dry_run:
-            due = list(self._drains.due(snapshots, decisions, now))
-            done += await asyncio.gather(*(self._guarded(name, action) for name, action in due))
+            done |= await self._carried_out(self._drains.due(snapshots, decisions, now))
         judged = list(self._judged(snapshots, templates, now))
         stopped = await self._at_the_hub(dict(self._due_hub_actions(decisions, snapshots, judged, now)))
         self._log_problems(dict(_lasting_problems(snapshots, judged)) | dict(_short_work(decisions)))
@@ -183,7 +180,7 @@ class Culler:
         ]
         if (stop_at := self._drains.next_stop(snapshots, decisions, now)) is not None:
             instants.append(stop_at)
-        return min([*instants, now + _SOON]) if any(done) or stopped else min(instants, default=None)
+        return min([*instants, now + _SOON]) if done or stopped else min(instants, default=None)
 
     async def _pressure_now(
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
@@ -337,6 +334,10 @@ class Culler:
         if any(ended.values()):
             self._hub.outdated()
         return any(ended.values())
+
+    async def _carried_out(self, due: Iterable[tuple[str, Action]]) -> bool:
+        """Carry out actions on sessions, each with the session's name. Returns whether any changed something."""
+        return any(await asyncio.gather(*(self._guarded(name, action) for name, action in due)))
 
     async def _guarded(self, name: str, action: Action) -> bool:
         """Run one action. A failure is logged and does not affect the other actions."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from gpushare_spawner.idle.policy import Decision, UnitsNeeded, decide
 from gpushare_spawner.idle.use import DryRun, Observation, RecentUse, use_rule
+from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Idle, Template
@@ -196,7 +197,9 @@ class HubWatch:
         self._counters = counters
         self._requested_at = float("-inf")
         self._request = BackgroundRequest(self._ask)
-        self._problem = ""
+        self._trouble = LogOnce(
+            log, "No server is stopped until the hub lists its servers again", "The hub lists its servers again"
+        )
 
     def outdated(self) -> None:
         """Mark the list as old, after a server was stopped: the next `refresh` requests it again."""
@@ -220,10 +223,9 @@ class HubWatch:
         try:
             users = await self._hub.users(with_ready_servers=not self._all_users)
         except HubFailed as error:
-            problem = f"No server is stopped until the hub lists its servers again. {error}"
-            if problem != self._problem:
-                log.warning("%s", problem)
-            self.users, self._problem = None, problem
+            self._trouble.about(error)
+            self.users = None
             self._counters.failures["hub"] += 1
         else:
-            self.users, self._problem, self._requested_at = users, "", began
+            self._trouble.settled()
+            self.users, self._requested_at = users, began

@@ -507,7 +507,9 @@ class History:
         for session in report.sessions:
             was = before.get((session.id, session.opened_at))
             if was is not None and session.tier.depth < was.depth:
-                self.record(_restored(report.node, session, was, self._group_of(session)))
+                group = self._group_of(session)
+                entry = Action.on(session, report.node, session.tier_since, "restored", "agent", group)
+                self.record(replace(entry, reason=restored(was)))
 
     def _add_waits(self, waits: Sequence[Wait]) -> None:
         self._waits += waits
@@ -532,18 +534,3 @@ async def _repeat(work: Callable[[], Awaitable[None]], pause: float) -> None:
             # one bad report must not end the recording
             log.exception("The history could not be brought up to date")
         await asyncio.sleep(pause)
-
-
-def _restored(node: str, session: SessionReport, was: Tier, group: str) -> Action:
-    return Action(
-        at=session.tier_since,
-        action="restored",
-        actor="agent",
-        user=session.user,
-        server=session.server,
-        template=session.template,
-        group=group,
-        node=node,
-        units=session.effective_units,
-        reason=restored(was),
-    )

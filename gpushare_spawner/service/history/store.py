@@ -52,6 +52,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.types import TypeEngine
 
+from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.wording.amounts import missing_package, reason
 
 HOUR = 3600
@@ -155,6 +156,12 @@ class Action:
     """A sentence with figures."""
     dry_run: bool = False
     """The action was decided, and not carried out."""
+
+    @classmethod
+    def on(cls, session: SessionReport, node: str, at: float, action: str, actor: str, group: str) -> Action:
+        """Return an action on a session that has its effective units afterwards."""
+        user, server, template = session.user, session.server, session.template
+        return cls(at, action, actor, user, server, template, group, node, session.effective_units)
 
 
 class WaitOutcome(StrEnum):

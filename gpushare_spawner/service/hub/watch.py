@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.service.hub.client import MOST_STREAMS, Hub, HubFailed, HubServer
 from gpushare_spawner.wording.amounts import reason
@@ -215,7 +216,9 @@ class PendingSpawns:
         self._spawns: tuple[HubServer, ...] | None = None
         self._read_at = self._next_at = -math.inf
         self._request = BackgroundRequest(self._ask)
-        self._problem = ""
+        self._trouble = LogOnce(
+            log, "The dashboard shows no queue until the hub lists its servers again", "The hub lists its servers again"
+        )
 
     async def now(self) -> tuple[HubServer, ...] | None:
         """Return the starting servers, the longest first; None if they are unknown."""
@@ -240,15 +243,15 @@ class PendingSpawns:
         try:
             servers = await self._hub.pending_spawns()
         except HubFailed as error:
-            if str(error) != self._problem:
-                log.warning("The dashboard shows no queue until the hub lists its servers again. %s", error)
-            self._spawns, self._problem = None, str(error)
+            self._trouble.about(error)
+            self._spawns = None
             took = 0.0  # most of the time was pauses between attempts
         else:
             # A spawn has no start time until the hub has run its hooks. Such a spawn is the newest.
             self._spawns = tuple(
                 sorted(servers, key=lambda server: math.inf if server.started is None else server.started)
             )
-            self._problem, took = "", time.monotonic() - began
+            self._trouble.settled()
+            took = time.monotonic() - began
         self._read_at = time.monotonic()
         self._next_at = self._read_at + min(LONGEST_PAUSE, max(self._max_age, SHARE_OF_TIME * took))
