@@ -343,7 +343,6 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
     listeners: list[Callable[[], None]] = []
     async with _agents(options, listeners, hub_name, cluster_agents, templates) as agents:
         pending, queue, reports = PendingSpawns(hub), QueueOfHub(hub), RecentReports(agents)
-        history = _history(options, reports, templates, pending, lambda: culler)
 
         def acted(action: Action) -> None:
             if history is not None:
@@ -358,12 +357,12 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             clock,
             quotas=templates.quotas,
             pending=pending.now,
-            journal=history,
             nodes_are_added=options.nodes_are_added,
         )
         outbox = Outbox(notifier_file(Path(options.notifiers)), time.time) if options.notifiers else None
         notify = outbox.offer if outbox is not None else lambda decisions: None
         culler = Culler(actions, settings, pending=pending.recent, notify=notify)
+        history = actions.journal = _history(options, actions, reports, culler)
         clock.was_set = culler.clock_was_set
         listeners.append(culler.reports_changed)
         lacking: list[str] = []
@@ -417,20 +416,16 @@ async def _run_until_stopped(options: argparse.Namespace, work: list[Coroutine[A
 
 
 def _history(
-    options: argparse.Namespace,
-    reports: RecentReports,
-    templates: TemplateSource,
-    pending: PendingSpawns,
-    culler: Callable[[], Culler],
+    options: argparse.Namespace, context: ActionContext, reports: RecentReports, culler: Culler
 ) -> History | None:
     if options.history.strip().lower() in ("", "false"):
         return None
     sources = HistorySources(
         snapshots=reports.snapshots,
-        users=lambda: culler().hub_users or (),
-        pending=pending.now,
-        templates=templates,
-        waited=lambda wait: culler().counters.waited(wait),
+        users=lambda: culler.hub_users or (),
+        pending=context.pending,
+        templates=context.templates,
+        waited=context.counters.waited,
     )
     kept = Retention(names=options.history_names, keep=options.history_keep)
     return History(HistoryStore(options.history), sources, kept)

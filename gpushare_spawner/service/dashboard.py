@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from tornado.web import authenticated
 
 from gpushare_spawner.idle.keep import KeepRule, KeepsLeft
-from gpushare_spawner.model.controls import MessageCause
+from gpushare_spawner.model.controls import Exemption, MessageCause
 from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.model.template import Template
@@ -176,7 +176,7 @@ class DialogTargets:
             "chosen": {"templates": session.template, "shares": _larger_share(session)},
         }
 
-    def _exempt(self, exemption: answers.ExemptionAnswer) -> str:
+    def _exempt(self, exemption: Exemption) -> str:
         until = exemption.until
         return words.exempt(until - self.now if until is not None else None, exemption.by, exemption.reason)
 
@@ -348,7 +348,7 @@ async def _nodes(call: Any, address: DashboardAddress, limit: int, snapshot: Ser
 
 
 def _choices(snapshot: ServiceSnapshot, caller: Caller) -> Choices:
-    rows = snapshot.rows if caller.sees_all else snapshot.by_user.get(caller.name, ())
+    rows = snapshot.decisions if caller.sees_all else snapshot.by_user.get(caller.name, ())
     used = {row.session.template for row in rows}
     shown = {
         name: template.display_name for name, template in snapshot.templates.items() if caller.sees_all or name in used

@@ -29,18 +29,6 @@ AVAILABLE: tuple[Kind, ...] = ("lent", "free")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One session, with its decision and its node's report."""
-
-    decision: SessionDecision
-    report: KnownReport
-
-    @property
-    def session(self) -> SessionReport:
-        return self.decision.session
-
-
-@dataclass(frozen=True)
 class ServiceSnapshot:
     """Agents, decisions, templates and queue at one instant."""
 
@@ -58,7 +46,7 @@ class ServiceSnapshot:
     """Sentences for callers that see all sessions."""
     version: int = 0
     """Grows with each change."""
-    orders: dict[str, list[Row]] = field(default_factory=dict)
+    orders: dict[str, list[SessionDecision]] = field(default_factory=dict)
     """The rows in each requested order; a cache of `api.reading`."""
 
     @cached_property
@@ -67,21 +55,15 @@ class ServiceSnapshot:
         return answered(self.snapshots)
 
     @cached_property
-    def rows(self) -> list[Row]:
-        """All sessions."""
-        reports = {report.node: report for report in self.reports}
-        return [Row(decision, reports[decision.node]) for decision in self.decisions]
-
-    @cached_property
-    def by_id(self) -> Mapping[str, Row]:
+    def by_id(self) -> Mapping[str, SessionDecision]:
         """The sessions by id; of two sessions with the same id, the younger."""
-        return {row.session.id: row for row in sorted(self.rows, key=lambda row: row.session.opened_at)}
+        return {row.session.id: row for row in sorted(self.decisions, key=lambda row: row.session.opened_at)}
 
     @cached_property
-    def by_user(self) -> Mapping[str, list[Row]]:
+    def by_user(self) -> Mapping[str, list[SessionDecision]]:
         """The sessions of each user."""
-        rows_by_user: dict[str, list[Row]] = {}
-        for row in self.rows:
+        rows_by_user: dict[str, list[SessionDecision]] = {}
+        for row in self.decisions:
             rows_by_user.setdefault(row.session.user, []).append(row)
         return rows_by_user
 

@@ -226,7 +226,7 @@ async def on_session(
     """Act on the session that the address names. Raises ApiError."""
     row = visible_session(await call.services.snapshots.current(), call)
     call.needs.check(call.caller, row.session)
-    return await done(call, act(call.services.actions, row.decision, actor_of(call), *args, **kwargs))
+    return await done(call, act(call.services.actions, row, actor_of(call), *args, **kwargs))
 
 
 async def done(call: Call[Any, Any], action: Awaitable[ActionOutcome]) -> Done:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, RootModel
 
-from gpushare_spawner.model.controls import MessageCause
+from gpushare_spawner.model.controls import Exemption, Keep, Message
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.report import DeliveredReport, HostMemoryReport
 from gpushare_spawner.model.share import Tier
@@ -218,34 +218,6 @@ class NextAction(ApiModel):
     reason: str
 
 
-class KeepAnswer(ApiModel):
-    """The user holds the share against idle actions."""
-
-    until: float
-    since: float
-    by: str
-    """The user or admin that decided it."""
-
-
-class ExemptionAnswer(ApiModel):
-    """No idle action comes, by an admin's decision."""
-
-    until: float | None
-    """Null: without end."""
-    by: str
-    reason: str
-
-
-class MessageAnswer(ApiModel):
-    """An admin's message to the session's user. Instants in the text are written like 2026-11-03 14:05 UTC."""
-
-    text: str
-    by: str
-    at: float
-    cause: MessageCause
-    """The cause of the message. A drain's message ends with the drain; all others stand until they are withdrawn."""
-
-
 class KeepLimitsAnswer(ApiModel):
     """Limits on the keeps of the session's user. If any limit is 0, the user may keep nothing."""
 
@@ -330,11 +302,11 @@ class SessionEntry(ApiModel):
     quota: str | None
     """The quota to which the session is charged, in words; null: there are no quotas."""
     in_quota: bool | None
-    keep: KeepAnswer | None
-    exemption: ExemptionAnswer | None
-    message: MessageAnswer | None
+    keep: Keep | None
+    exemption: Exemption | None
+    message: Message | None
     """The last of `messages`."""
-    messages: tuple[MessageAnswer, ...]
+    messages: tuple[Message, ...]
     """Messages of admins to the session's user, the earliest first: at most one of each cause."""
     keep_limits: KeepLimitsAnswer
     share_choices: tuple[int, ...]

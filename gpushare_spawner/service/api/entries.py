@@ -26,7 +26,7 @@ from gpushare_spawner.service.api import answers
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.history.queries import group_of_session
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, answered
-from gpushare_spawner.service.sources import AVAILABLE, Row, ServiceSnapshot
+from gpushare_spawner.service.sources import AVAILABLE, ServiceSnapshot
 from gpushare_spawner.service.templates import allowed, other_units, templates_of_kind
 from gpushare_spawner.service.units import KINDS, Segment, gpu_bar, units_of
 from gpushare_spawner.service.waiting import WaitingSpawn
@@ -168,15 +168,15 @@ def _segment(segment: Segment, report: KnownReport, caller: Caller) -> answers.S
 
 
 def session_entry(
-    snapshot: ServiceSnapshot, row: Row, caller: Caller, now: float, actions: ActionContext
+    snapshot: ServiceSnapshot, row: SessionDecision, caller: Caller, now: float, actions: ActionContext
 ) -> answers.SessionEntry:
     """Return a session that the caller may see. This is the one view of a session for people."""
-    session, decision, layer = row.session, row.decision.decision, LAYERS[row.session.layer]
+    session, decision, layer = row.session, row.decision, LAYERS[row.session.layer]
     template, usage = snapshot.templates.get(session.template), snapshot.usage
     better = snapshot.to_own.node_for(session, template)
     controls, left = in_force(session.controls, now), _keeps_left(snapshot, session, now, actions)
     shown = {
-        "node": row.report.node,
+        "node": row.node,
         "own": session.user == caller.name,
         "may_act": caller.may_act_on(session),
         "display_name": template.display_name if template is not None else session.template,
@@ -193,12 +193,12 @@ def session_entry(
         "gpu_idle_seconds": 0.0 if session.gpu_busy else max(0.0, now - decision.idle_since),
         "not_suspendable": stays(session.not_suspendable or "", session.suspended),
         "memory_limit_hits": session.memory_limit_hits.count,
-        "short_work": _short_work(row.decision) if caller.sees_all else "",
+        "short_work": _short_work(row) if caller.sees_all else "",
         "bypassing": len(session.bypassing_pids),
         "offer": words.restart_offer(better) if better is not None else "",
         "lacking": LACKING if session.lacks_requests else "",
         "why": idle_decisions.why_none(decision.no_action) if decision.no_action is not None else "",
-        "next": _next(row.decision, decision.upcoming, now) if decision.upcoming is not None else None,
+        "next": _next(row, decision.upcoming, now) if decision.upcoming is not None else None,
         "quota": words.name_of(usage.accounts.find(session.quota, session.user)) if usage is not None else None,
         "in_quota": usage.in_quota(session.id) if usage is not None else None,
         "keep": controls.keep,
@@ -243,7 +243,7 @@ def _keeps_left(snapshot: ServiceSnapshot, session: SessionReport, now: float, a
     return keeps.left(actions, session, {other.id: in_force(other.controls, now) for other in sessions}, now)
 
 
-def _largest_share(snapshot: ServiceSnapshot, row: Row) -> int:
+def _largest_share(snapshot: ServiceSnapshot, row: SessionDecision) -> int:
     """Return the largest share that the session's agent would grant now, by the last report.
 
     An idle session can get more free units and cannot borrow. A GPU that is cordoned or unhealthy gives no more units.
@@ -260,7 +260,7 @@ def _largest_share(snapshot: ServiceSnapshot, row: Row) -> int:
     return min(UNITS_PER_GPU, session.share_units + min(more, default=0))
 
 
-def _share_choices(snapshot: ServiceSnapshot, row: Row, caller: Caller) -> tuple[int, ...]:
+def _share_choices(snapshot: ServiceSnapshot, row: SessionDecision, caller: Caller) -> tuple[int, ...]:
     session = row.session
     if not caller.may_act_on(session):
         return ()

@@ -6,7 +6,7 @@ answers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -18,10 +18,11 @@ from gpushare_spawner.service.api import answers
 from gpushare_spawner.service.api.entries import node_entry, problems, session_entry, spawn_entry
 from gpushare_spawner.service.api.router import ApiError, Arguments, Call, Nothing, Operation, Raw
 from gpushare_spawner.service.api.snapshots import ChangedResources, TooManyStreams
+from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.history.queries import Period, group_of_session
 from gpushare_spawner.service.history.store import HistoryFailed
 from gpushare_spawner.service.hub.roles import CUSTOM
-from gpushare_spawner.service.sources import Row, ServiceSnapshot
+from gpushare_spawner.service.sources import ServiceSnapshot
 from gpushare_spawner.service.units import KINDS
 from gpushare_spawner.service.web.app import Caller
 from gpushare_spawner.service.web.history import (
@@ -78,71 +79,67 @@ class SessionsQuery(PageArguments):
     """The column to sort by; with `-` before it the largest first."""
 
 
-def matching_rows(snapshot: ServiceSnapshot, query: SessionsQuery, viewer: Caller) -> list[Row]:
+def matching_rows(snapshot: ServiceSnapshot, query: SessionsQuery, viewer: Caller) -> list[SessionDecision]:
     """Return the sessions that match the query and that the viewer may see, in order; all pages."""
     rows = _ordered(snapshot, query.sort)
     if query.own or not viewer.sees_all:
         rows = [row for row in rows if row.session.user == viewer.name]
-    return list(_filtered(rows, query, snapshot)) if _filters(query) else rows
+    for name, value_of in _FILTERED.items():
+        if wanted := getattr(query, name):
+            rows = [row for row in rows if value_of(row) == wanted]
+    if search_text := query.q.casefold():
+        rows = [row for row in rows if search_text in _text(row, snapshot)]
+    return rows
 
 
-def _ordered(snapshot: ServiceSnapshot, sort: Sort) -> list[Row]:
+_FILTERED: dict[str, Callable[[SessionDecision], str]] = {
+    "node": lambda row: row.node,
+    "template": lambda row: row.session.template,
+    "user": lambda row: row.session.user,
+    "tier": lambda row: row.session.tier,
+    "group": lambda row: group_of_session(row.session, {}),
+}
+"""The value that a filter of `SessionsQuery` compares."""
+
+
+def _ordered(snapshot: ServiceSnapshot, sort: Sort) -> list[SessionDecision]:
     rows = snapshot.orders.get(sort)
     if rows is None:
         column, largest_first = sort.removeprefix("-"), sort.startswith("-")
-        by_name = sorted(snapshot.rows, key=_KEYS["user"])
+        by_name = sorted(snapshot.decisions, key=_KEYS["user"])
         # sorting is stable: equal rows stay in the order of names
         rows = by_name if sort == "user" else sorted(by_name, key=_KEYS[column], reverse=largest_first)
         snapshot.orders[sort] = rows
     return rows
 
 
-def _filters(query: SessionsQuery) -> bool:
-    return bool(query.q or query.node or query.template or query.user or query.tier or query.group)
-
-
-def _filtered(rows: Sequence[Row], query: SessionsQuery, snapshot: ServiceSnapshot) -> Iterator[Row]:
-    search_text = query.q.casefold()
-    for row in rows:
-        session = row.session
-        if (
-            (not query.node or row.report.node == query.node)
-            and (not query.template or session.template == query.template)
-            and (not query.user or session.user == query.user)
-            and (query.tier is None or session.tier is query.tier)
-            and (not query.group or group_of_session(session, {}) == query.group)
-            and (not search_text or search_text in _text(row, snapshot))
-        ):
-            yield row
-
-
-def _text(row: Row, snapshot: ServiceSnapshot) -> str:
+def _text(row: SessionDecision, snapshot: ServiceSnapshot) -> str:
     session, template = row.session, snapshot.templates.get(row.session.template)
     shown = template.display_name if template is not None else ""
-    names = (session.user, session.server, row.report.node, session.template, shown, group_of_session(session, {}))
+    names = (session.user, session.server, row.node, session.template, shown, group_of_session(session, {}))
     # no name contains a line break, so a match never spans two names
     return "\n".join(names).casefold()
 
 
-def _delivered(row: Row) -> float:
+def _delivered(row: SessionDecision) -> float:
     time = row.session.delivered
     # without competition no time is owed
     return time.delivered_seconds / time.entitled_seconds if time.entitled_seconds else 1.0
 
 
-def _idle_since(row: Row) -> float:
-    return float("-inf") if row.session.gpu_busy else -row.decision.decision.idle_since
+def _idle_since(row: SessionDecision) -> float:
+    return float("-inf") if row.session.gpu_busy else -row.decision.idle_since
 
 
-def _next(row: Row) -> float:
-    coming = row.decision.decision.upcoming
+def _next(row: SessionDecision) -> float:
+    coming = row.decision.upcoming
     return coming.at if coming is not None else float("inf")
 
 
 _TIERS = {tier: number for number, tier in enumerate((Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED, Tier.STOPPED))}
-_KEYS: dict[str, Callable[[Row], Any]] = {
+_KEYS: dict[str, Callable[[SessionDecision], Any]] = {
     "user": lambda row: (row.session.user.casefold(), row.session.server.casefold(), row.session.id),
-    "node": lambda row: row.report.node,
+    "node": lambda row: row.node,
     "template": lambda row: row.session.template,
     "tier": lambda row: _TIERS[row.session.tier],
     "share": lambda row: row.session.share_units * max(1, len(row.session.gpus)),
@@ -273,7 +270,7 @@ async def viewer(call: PlainCall) -> answers.ViewerAnswer:
 async def summary(call: PlainCall) -> answers.Summary:
     """Return totals over the sessions of all users, without names."""
     snapshot = await call.services.snapshots.current()
-    sessions = [row.session for row in snapshot.rows]
+    sessions = [row.session for row in snapshot.decisions]
     gpus = [gpu for _, gpu in snapshot.counted_gpus]
     budgets = [report.host_memory for report in snapshot.reports if report.host_memory is not None]
     return answers.Summary(
@@ -340,11 +337,11 @@ async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:
     snapshot = await call.services.snapshots.current()
     query, viewer, now = call.query, call.caller, call.services.actions.clock()
     rows = matching_rows(snapshot, query, viewer)
-    seen = len(snapshot.rows) if viewer.sees_all else len(snapshot.by_user.get(viewer.name, ()))
+    seen = len(snapshot.decisions) if viewer.sees_all else len(snapshot.by_user.get(viewer.name, ()))
     return answers.Sessions(
         total=len(rows),
         offset=query.offset,
-        others=len(snapshot.rows) - seen,
+        others=len(snapshot.decisions) - seen,
         sessions=tuple(
             session_entry(snapshot, row, call.caller, now, call.services.actions)
             for row in rows[query.offset : query.offset + query.limit]
@@ -360,7 +357,7 @@ async def session(call: PlainCall) -> answers.SessionEntry:
     return session_entry(snapshot, row, call.caller, call.services.actions.clock(), call.services.actions)
 
 
-def visible_session(snapshot: ServiceSnapshot, call: PlainCall) -> Row:
+def visible_session(snapshot: ServiceSnapshot, call: PlainCall) -> SessionDecision:
     """Return the session that the address names. Raises ApiError if there is none, or the caller may not see it."""
     row = snapshot.by_id.get(call.path["id"])
     if row is None or not call.caller.may_see(row.session):

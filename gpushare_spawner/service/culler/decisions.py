@@ -15,13 +15,13 @@ from gpushare_spawner.idle.policy import Decision, UnitsNeeded, decide
 from gpushare_spawner.idle.use import DryRun, Observation, RecentUse, use_rule
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.layers import LAYERS, IdleReach
-from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer, HubUser
 from gpushare_spawner.service.hub.watch import BackgroundRequest
-from gpushare_spawner.service.reports import Agent, NodeSnapshot
+from gpushare_spawner.service.reports import Agent, KnownReport, NodeSnapshot
 from gpushare_spawner.service.templates import SessionTemplates
 
 
@@ -65,7 +65,8 @@ class SessionDecision:
     """A session, the facts about it, and its decision."""
 
     agent: Agent
-    node: str
+    report: KnownReport
+    """The report of the session's node."""
     session: SessionReport
     server: HubServer | None
     template: Template | None
@@ -78,6 +79,10 @@ class SessionDecision:
     """The decision is not carried out."""
     reclaimed: UnitsNeeded | None = None
     """Units that waiting spawns in quota need of it."""
+
+    @property
+    def node(self) -> str:
+        return self.report.node
 
     @property
     def kept_by_short_work(self) -> bool:
@@ -153,7 +158,7 @@ def take_note(use: RecentUse, snapshots: Sequence[NodeSnapshot], templates: Mapp
 
 def decide_session(
     agent: Agent,
-    report: Report,
+    report: KnownReport,
     session: SessionReport,
     server: HubServer | None,
     templates: Mapping[str, Template],
@@ -178,7 +183,7 @@ def decide_session(
     held = waits_for_need and leaves is None
     decision = decide(idle, observation, now, settings.max_age, reclaimed, held, each.quiet_until, leaves)
     return SessionDecision(
-        agent, report.node, session, server, template, decision, now, observation, dry_run=dry, reclaimed=reclaimed
+        agent, report, session, server, template, decision, now, observation, dry_run=dry, reclaimed=reclaimed
     )
 
 

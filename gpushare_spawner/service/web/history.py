@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import reduce
 from typing import Any
 
 from sqlalchemy import Connection
@@ -277,35 +278,15 @@ class HistoryPage(Page):
     404 if the service keeps none, 503 if its database does not answer.
     """
 
-    @property
-    def history(self) -> History:
+    @authenticated
+    async def get(self) -> None:
         history: History | None = self.settings["history"]
         if history is None:
             raise HTTPError(404, words.NO_HISTORY)
-        return history
-
-    def argument(self, name: str) -> str:
-        """Return an argument of the request; empty: not given."""
-        return str(self.get_query_argument(name, ""))
-
-    async def query_result(self, query: Any) -> Any:
-        """Return a query's result. Raises HTTPError 503."""
-        try:
-            return await self.history.ask(query)
-        except HistoryFailed as error:
-            # the database's address is for admins
-            why = str(error) if self.caller.sees_all else words.UNAVAILABLE
-            raise HTTPError(503, why) from None
-
-    @authenticated
-    async def get(self) -> None:
-        now = time.time()
-        try:
-            preset = Preset(self.argument("period") or Preset.MONTH)
-        except ValueError:
-            preset = Preset.MONTH
-        table = self.argument("by") if self.argument("by") in _TABLES else next(iter(_TABLES))
-        since, until = preset_period(preset, now)
+        chosen, table = self.get_query_argument("period", ""), self.get_query_argument("by", "")
+        preset = Preset(chosen) if chosen in list(Preset) else Preset.MONTH
+        table = table if table in _TABLES else next(iter(_TABLES))
+        since, until = preset_period(preset, time.time())
         viewer = self.caller
         try:
             period = Period(since, until, user_of(viewer))
@@ -313,15 +294,19 @@ class HistoryPage(Page):
             raise HTTPError(403, str(error)) from None
         steps = By.HOUR if step_of(since, until) == HOUR else By.DAY
         by = _TABLES[table]
-        sums, over_time, waited, newest = await self.query_result(
-            lambda connection: (
-                gpu_time(connection, period, by),
-                gpu_time(connection, period, [steps]),
-                waits(connection, period),
-                actions(connection, period, 50),
+        try:
+            sums, over_time, waited, newest = await history.ask(
+                lambda connection: (
+                    gpu_time(connection, period, by),
+                    gpu_time(connection, period, [steps]),
+                    waits(connection, period),
+                    actions(connection, period, 50),
+                )
             )
-        )
-        rows = sorted((_shown(entry) for entry in sums), key=lambda row: -row["amounts"].reserved)
+        except HistoryFailed as error:
+            # the database's address is for admins
+            raise HTTPError(503, str(error) if viewer.sees_all else words.UNAVAILABLE) from None
+        rows = sorted(sums, key=lambda entry: -entry.amounts.reserved)
         self.finish_page(
             "history.html",
             viewer={"name": viewer.name, "sees_all": viewer.sees_all},
@@ -331,25 +316,14 @@ class HistoryPage(Page):
             table=table,
             since=since,
             until=until,
-            rows=rows[:MOST_ROWS],
+            rows=[{"names": list(map(str, entry.key)), "amounts": entry.amounts} for entry in rows[:MOST_ROWS]],
             more=max(0, len(rows) - MOST_ROWS),
-            total=_total(sums),
+            total=reduce(GpuTimeAmounts.plus, (entry.amounts for entry in sums), GpuTimeAmounts()),
             plot=plot(over_time, since, until),
             size=(WIDTH, HEIGHT),
             waits=waited,
             actions=[action for _, action in newest],
             of_nodes=OF_NODES,
             csv=f"api/v1/history?since={since:.0f}&until={until:.0f}&by={','.join(by)}&format=csv",
-            problem=self.history.problem if viewer.sees_all else "",
+            problem=history.problem if viewer.sees_all else "",
         )
-
-
-def _shown(entry: Sum) -> dict[str, Any]:
-    return {"names": [str(part) for part in entry.key], "amounts": entry.amounts}
-
-
-def _total(sums: Sequence[Sum]) -> GpuTimeAmounts:
-    total = GpuTimeAmounts()
-    for entry in sums:
-        total = total.plus(entry.amounts)
-    return total

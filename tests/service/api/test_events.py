@@ -64,7 +64,7 @@ async def test_one_snapshot_serves_all_clients_for_a_second(machine: Machine) ->
     machine.agent.now = afternoon(session("zoe"))
     assert await snapshots.current() is first
     snapshots.outdated()
-    assert len((await snapshots.current()).rows) == len(first.rows) + 1
+    assert len((await snapshots.current()).decisions) == len(first.decisions) + 1
 
 
 async def test_a_silent_stream_has_comments(machine: Machine) -> None:

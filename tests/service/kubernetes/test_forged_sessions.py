@@ -168,14 +168,14 @@ class World:
         except TimeoutError:
             pass
         await asks.answered()
-        victim = next((row.session for row in api.rows if row.session.id == "victim"), session("victim", HONEST))
+        victim = next((row.session for row in api.decisions if row.session.id == "victim"), session("victim", HONEST))
         viewers = (Caller("victim"), Caller("root", is_admin=True))
         services = Services(PREFIX, shots, Events(shots), actions)
         pages = [await sessions_shown(services, viewer) for viewer in viewers]
         state = ServiceState(api, Counters())
         controls, _ = await controls_of_others(actions, victim)
         return {
-            "list": [(row.report.node, row.session) for row in api.rows if row.session.id != "own"],
+            "list": [(row.node, row.session) for row in api.decisions if row.session.id != "own"],
             "ids": sorted(api.by_id),
             "by id": [api.by_id[name].session for name in api.by_id if name != "own"],
             "by user": {user: [row.session.id for row in api.by_user.get(user, ())] for user in USERS},
