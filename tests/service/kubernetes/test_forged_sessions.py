@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -99,6 +99,15 @@ def report(node: str, *sessions: SessionReport) -> Report:
     return Report(node=node, published_at=NOW, gpus=(gpu,), sessions=sessions)
 
 
+def without_reports(decisions: Iterable[SessionDecision]) -> list[tuple[str, SessionDecision]]:
+    """The decisions on the sessions of others than the hostile node's own, each with its node."""
+    return [
+        (one.node, dataclasses.replace(one, agent=NO_AGENT, report=NO_AGENT))
+        for one in decisions
+        if one.session.id != "own"
+    ]
+
+
 class World:
     """The service over what the watches have, and a hub that is written down."""
 
@@ -181,11 +190,11 @@ class World:
             "by user": {user: [row.session.id for row in api.by_user.get(user, ())] for user in USERS},
             "dashboard": [[one for one in page["sessions"] if one["user"] != "own"] for page in pages],
             "others": [page["others"] for page in pages],
-            "decisions": [dataclasses.replace(one, agent=NO_AGENT) for one in api.decisions if one.session.id != "own"],
+            "decisions": without_reports(api.decisions),
             "quotas": {account.name: usage.used(account) for account in usage.all_accounts()},
             "history": {subject: amount for (_, subject), amount in amounts.items() if subject.user != "own"},
             "waits": [one for one in waited if one.user != "own"],
-            "told": [dataclasses.replace(one, agent=NO_AGENT) for one in self.told if one.session.id != "own"],
+            "told": without_reports(self.told),
             "keeps": controls,
             "metrics": [
                 line for line in exposition(state).decode().splitlines()
