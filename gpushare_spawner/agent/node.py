@@ -584,11 +584,11 @@ class Node:
         return self.registry.tiers.largest_share(session)
 
     def ask_came(self) -> None:
-        """Notify the service, and the listener of `changed`, of an observer's ask."""
+        """Notify the service of a notebook server's ask, and call `changed`."""
         self.registry.ask_came()
 
     def news(self) -> None:
-        """Notify the listener of `changed` that a session changed."""
+        """Call `changed`: a session has changed."""
         self.changed()
 
     # -- answers of the driver -----------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ SECOND_NS = 1_000_000_000
 def shared(agent: Agent, id: str = "ada", **changes: object) -> str:
     """Open a session whose GPU another layer shares; the path of its socket."""
     request = request_for(id, **{"layer": LayerName.TIME_SLICING, "oversubscribe": False} | changes)
-    session = agent.node.registry.hold(SessionRecord.opened(request, time.time()))
+    session = agent.node.registry.add_and_listen(SessionRecord.opened(request, time.time()))
     assert session.socket is not None
     return str(session.socket.path)
 

@@ -147,7 +147,7 @@ async def test_a_pod_that_comes_after_its_units_went_back_borrows_them_until_the
     agent.open("other", share_units=40)
     late = request_for("late", share_units=50)
     # the kubelet has given it the devices: it cannot be refused
-    agent.node.registry.hold(SessionRecord.opened(late, time.time() + 1))
+    agent.node.registry.add_and_listen(SessionRecord.opened(late, time.time() + 1))
     assert (session(agent, "late").borrowed_units, session(agent, "late").guaranteed_units) == (50, 0)
     assert [session(agent, name).guaranteed_units for name in ("over", "other")] == [60, 40]
     agent.node.registry.end("over", "a test")

@@ -160,7 +160,7 @@ async def test_socket_that_cannot_be_made_is_a_reason_and_no_error(world: World)
 async def test_pod_has_its_session_and_socket_at_once(world: World) -> None:
     record = world.record()
     record.pod = PodOwner(namespace="jupyter", name="ada", uid="1", devices={})
-    session = world.registry.hold(record)
+    session = world.registry.add_and_listen(record)
     assert session.socket is not None
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
 from gpushare_spawner.agent.kubernetes.pods.sessions import foreign_record
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.clients.api import Json
 from gpushare_spawner.model.frames import Role
 from gpushare_spawner.model.kubernetes.annotations import labels
@@ -103,8 +105,13 @@ async def test_a_pod_that_the_watch_has_not_shown_is_no_stranger(
     """Before a pod counts as nobody's the pods are listed anew, and the list shows it."""
     monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.sessions.STRANGER_AFTER", 0.3)
     names: set[str] = set()
-    hold = agent.node.registry.hold
-    monkeypatch.setattr(agent.node.registry, "hold", lambda record: (names.add(record.request.id), hold(record))[1])  # type: ignore[func-returns-value]
+    add = agent.node.registry.add_and_listen
+
+    def noted(record: SessionRecord) -> Session:
+        names.add(record.request.id)
+        return add(record)
+
+    monkeypatch.setattr(agent.node.registry, "add_and_listen", noted)
     # the watch brings nothing any more
     monkeypatch.setattr(agent.on_kubernetes.pods, "_take", lambda event: event["object"]["metadata"]["resourceVersion"])
     await agent.running("ada")

@@ -134,7 +134,7 @@ class Delivery(_Queries):
         self._every = every
         self._competition = competition
         self._sessions_of = sessions_of
-        self.tells = True
+        self.has_samples = True
         """Whether the driver has such figures."""
         self._clock = WallClock()
         self._clock.was_set = self._clock_was_set
@@ -164,7 +164,7 @@ class Delivery(_Queries):
     def _answered(self, sample: Sample) -> None:
         samples, strangers = sample
         if samples is None:
-            self._closed, self.tells = True, False  # no such figures: the arbiter estimates from leases
+            self._closed, self.has_samples = True, False  # no such figures: the arbiter estimates from leases
         if not self._closed:
             self._take(samples or (), strangers)
         # not before: the competition requests the next sample while it takes this sample

@@ -122,7 +122,7 @@ class ObservedPods:
         session = self._node.sessions.get(annotated.session)
         hold = session.record.pod if session is not None else None
         if session is None or hold is None or hold.uid != pod.uid:
-            session = self._node.registry.hold(observed_record(pod, annotated, given))
+            session = self._node.registry.add_and_listen(observed_record(pod, annotated, given))
             how = "its library and the driver" if given else "the driver"
             log.info("session %s is pod %s/%s, observed by %s", session.id, pod.namespace, pod.name, how)
         elif given and hold.given != given:
@@ -206,7 +206,7 @@ class DriverUse(Repeated):
             processes = self._node.rounds.states[uuid].processes
             owners = await asyncio.to_thread(self._owners.sessions_of, processes)
             self._memory(uuid, {pid: processes[pid] or 0 for pid in owners}, owners)
-            if delivery.tells:
+            if delivery.has_samples:
                 delivery.request()
             else:
                 self._by_whole_gpu(uuid, set(owners.values()))

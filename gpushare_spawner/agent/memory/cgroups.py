@@ -6,7 +6,9 @@ Use is without the page cache that the kernel can drop (inactive_file), as the k
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 NO_LIMIT = 2**60
@@ -63,24 +65,17 @@ class MemoryCgroups:
         if ".." in path.split("/"):
             return None
         parts = [part for part in path.split("/") if part]
-        shared = 0
-        for part, other in zip(parts, [part for part in below.split("/") if part], strict=False):
-            if part != other:
-                break
-            shared += 1
-        groups = [
-            self._read(self._memory.joinpath(*parts[:depth])) for depth in range(max(shared, 0) + 1, len(parts) + 1)
-        ]
-        return min((group for group in groups if group is not None), key=lambda g: g.limit - g.used, default=None)
+        pairs = zip(parts, [part for part in below.split("/") if part], strict=False)
+        shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        return self._tightest(self._memory.joinpath(*parts[:depth]) for depth in range(shared + 1, len(parts) + 1))
 
     def of_pod(self, uid: str) -> MemoryGroup | None:
         """Return the tightest group of a pod and its containers, by the pod's uid; None if none has a limit."""
-        groups = [
-            self._read(group_path)
+        return self._tightest(
+            group
             for folder in self._pods.of(uid)
-            for group_path in (folder, *(path for path in folder.iterdir() if path.is_dir()))
-        ]
-        return min((group for group in groups if group is not None), key=lambda g: g.limit - g.used, default=None)
+            for group in (folder, *(path for path in folder.iterdir() if path.is_dir()))
+        )
 
     def used_by_pod(self, uid: str) -> int | None:
         """Return the bytes that a pod uses, with or without a limit; None if they cannot be read."""
@@ -88,6 +83,10 @@ class MemoryCgroups:
             return max((self._used(folder) for folder in self._pods.of(uid)), default=None)
         except (OSError, ValueError, IndexError):
             return None
+
+    def _tightest(self, folders: Iterable[Path]) -> MemoryGroup | None:
+        groups = filter(None, map(self._read, folders))
+        return min(groups, key=lambda group: group.limit - group.used, default=None)
 
     def _read(self, folder: Path) -> MemoryGroup | None:
         try:

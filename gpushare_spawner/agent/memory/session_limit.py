@@ -31,7 +31,7 @@ from typing import Generic, TypeVar
 
 from gpushare_spawner.agent.sockets.session_socket import Connection
 from gpushare_spawner.model.frames import Feature, Frame, Kind, ReserveKind, SessionMemoryTopic, gpu_bytes
-from gpushare_spawner.model.report import NO_HITS, MemoryLimitHit, MemoryLimitHits
+from gpushare_spawner.model.report import MemoryLimitHit, MemoryLimitHits
 from gpushare_spawner.model.share import MemoryLimit
 
 PIECES = 16
@@ -301,11 +301,6 @@ class SessionLimit:
         for number in [number for number, (process, _) in self._recalls.items() if process is connection]:
             self._answered(connection, number)
         self._notify_soon()
-
-    def begin_anew(self, limits: Mapping[str, int]) -> None:
-        """Start anew after the session was opened again, perhaps with other limits."""
-        self.set_limits(limits)
-        self.hits = NO_HITS
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
         """Set the limits, in bytes, by the GPU's UUID. A process keeps its memory beyond a lower limit."""

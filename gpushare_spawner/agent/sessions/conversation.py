@@ -17,7 +17,7 @@ from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS, GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.memory.session_limit import SHOWN_PROCESSES
 from gpushare_spawner.agent.sessions.session import Kernels, Session
-from gpushare_spawner.agent.sockets.session_socket import MALFORMED, NOT_ALLOWED, Connection, FrameRefused
+from gpushare_spawner.agent.sockets.session_socket import MALFORMED, NOT_ALLOWED, Connection, FairReading, FrameRefused
 from gpushare_spawner.arbiter.recent_use import WINDOW
 from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.frames import (
@@ -48,28 +48,18 @@ BURST_FRAMES = frozenset({Kind.BUSY, Kind.IDLE})
 Key = TypeVar("Key")
 
 
-class CpuBudget(Protocol):
-    """The agent's CPU time that a session may use."""
-
-    def spare_in(self) -> float:
-        """Return the seconds until the budget exceeds what the session's connections need; 0 if it does now."""
-
-    def charge(self, work: Callable[[], None]) -> None:
-        """Do the work and count its CPU time."""
-
-
 class BurstFrames(Generic[Key]):
     """Frames of a session's processes that the arbiter has not received. ``Key``: a process on a GPU."""
 
     def __init__(
         self,
-        budget: CpuBudget,
-        tell: Callable[[Key, Frame], None],
+        budget: FairReading,
+        pass_on: Callable[[Key, Frame], None],
         call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
     ) -> None:
-        """Create an empty buffer. ``tell`` passes a frame to the arbiter."""
+        """Create an empty buffer. ``pass_on`` passes a frame to the arbiter."""
         self._budget = budget
-        self._tell = tell
+        self._pass_on = pass_on
         self._call_later = call_later
         self._held: dict[Key, tuple[Frame, ...]] = {}
         """Longest held first."""
@@ -78,7 +68,7 @@ class BurstFrames(Generic[Key]):
     def received(self, key: Key, frame: Frame) -> None:
         """Send the arbiter a BUSY or IDLE frame, now or later."""
         if not self._held and not self._budget.spare_in():
-            self._tell(key, frame)  # the reader counts the time
+            self._pass_on(key, frame)  # the reader counts the time
             return
         held = self._held.get(key, ())
         # IDLE has the busy time of the whole lease, so a pair in between can be left out
@@ -88,7 +78,7 @@ class BurstFrames(Generic[Key]):
     def catch_up(self, key: Key) -> None:
         """Pass a process's held frames to the arbiter before passing its next frame."""
         for frame in self._held.pop(key, ()):
-            self._tell(key, frame)
+            self._pass_on(key, frame)
 
     def forget(self, key: Key) -> None:
         """Drop the frames of a process that has left."""
@@ -220,7 +210,7 @@ class Conversation:
                 return
             if self._bursts is not None:
                 self._bursts.catch_up((connection, uuid))
-            self._tell_arbiter((connection, uuid), frame)
+            self._pass_to_arbiter((connection, uuid), frame)
         elif connection in session.cuda and frame.kind is Kind.SUSPEND_READY and not session.observed:
             self._around.suspensions.ready(session, connection, frame)
         elif connection in session.observers and frame.kind is Kind.QUERY:
@@ -295,10 +285,10 @@ class Conversation:
 
     def _burst_frames_of(self, connection: Connection) -> BurstFrames[tuple[Connection, str]]:
         if self._bursts is None:
-            self._bursts = BurstFrames(connection.reading, self._tell_arbiter, self._loop.call_later)
+            self._bursts = BurstFrames(connection.reading, self._pass_to_arbiter, self._loop.call_later)
         return self._bursts
 
-    def _tell_arbiter(self, process: tuple[Connection, str], frame: Frame) -> None:
+    def _pass_to_arbiter(self, process: tuple[Connection, str], frame: Frame) -> None:
         connection, uuid = process
         if frame.kind in (Kind.REQUEST, Kind.MEMORY) and not self._session.observed:
             # a process that is short of memory states the size of its next allocation, perhaps a CUDA
@@ -315,17 +305,17 @@ class Conversation:
             return
         due = self._memory_at + MEMORY_EVERY
         if self._loop.time() >= due:
-            self._deal_with_memory()
+            self._pass_memory()
         else:
-            self._memory_timer = self._loop.call_at(due, self._deal_with_memory)
+            self._memory_timer = self._loop.call_at(due, self._pass_memory)
 
-    def _deal_with_memory(self) -> None:
+    def _pass_memory(self) -> None:
         self._memory_timer = None
         self._memory_at = self._loop.time()
         for key in list(self._memory)[:MEMORY_AT_ONCE]:
-            self._tell_arbiter(key, self._memory.pop(key))
+            self._pass_to_arbiter(key, self._memory.pop(key))
         if self._memory:
-            self._memory_timer = self._loop.call_at(self._memory_at + MEMORY_EVERY, self._deal_with_memory)
+            self._memory_timer = self._loop.call_at(self._memory_at + MEMORY_EVERY, self._pass_memory)
 
     def _kernels_reported(self, connection: Connection, kernels: Kernels | None) -> None:
         """Record an observer's report about the session's kernels. None if the observer has left."""
@@ -518,7 +508,7 @@ def _answer_record(answer: AskAnswer) -> AgentRecord:
 
 
 def own_gpus(gpus: Sequence[GpuStatus], layer_gpus: int) -> tuple[GpuStatus, ...]:
-    """Return the session's own of the GPUs of a node, if another layer gave so many and does not say which.
+    """Return the session's own of the GPUs of a node, if another layer gave so many and it is unknown which.
 
     The GPUs with the session's memory are its own.
     """

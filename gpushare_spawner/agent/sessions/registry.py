@@ -27,6 +27,7 @@ from gpushare_spawner.clocks import STEP, WallClock
 from gpushare_spawner.model.control import MessageRequest, OpenRequest
 from gpushare_spawner.model.controls import NO_CONTROLS, AskAnswer, Controls, Message
 from gpushare_spawner.model.frames import ReserveKind
+from gpushare_spawner.model.report import NO_HITS
 from gpushare_spawner.model.share import MemoryLimit, Tier
 
 log = logging.getLogger(__name__)
@@ -239,7 +240,7 @@ class SessionRegistry:
         """Return the GPUs of these UUIDs; all GPUs if another layer's choice is unknown. Raises KeyError."""
         return tuple(self._arbitrations[uuid].gpu for uuid in (self._arbitrations if record.gpus_unknown else uuids))
 
-    def hold(self, record: SessionRecord) -> Session:
+    def add_and_listen(self, record: SessionRecord) -> Session:
         """Enter the session of a pod and make its sockets: the kubelet has given it the devices already.
 
         Raises KeyError for a GPU of another machine.
@@ -263,7 +264,8 @@ class SessionRegistry:
         session.asks = PendingAsks(self._clock)
         session.reported_kernels.clear()
         if session.memory is not None:
-            session.memory.begin_anew({gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus})
+            session.memory.set_limits(session.memory_limits)
+            session.memory.hits = NO_HITS
         self.tiers.withdraw_notice(session)
         self.tiers.move(session, Tier.ACTIVE, request.share_units, "it was opened again")
 
@@ -364,7 +366,7 @@ class SessionRegistry:
     def _enter(self, session: Session) -> None:
         self._sessions[session.id] = session
         session.memory = SessionLimit(
-            {gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus},
+            session.memory_limits,
             self._clock,
             session.record.memory_hits,
             left=lambda gpu, kind: self._memory_left(session, gpu, kind),

@@ -285,6 +285,11 @@ class Session:
         """Whether the library makes its device memory movable."""
         return self.record.request.oversubscribe and not self.suspends
 
+    @property
+    def memory_limits(self) -> dict[str, int]:
+        """The memory limits by the GPU's UUID."""
+        return {gpu.uuid: self.memory_limit(gpu) for gpu in self.gpus}
+
     def memory_limit(self, gpu: Gpu) -> int:
         """Return the bytes that CUDA shows the session as this GPU's total."""
         limit = _resolved(self.record.request.memory_limit, gpu.memory_bytes)

@@ -377,7 +377,7 @@ class Tiers:
         restored = tier is Tier.ACTIVE and (record.notice is None or record.notice.averted_by_work)
         if record.notice is not None and (restored or record.notice.tier.depth <= tier.depth):
             self.withdraw_notice(session)
-        self.changed([session, *(other for other in self._shares.change(session) if other is not session)])
+        self._share_changed(session)
 
     def resize(self, session: Session, request: ResizeRequest) -> None:
         """Change the share; the memory limit of all its processes follows at once. Raises ControlRefused.
@@ -402,9 +402,12 @@ class Tiers:
         if record.notice is not None and record.notice.effective_units >= units:
             self.withdraw_notice(session)
         # Any other notice stays, because a change of the share does not count as use.
-        others = self._shares.change(session)
-        self.changed([session, *(other for other in others if other is not session)])
-        self._set_memory(session)
+        self._share_changed(session)
+        session.budget_checked = False
+        if session.memory is not None:
+            session.memory.set_limits(session.memory_limits)
+        if session.conversation is not None:
+            session.conversation.send_memory()
 
     def largest_share(self, session: Session) -> int:
         """Return the largest share that a session can have now, in units; 0: its share cannot be changed.
@@ -431,12 +434,9 @@ class Tiers:
                 f"session {session.id} gives up units for spawns in quota, and its share cannot change now",
             )
 
-    def _set_memory(self, session: Session) -> None:
-        session.budget_checked = False
-        if session.memory is not None:
-            session.memory.set_limits({gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus})
-        if session.conversation is not None:
-            session.conversation.send_memory()
+    def _share_changed(self, session: Session) -> None:
+        others = self._shares.change(session)
+        self.changed([session, *(other for other in others if other is not session)])
 
     def changed(self, sessions: Iterable[Session]) -> None:
         """Save sessions with changed units, and notify their processes."""

@@ -143,10 +143,10 @@ class ControlSocket:
             if not line:
                 return
             async with self._at_work:
-                answer = await self._deal_with(line)
+                answer = await self._handle(line)
             await _write(writer, answer)
 
-    async def _deal_with(self, line: bytes) -> Answer:
+    async def _handle(self, line: bytes) -> Answer:
         try:
             request = REQUEST.validate_json(line)
         except ValidationError as error:

@@ -217,7 +217,7 @@ def identified(connection: socket.socket) -> Peer:
 
 
 def _pidfd_of_connection(connection: socket.socket) -> int | None:
-    """Return a pidfd of the process that connected; None if the kernel cannot tell. Raises as `identified`."""
+    """Return a pidfd of the process that connected; None if the kernel has no such option. Raises as `identified`."""
     try:
         answer = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, _PIDFD.size)
     except OSError as error:
@@ -397,10 +397,10 @@ class Connection:
         if not data:
             self.end()
             return None
-        cost = self._deal_with(data)
+        cost = self._handle(data)
         return cost if self._open else None
 
-    def _deal_with(self, data: bytes) -> float:
+    def _handle(self, data: bytes) -> float:
         try:
             frame = Frame.unpack(data)
             self._endpoint.handler.received(self, frame)

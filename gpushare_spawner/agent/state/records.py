@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -166,13 +166,6 @@ class SessionRecord(BaseModel):
     suspension: Suspension | None = None
     """None if its processes run."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _written_by_older_agents(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("message") is not None and "messages" not in data:
-            return data | {"messages": [data["message"]]}
-        return data
-
     @property
     def begun(self) -> float:
         """Time at which the session was opened, by the present clock."""
@@ -181,7 +174,7 @@ class SessionRecord(BaseModel):
     def clock_was_set(self, by: float) -> None:
         """Move all instants by a step of the clock, so that durations stay the same.
 
-        A keep and an exemption end at the time that the user was told.
+        A keep and an exemption end at the time that the user has read.
         """
         self.clock_moved += by
         self.tier_since = _moved(self.tier_since, by)

@@ -168,7 +168,7 @@ class Suspender:
                 progress.check = self._loop.call_later(CHECK_EVERY, self._check_again, progress)
             return
         session.record.suspension, session.suspended = None, False
-        self._tell_resumed(progress)
+        self._send_resumed(progress)
         self._arbitration(session).resumed(session.id, 0, 0.0)
         self._begin(progress, self._parts.save(session))
         self._parts.news()
@@ -247,7 +247,7 @@ class Suspender:
         if (suspension := session.record.suspension) is not None:
             await self._resume_steps.each(session.id, session.gpus[0], suspension, progress.failed)
             await self._end_suspension(progress, suspension)
-        self._tell_resumed(progress)
+        self._send_resumed(progress)
         busy = refusal.retry_in < LATER
         pause = progress.busy.next(self._loop.time()) if busy else refusal.retry_in
         failed = progress.of_failed()
@@ -320,13 +320,13 @@ class Suspender:
 
     def _is_back(self, progress: SuspendProgress) -> None:
         progress.session.suspended = False
-        self._tell_resumed(progress)
+        self._send_resumed(progress)
         if (reason := progress.of_failed()) is not None:
             self._stays(progress, reason, LATER)
         elif progress.retry is None:
             progress.session.not_suspendable = None
 
-    def _tell_resumed(self, progress: SuspendProgress) -> None:
+    def _send_resumed(self, progress: SuspendProgress) -> None:
         progress.step = Step.RUNNING
         for connection in progress.session.cuda:
             if Feature.SUSPEND in connection.features:

@@ -378,7 +378,7 @@ class PodSessions:
             return
         assert record.pod is not None
         record.pod.folders = self._held.folders_of(record.pod.grants)
-        self._node.registry.hold(record)
+        self._node.registry.add_and_listen(record)
         for gpu, given in devices.items():
             for ids in given:
                 self._held.settled(gpu, ids)
