@@ -71,11 +71,6 @@ class SpawnProgress:
         html = escape(words.template("{title}")).replace("{title}", marked)
         self.add(Paragraph(words.template(title), html), progress=0)
 
-    @staticmethod
-    def _with_time(text: str, at: float) -> Paragraph:
-        """Return a text with the instant ``at`` (seconds since the epoch) for ``{time}``."""
-        return Paragraph(text.replace("{time}", utc(at)), escape(text).replace("{time}", _time_element(at)))
-
     def end(self) -> None:
         """End the events of placement; later events are the spawner's own."""
         self._ended = True
@@ -122,7 +117,7 @@ class SpawnProgress:
             if status is not None:
                 text = words.waiting(status.ahead, ticket.request.share, status.hint, status.minutes, status.elsewhere)
                 self.add(
-                    self._with_time(text, ends_at),
+                    _with_time(text, ends_at),
                     words.suitable(status.gpus),
                     _alternatives(status.startable),
                     progress=10,
@@ -143,10 +138,14 @@ def _alternatives(startable: Sequence[Template]) -> Paragraph:
     return Paragraph(words.instead([template.display_name for template in startable]), html)
 
 
-def _time_element(at: float) -> str:
-    """Return a time as HTML: the hub's page of a pending spawn shows it in the reader's time zone."""
+def _with_time(text: str, at: float) -> Paragraph:
+    """Return a text with the instant ``at`` (seconds since the epoch) for ``{time}``.
+
+    The hub's page of a pending spawn shows it in the reader's time zone.
+    """
     instant = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return f'<time class="gpushare-wait-end" datetime="{instant}">{utc(at)}</time>'
+    shown = f'<time class="gpushare-wait-end" datetime="{instant}">{utc(at)}</time>'
+    return Paragraph(text.replace("{time}", utc(at)), escape(text).replace("{time}", shown))
 
 
 async def interleaved(first: AsyncIterator[Any], second: AsyncIterator[Any]) -> AsyncIterator[Any]:

@@ -197,29 +197,21 @@ class NotAdmitted(Exception):
         )
 
 
+@dataclass
 class PodAdmission:
-    """One try to get a pod onto its node. ``token`` is the pod's annotation.
+    """One try to get a pod onto its node. While the cluster autoscaler adds a node, no time counts against the node."""
 
-    ``events`` returns the events about pods of that name. While the cluster autoscaler adds a node for the pod, no time
-    counts against the node; with ``unlimited`` none ever does: another layer's scheduler can keep a pod waiting.
-    """
-
-    def __init__(
-        self,
-        token: str,
-        node: str,
-        clock: Callable[[], float] = time.monotonic,
-        events: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
-        unlimited: bool = False,
-    ) -> None:
-        self._token = token
-        self._node = node
-        self._clock = clock
-        self._events = events
-        self._unlimited = unlimited
-        self._seen: Any = None
-        self._unschedulable: Unschedulable | None = None
-        self._since: dict[Cause, float] = {}
+    token: str
+    """The pod's annotation."""
+    node: str
+    clock: Callable[[], float] = time.monotonic
+    events: Callable[[], Iterable[Mapping[str, Any]]] = tuple
+    """Returns the events about pods of that name."""
+    unlimited: bool = False
+    """Whether no time counts at all: another layer's scheduler can keep a pod waiting."""
+    _seen: Any = field(default=None, init=False)
+    _unschedulable: Unschedulable | None = field(default=None, init=False)
+    _since: dict[Cause, float] = field(default_factory=dict, init=False)
 
     def runs(self, pod: Mapping[str, Any] | None, runs: Callable[[Any], bool]) -> bool:
         """Return whether the pod is running, as ``runs`` determines. Raises NotAdmitted if its node refuses it.
@@ -238,25 +230,25 @@ class PodAdmission:
         if pod is not self._seen:
             self._read_pod(pod)
         if self._unschedulable is not None and self._lasts():
-            raise NotAdmitted.unschedulable(self._node, self._unschedulable)
+            raise NotAdmitted.unschedulable(self.node, self._unschedulable)
         return False
 
     def _read_pod(self, pod: Mapping[str, Any]) -> None:
         self._seen = pod
-        ours = annotation(pod, RESERVATION) == self._token
+        ours = annotation(pod, RESERVATION) == self.token
         ended = ended_by_node(pod) if ours else None
         if ended is not None:
             raise NotAdmitted.ended(ended)
         self._unschedulable = unschedulable(pod) if ours else None
         causes = self._unschedulable.causes if self._unschedulable is not None else frozenset()
         # A reason of another kind starts a new wait; other figures in the message do not.
-        self._since = {cause: self._since.get(cause, self._clock()) for cause in causes}
+        self._since = {cause: self._since.get(cause, self.clock()) for cause in causes}
 
     def _check_prepared(self, pod: Mapping[str, Any]) -> None:
         """Raise NotAdmitted if the agent cannot give the pod the GPUs of its claim."""
         if not pod["spec"].get("resourceClaims"):
             return
-        for event in self._events():
+        for event in self.events():
             message = str(event.get("message") or "")
             if (
                 event.get("reason") == NOT_PREPARED
@@ -264,11 +256,11 @@ class PodAdmission:
                 and event["involvedObject"].get("uid") == pod["metadata"]["uid"]
             ):
                 words = message.partition(BY_AGENT)[2].strip()
-                raise NotAdmitted.ended(Ended(NOT_PREPARED, words, self._node))
+                raise NotAdmitted.ended(Ended(NOT_PREPARED, words, self.node))
 
     def _lasts(self) -> bool:
-        now = self._clock()
-        if self._unlimited or any(event.get("reason") == TRIGGERED_SCALE_UP for event in self._events()):
+        now = self.clock()
+        if self.unlimited or any(event.get("reason") == TRIGGERED_SCALE_UP for event in self.events()):
             self._since = dict.fromkeys(self._since, now)
         return any(now - since >= LASTS[cause] for cause, since in self._since.items())
 

@@ -133,7 +133,7 @@ async def test_a_pod_that_another_layer_s_scheduler_lets_wait_is_not_taken_from_
 
     async def look_at_it_for_long() -> str:
         assert launch.attempt.admission is not None
-        launch.attempt.admission._clock = itertools.count(step=3600.0).__next__
+        launch.attempt.admission.clock = itertools.count(step=3600.0).__next__
         for _ in range(5):
             assert not launch.attempt.admission.runs(waiting, lambda _: False)
         return "http://pod:8888"

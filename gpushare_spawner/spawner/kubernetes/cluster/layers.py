@@ -372,42 +372,33 @@ _PUBLISHED: Mapping[LayerName, Mapping[str, tuple[str, Callable[[Any], Any]]]] =
 """The objects of each layer beside nodes and pods: path and reader, by their field in `ClusterFacts`."""
 
 
+@dataclass
 class LayerReader:
-    """Reader of published objects, one for a hub.
+    """Reader of published objects, one for a hub. It needs `list` and `watch` on these objects."""
 
-    ``policy`` returns the files in force. ``pending`` returns this hub's reservations on other layers, by
-    the annotation of their pods, and ``ours`` whether a pod with such an annotation is the hub's; both can be set
-    later. It needs `list` and `watch` on these objects.
-    """
-
-    def __init__(
-        self,
-        capacity: ClusterCapacity,
-        api: ClusterApi,
-        policy: Callable[[], Policy],
-        log: logging.Logger,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.pending: Callable[[], Mapping[str, Pending]] = dict
-        self.ours: Callable[[str], bool] = bool
-        self._capacity = capacity
-        self._api = api
-        self._policy = policy
-        self._log = log
-        self._clock = clock
-        self._watched: dict[str, Watched[Any]] = {}
-        """By the field in `ClusterFacts`."""
-        self._since: dict[str, float] = {}
+    capacity: ClusterCapacity
+    api: ClusterApi
+    policy: Callable[[], Policy]
+    """Returns the files in force."""
+    log: logging.Logger
+    clock: Callable[[], float] = time.monotonic
+    pending: Callable[[], Mapping[str, Pending]] = dict
+    """Returns this hub's reservations on other layers, by the annotation of their pods. Set later, as `ours` is."""
+    ours: Callable[[str], bool] = bool
+    """Returns whether a pod with such an annotation is the hub's."""
+    _watched: dict[str, Watched[Any]] = field(default_factory=dict, init=False)
+    """By the field in `ClusterFacts`."""
+    _since: dict[str, float] = field(default_factory=dict, init=False)
 
     def snapshot(self) -> ClusterLayers | None:
         """Return the current state of the other layers; None without any in force."""
-        policy = self._policy()
+        policy = self.policy()
         layers = layers_in_force(policy.layers, policy.templates)
         if not layers:
             return None
-        self._capacity.keep_facts()
+        self.capacity.keep_facts()
         self._watch(layers)
-        facts, unreadable = self._capacity.facts(), self._unreadable(layers)
+        facts, unreadable = self.capacity.facts(), self._unreadable(layers)
         if facts is not None:
             published = {name: tuple(watched.objects.values()) for name, watched in self._watched.items()}
             facts = replace(facts, **published)  # type: ignore[arg-type]
@@ -418,14 +409,14 @@ class LayerReader:
             for field_name, (path, read) in _PUBLISHED.get(layer, {}).items():
                 if field_name not in self._watched:
                     what = f"the {path.rpartition('/')[2]} of the cluster"
-                    watched = Watched(self._api, path, what, read, log=self._log)
-                    self._watched[field_name], self._since[field_name] = watched, self._clock()
+                    watched = Watched(self.api, path, what, read, log=self.log)
+                    self._watched[field_name], self._since[field_name] = watched, self.clock()
                     watched.start()
 
     def _unreadable(self, layers: frozenset[LayerName]) -> frozenset[LayerName]:
-        if self._capacity.refused:
+        if self.capacity.refused:
             return layers
-        now = self._clock()
+        now = self.clock()
         late = {
             field_name
             for field_name, watched in self._watched.items()

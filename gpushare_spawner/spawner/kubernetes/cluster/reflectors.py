@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -193,30 +194,23 @@ PAUSES = (0.2, 0.5, 1.0, 2.0)
 """Seconds between the tries of `Watches.pods_patiently`."""
 
 
+@dataclass(frozen=True)
 class Watches:
-    """The watches that one spawner needs.
+    """The watches that one spawner needs."""
 
-    ``reflectors`` is the dict that all spawners of the hub share. ``namespace``: the namespace of the spawner's pod.
-    """
-
-    def __init__(
-        self,
-        kube: KubeSpawnerPrivate,
-        reflectors: MutableMapping[tuple[Any, ...], Any],
-        namespace: str,
-        log: logging.Logger,
-    ) -> None:
-        self._kube = kube
-        self._reflectors = reflectors
-        self._namespace = namespace
-        self._log = log
+    kube: KubeSpawnerPrivate
+    reflectors: MutableMapping[tuple[Any, ...], Any]
+    """The dict that all spawners of the hub share."""
+    namespace: str
+    """The namespace of the spawner's pod."""
+    log: logging.Logger
 
     async def start(self, kind: str, reflector_class: Any, replace: bool, **settings: Any) -> Any:
-        """Start a reflector as KubeSpawner does, one of pods by `DatedPodReflector`; restart one that has ended.
+        """Start a reflector as KubeSpawner does; restart a reflector that has ended.
 
         If a restart fails, the last objects are shown, as KubeSpawner does; no spawn is placed by them.
         """
-        reflector = self._reflectors.get(self._kube.reflector_key(kind))
+        reflector = self.reflectors.get(self.kube.reflector_key(kind))
         if kind == PODS and reflector is not None and not isinstance(reflector, Dated):
             # another spawner class of this hub has made it, without the time of its last list
             replace = True
@@ -227,19 +221,19 @@ class Watches:
                 except SnapshotStale as error:
                     if not has_listed(reflector):
                         raise
-                    self._log.warning("%s; what was seen last is shown", error)
+                    self.log.warning("%s; what was seen last is shown", error)
             return reflector
-        starting = asyncio.ensure_future(self._kube.start_reflector(kind, reflector_class, replace, **settings))
+        starting = asyncio.ensure_future(self.kube.start_reflector(kind, reflector_class, replace, **settings))
         starting.add_done_callback(lambda task: task.cancelled() or task.exception())
         # a cancelled start must not leave other callers waiting for a first list that never arrives
         return await asyncio.shield(starting)
 
     async def ensure(self, reports_key: tuple[Any, ...], make_reports: Callable[[], Any]) -> None:
         """Make sure that pods and reports are watched; `snapshot` checks that the watches are healthy."""
-        if reports_key not in self._reflectors:
-            self._reflectors[reports_key] = make_reports()
+        if reports_key not in self.reflectors:
+            self.reflectors[reports_key] = make_reports()
         try:
-            await self._kube.watch_pods()
+            await self.kube.watch_pods()
         except Exception as error:
             self._not_yet(error)
 
@@ -248,12 +242,12 @@ class Watches:
         # a starting hub takes a failed poll for a stopped server, and one failed list would stop all of them
         for pause in PAUSES:
             try:
-                await self._kube.watch_pods()
+                await self.kube.watch_pods()
                 return
             except Exception as error:
                 self._not_yet(error)
                 await asyncio.sleep(pause)
-        await self._kube.watch_pods()
+        await self.kube.watch_pods()
 
     def _not_yet(self, error: Exception) -> None:
-        self._log.warning("Pods in %s are not watched yet: %s", self._namespace, error)
+        self.log.warning("Pods in %s are not watched yet: %s", self.namespace, error)
