@@ -48,6 +48,11 @@ class ApiFailure(Exception):
         super().__init__(message)
         self.status = status
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same call can succeed later: no answer, too many requests, or a server error."""
+        return self.status in (0, 429) or self.status >= 500
+
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()

@@ -194,7 +194,7 @@ class Watched(Background, Generic[Part]):
                         # only once at a time, so as not to flood a server that rejects every version as too old
                         expired = True
                         continue
-                elif not _may_pass(failure) or failures >= TRIES_OF_A_WATCH:
+                elif not failure.may_pass or failures >= TRIES_OF_A_WATCH:
                     # a list is expensive for a server in trouble, so until then the watch continues from its version
                     version = ""
                 self._fail(f"{failure}{self._missing_right if failure.status in (401, 403) else ''}")
@@ -266,8 +266,3 @@ class Watched(Background, Generic[Part]):
 def _version(item: Object) -> str:
     version: str = item["metadata"]["resourceVersion"]
     return version
-
-
-def _may_pass(failure: ApiFailure) -> bool:
-    """Return whether the same watch can succeed later: no answer, too many requests, or a server error."""
-    return failure.status in (0, 429) or failure.status >= 500

@@ -111,9 +111,7 @@ def profiles(templates: Iterable[Template], entries: Sequence[Any] | Mapping[str
     if isinstance(entries, Mapping):
         # KubeSpawner uses the keys of a dict as slugs, and sorts by them
         entries = [{"slug": key, **_dict(entries[key])} for key in sorted(entries)]
-    by_slug: dict[str, Profile] = {}
-    for profile in [Profile.of_template(template) for template in templates]:
-        by_slug.setdefault(profile.slug, profile)
+    by_slug = {template.name: Profile.of_template(template) for template in templates}
     for number, entry in enumerate(entries, start=1):
         profile = Profile.of_entry(entry, number)
         if profile.slug in by_slug:

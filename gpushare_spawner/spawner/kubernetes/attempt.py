@@ -268,7 +268,7 @@ class PodAdmission:
 def may_pass(error: Exception) -> bool:
     """Return whether the API may succeed on a retry."""
     status = getattr(error, "status", None)
-    return not isinstance(status, int) or status == 429 or status >= 500 or status == 0
+    return not isinstance(status, int) or ApiFailure(status, "").may_pass
 
 
 def worded(error: Exception) -> str:

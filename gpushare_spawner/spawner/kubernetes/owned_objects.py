@@ -13,6 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from kubernetes_asyncio.client import V1EnvVar, V1EnvVarSource, V1Pod, V1SecretKeySelector
@@ -24,7 +25,6 @@ from gpushare_spawner.model.kubernetes.objects import CLAIMS_API, claim_name
 from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.hub import SpawnRefused
-from gpushare_spawner.spawner.kubernetes.attempt import may_pass
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import holds_share, orphans
 from gpushare_spawner.spawner.kubernetes.pod import claim_layer
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
@@ -99,17 +99,17 @@ ORPHAN_AGE = 120.0
 """Seconds for which a new pod without a server is left alone."""
 
 
+@dataclass
 class PodObjects:
     """The objects that pods own or need, and the pods that are in the way. One object for a hub."""
 
-    def __init__(self, api: ClusterApi, reservations: PodReservations, log: logging.Logger) -> None:
-        self._api = api
-        self._reservations = reservations
-        self._log = log
-        self._rights: dict[str, tuple[bool, float]] = {}
-        """By namespace: whether the hub may make Secrets, and when to check it again (monotonic clock, seconds)."""
-        self._searched_at = -ORPHANS_EVERY
-        """Time of the last search for pods without a server (monotonic clock, seconds)."""
+    api: ClusterApi
+    reservations: PodReservations
+    log: logging.Logger
+    _rights: dict[str, tuple[bool, float]] = field(default_factory=dict, init=False)
+    """By namespace: whether the hub may make Secrets, and when to check it again (monotonic clock, seconds)."""
+    _searched_at: float = field(default=-ORPHANS_EVERY, init=False)
+    """Time of the last search for pods without a server (monotonic clock, seconds)."""
 
     async def may_make_secrets(self, namespace: str) -> bool:
         """Return whether the hub may make Secrets in a namespace. Raises ApiFailure.
@@ -121,10 +121,10 @@ class PodObjects:
             return before
         what = {"resourceAttributes": {"namespace": namespace, "verb": "create", "resource": "secrets"}}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": what}
-        allowed = bool((await self._api.create(_REVIEWS, review))["status"]["allowed"])
+        allowed = bool((await self.api.create(_REVIEWS, review))["status"]["allowed"])
         self._rights[namespace] = (allowed, time.monotonic() + ASK_AGAIN_SECONDS)
         if before and not allowed:
-            self._log.warning(
+            self.log.warning(
                 "The hub may not create Secrets in the namespace %s, so the tokens of servers stand in their pods, "
                 "where whoever may read pods reads them. Give the hub's service account get, create and delete on "
                 "secrets there.",
@@ -142,7 +142,7 @@ class PodObjects:
             return
         for pause in pauses(*PAUSES):
             try:
-                uid = (await self._api.get(_path(namespace, "Pod", pod)))["metadata"]["uid"]
+                uid = (await self.api.get(_path(namespace, "Pod", pod)))["metadata"]["uid"]
                 while missing and await self._create(namespace, missing[0](uid), uid):
                     del missing[0]
                 if not missing:
@@ -150,9 +150,9 @@ class PodObjects:
             except ApiFailure as failure:
                 if failure.status == 404 and f'pods "{pod}"' in str(failure):
                     return  # the pod was deleted meanwhile, and its start ends by that
-                if not may_pass(failure):
+                if not failure.may_pass:
                     raise
-                self._log.warning("What belongs to pod %s is not made yet: %s", pod, failure)
+                self.log.warning("What belongs to pod %s is not made yet: %s", pod, failure)
             await asyncio.sleep(pause)
 
     async def missing(self, pod: Mapping[str, Any]) -> bool:
@@ -170,7 +170,7 @@ class PodObjects:
         try:
             for kind, name in sorted(named):
                 if name.startswith(before_token):
-                    await self._api.get(_path(metadata["namespace"], kind, name))
+                    await self.api.get(_path(metadata["namespace"], kind, name))
         except ApiFailure as failure:
             return failure.status == 404
         return False
@@ -182,7 +182,7 @@ class PodObjects:
         if existing is None or uid in _owners(existing):
             return True
         try:
-            await self._api.delete(_path(namespace, manifest["kind"], manifest["metadata"]["name"]))
+            await self.api.delete(_path(namespace, manifest["kind"], manifest["metadata"]["name"]))
         except ApiFailure as failure:
             if failure.status != 404:
                 raise
@@ -194,14 +194,14 @@ class PodObjects:
         while True:
             tries += 1
             try:
-                await self._api.create(_path(namespace, kind), manifest)
+                await self.api.create(_path(namespace, kind), manifest)
             except ApiFailure as failure:
                 if failure.status != 409:
                     raise
             else:
                 return None
             try:
-                return await self._api.get(_path(namespace, kind, manifest["metadata"]["name"]))
+                return await self.api.get(_path(namespace, kind, manifest["metadata"]["name"]))
             except ApiFailure as failure:
                 if failure.status != 404 or tries >= _TRIES:
                     raise
@@ -217,7 +217,7 @@ class PodObjects:
             kind, name = manifest["kind"], manifest["metadata"]["name"]
             existing = await self._existing(namespace, manifest)
             if existing is None:
-                self._log.info("Created %s %s in %s", kind, name, namespace)
+                self.log.info("Created %s %s in %s", kind, name, namespace)
             elif not layer.same(manifest, existing):
                 message = words.other_object(kind, name, namespace)
                 raise SpawnRefused(message, reason="other-object", status=409)
@@ -227,14 +227,14 @@ class PodObjects:
     def give_back(self, share: PodShare, perhaps_created: bool) -> None:
         """Give back the share of a failed spawn or an ended server, once no pod can have it any more."""
         if not perhaps_created:
-            self._reservations.give_back(share)
+            self.reservations.give_back(share)
             return
-        self._reservations.perhaps_created(share)
-        self._reservations.in_background(self._remove_late_pod(share.token))
+        self.reservations.perhaps_created(share)
+        self.reservations.in_background(self._remove_late_pod(share.token))
 
     async def _remove_late_pod(self, token: str) -> None:
         """Remove the late pod of a failed start: the hub stops only a pod that the reflector has shown by then."""
-        async for pod in self._reservations.late_pods(token):
+        async for pod in self.reservations.late_pods(token):
             await self._remove(pod["metadata"], "its start has failed")
 
     def remove_orphans_soon(self, hub: str, runs: Callable[[str, str], bool]) -> None:
@@ -246,8 +246,8 @@ class PodObjects:
         if now - self._searched_at < ORPHANS_EVERY:
             return
         self._searched_at = now
-        for pod in orphans(self._reservations.cluster.pods(), hub, runs, time.time() - ORPHAN_AGE):
-            self._reservations.in_background(
+        for pod in orphans(self.reservations.cluster.pods(), hub, runs, time.time() - ORPHAN_AGE):
+            self.reservations.in_background(
                 self._remove(pod["metadata"], "it holds a GPU share, and the hub knows no such server")
             )
 
@@ -258,7 +258,7 @@ class PodObjects:
         needs.
         """
         if pod is not None and holds_share(pod) and not pod["metadata"].get("deletionTimestamp"):
-            self._log.warning("Removing pod %s, which an earlier spawn of this server left", pod["metadata"]["name"])
+            self.log.warning("Removing pod %s, which an earlier spawn of this server left", pod["metadata"]["name"])
             await self.remove_own(pod["metadata"]["name"], stop)
 
     async def remove_own(self, name: str, stop: Callable[[], Awaitable[None]]) -> None:
@@ -266,12 +266,12 @@ class PodObjects:
         try:
             await stop()
         except Exception as error:
-            self._log.warning("Pod %s is not removed yet: %s", name, error)
+            self.log.warning("Pod %s is not removed yet: %s", name, error)
 
     async def _remove(self, metadata: Mapping[str, Any], why: str) -> None:
         name, namespace = metadata["name"], metadata["namespace"]
-        self._log.warning("Removing pod %s/%s: %s", namespace, name, why)
+        self.log.warning("Removing pod %s/%s: %s", namespace, name, why)
         try:
-            await self._api.delete(_path(namespace, "Pod", name), {"preconditions": {"uid": metadata["uid"]}})
+            await self.api.delete(_path(namespace, "Pod", name), {"preconditions": {"uid": metadata["uid"]}})
         except ApiFailure as failure:
-            self._log.warning("Pod %s/%s is not removed yet: %s", namespace, name, failure)
+            self.log.warning("Pod %s/%s is not removed yet: %s", namespace, name, failure)

@@ -88,7 +88,7 @@ class AgentReservations(Reservations[OpenedShare]):
         self.in_flight: dict[str, Allocation] = {}
         """Shares of sessions that are not confirmed yet, by the session's id."""
         self._running: dict[str, OpenRequest] = {}
-        """Sessions with a process that was started here, until they are released."""
+        """Sessions with a process that was started or adopted here, until they are released."""
         self.closing: dict[str, asyncio.Task[None]] = {}
         """Sessions that are being closed: the close might hit a session that is opened now."""
         self._adopting: set[str] = set()
@@ -109,17 +109,14 @@ class AgentReservations(Reservations[OpenedShare]):
         return GpuSnapshot(inventory, notices=due, rules=self.policy().layers or NO_RULES)
 
     async def _remove_obstacles(self, snapshot: GpuSnapshot) -> GpuSnapshot:
-        leftovers = {ticket.request.session for ticket in self.queue if self._is_leftover(ticket)}
+        reported = {session.id for session in self._last[1].sessions} if self._last is not None else set()
+        waiting = {ticket.request.session for ticket in self.queue if not ticket.result.done()}
+        leftovers = reported & waiting
         if not leftovers:
             return snapshot
         # The server does not run, or it could not be starting. The agent's session is an earlier one.
         await asyncio.gather(*(self.close(session, timeout=1.0) for session in leftovers))
         return await self.snapshot()
-
-    def _is_leftover(self, ticket: Ticket) -> bool:
-        if self._last is None or ticket.result.done():
-            return False
-        return self._last[1].session(ticket.request.session) is not None
 
     def _held_up(self, ticket: Ticket) -> str:
         # a session that is opened now might be closed by the pending close
@@ -290,15 +287,9 @@ class AgentReservations(Reservations[OpenedShare]):
             if session is not None and session.confirmed:
                 return
             number = await pid()
-            if number < 1 or not runs():
-                return
-            if session is None:
-                await self.client.open(request)
-                self.log.warning("The agent had lost GPU session %s; it was opened again", request.id)
-            if runs():
-                await self.client.confirm(request.id, number)
-            else:
-                self.release(request.id)
+            if number >= 1 and runs():
+                self._running[request.id] = request
+                await self._confirm(request, number)
         except AgentUnreachable as error:
             self.log.warning("GPU session %s cannot be checked: %s", request.id, error)
         except ControlRefused as error:
