@@ -168,18 +168,10 @@ def demo(options: argparse.Namespace) -> int:
     say(shared_gpus(models, options.simulate))
     if not is_loopback(options.ip):
         say(f"warning: anyone who reaches {options.ip} and knows the password can run programs as you here")
-    hub_port, proxy_port, service_port = free_ports(3)
+    # every account of this machine reaches the port, and a login runs programs as the demo's owner
+    password = secrets.token_urlsafe(9)
     stack = Stack(
-        folder=folder,
-        config_files=config_files,
-        ip=options.ip,
-        port=options.port,
-        hub_port=hub_port,
-        proxy_port=proxy_port,
-        service_port=service_port,
-        simulated=not models,
-        # every account of this machine reaches the port, and a login runs programs as the demo's owner
-        password=secrets.token_urlsafe(9),
+        folder, config_files, options.ip, options.port, free_ports(3), simulated=not models, password=password
     )
     with _writing_state():
         write_demo_templates(shipped, folder.templates)
@@ -215,16 +207,11 @@ def _writing_state() -> Iterator[None]:
 def watch(stack: Stack, processes: Processes) -> int:
     """Start agent and hub, print the address, and wait for the end. Raises DemoFailed if one of them ends."""
     folder = stack.folder
-    try:
-        agent_command, agent_environment = stack.agent()
-        hub_command, hub_environment = stack.hub()
-    except FileNotFoundError as missing:
-        raise DemoFailed(str(missing)) from None
     say(f"starting agent and hub; their logs are in {shown(folder.root)}")
-    processes.start("agent", agent_command, folder.agent_log, agent_environment)
+    processes.start("agent", *stack.agent(), folder.agent_log)
     stopped = wait_until(processes, folder, folder.control_socket.exists, "agent")
     if not stopped:
-        processes.start("hub", hub_command, folder.hub_log, hub_environment)
+        processes.start("hub", *stack.hub(), folder.hub_log)
         stopped = wait_until(processes, folder, lambda: answers(f"{stack.url}/hub/health"), "hub")
     if not stopped:
         say_ready(stack)

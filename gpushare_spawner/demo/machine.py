@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from gpushare_spawner.agent.gpus.nvml import NoGpu, Nvml
 from gpushare_spawner.agent.processes import named, parent
 from gpushare_spawner.native import simulated_driver
 
@@ -38,20 +39,12 @@ SIMULATED = {"SIMGPU_DEVICES": "2", "SIMGPU_MEMORY": "16GiB", "SIMGPU_MODEL": "S
 
 
 def own_gpus() -> list[str]:
-    """Return the models of this machine's NVIDIA GPUs, by NVML; empty without a driver or without GPUs."""
-    import pynvml
-
+    """Return the models of this machine's NVIDIA GPUs that the agent can share; empty without a driver."""
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        with contextlib.closing(Nvml()) as nvml:
+            return [gpu.model for gpu in nvml.gpus()]
+    except NoGpu:
         return []
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def simulated_state(folder: Path) -> Path:
@@ -146,7 +139,7 @@ class Processes:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
-    def start(self, name: str, command: Sequence[str | Path], log: Path, environment: Mapping[str, str]) -> None:
+    def start(self, name: str, command: Sequence[str | Path], environment: Mapping[str, str], log: Path) -> None:
         """Start a process in its own session, without the terminal's Ctrl-C. Its output goes to the file."""
         supervisor = os.getpid()
 
@@ -296,10 +289,9 @@ class Stack:
     """The folder jupyterhub_config.d."""
     ip: str
     port: int
-    """The proxy's public port; the other three are for 127.0.0.1 only."""
-    hub_port: int
-    proxy_port: int
-    service_port: int
+    """The proxy's public port."""
+    inner_ports: list[int]
+    """Ports of hub, proxy and service, for 127.0.0.1 only."""
     simulated: bool
     password: str = ""
     """For all names; empty: no password, so that every account of this machine can run programs as its owner."""
@@ -334,6 +326,7 @@ class Stack:
         config = Path(__file__).with_name("jupyterhub_config.py")
         command = [sys.executable, "-m", "jupyterhub", "-f", str(config)]
         programs = os.pathsep.join(map(str, self.programs))
+        hub_port, proxy_port, service_port = self.inner_ports
         return command, {
             **os.environ,
             **self.settings,
@@ -342,11 +335,11 @@ class Stack:
             "GPUSHARE_CONFIG_D": str(self.config_files),
             "GPUSHARE_CONTROL": str(self.folder.control_socket),
             "GPUSHARE_TEMPLATES": str(self.folder.templates),
-            "GPUSHARE_SERVICE_URL": f"http://127.0.0.1:{self.service_port}",
+            "GPUSHARE_SERVICE_URL": f"http://127.0.0.1:{service_port}",
             "GPUSHARE_HISTORY": f"sqlite:///{self.folder.root}/gpushare-history.sqlite",
             "GPUSHARE_SERVICE_OPTIONS": f"--cull-every {self.cull_every:g}",
             "GPUSHARE_DEMO_DIR": str(self.folder.root),
             "GPUSHARE_DEMO_IP": self.ip,
             "GPUSHARE_DEMO_PASSWORD": self.password,
-            "GPUSHARE_DEMO_PORTS": f"{self.port},{self.hub_port},{self.proxy_port}",
+            "GPUSHARE_DEMO_PORTS": f"{self.port},{hub_port},{proxy_port}",
         }

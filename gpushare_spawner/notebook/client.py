@@ -32,9 +32,9 @@ class AgentUnavailable(Exception):
     """The agent gives no answer; the message is a sentence with the reason."""
 
 
-def hello() -> Frame:
-    """Return the HELLO of a notebook server."""
-    return Frame(Kind.HELLO, (Role.NOTEBOOK, os.getpid(), LIBRARY_VERSION), serial=1)
+def hello() -> tuple[int, ...]:
+    """Return the fields of a notebook server's HELLO."""
+    return Role.NOTEBOOK, os.getpid(), LIBRARY_VERSION
 
 
 def unpack(packet: bytes) -> Frame | AgentRecord:
@@ -66,7 +66,7 @@ class AgentConnection:
         try:
             self._socket.settimeout(self._left())
             self._socket.connect(path)
-            self._send(hello())
+            self.send(Kind.HELLO, *hello())
             while not (isinstance(packet := self._next(), Frame) and packet.kind is Kind.WELCOME):
                 pass
         except BaseException:
@@ -81,7 +81,8 @@ class AgentConnection:
 
     def send(self, kind: Kind, *fields: int) -> None:
         """Send a frame."""
-        self._send(Frame(kind, fields, serial=self._serial + 1))
+        self._serial += 1
+        self._socket.send(Frame(kind, fields, serial=self._serial).pack())
 
     def record(self) -> AgentRecord:
         """Return the next record."""
@@ -92,10 +93,6 @@ class AgentConnection:
     def _next(self) -> Frame | AgentRecord:
         self._socket.settimeout(self._left())
         return unpack(self._socket.recv(MAX_RECORD_BYTES))
-
-    def _send(self, frame: Frame) -> None:
-        self._serial = frame.serial
-        self._socket.send(frame.pack())
 
     def _left(self) -> float:
         left = self._deadline - time.monotonic()
@@ -135,14 +132,8 @@ def process_name(pid: int, proc: Path = Path("/proc")) -> str:
     arguments = _words(proc / str(pid) / "cmdline")
     kernel = next((match for word in arguments if (match := _KERNEL.search(word))), None)
     if kernel is not None:
-        notebook = next(
-            (
-                word.partition("=")[2]
-                for word in _words(proc / str(pid) / "environ")
-                if word[:17] == "JPY_SESSION_NAME="
-            ),
-            "",
-        )
+        environment = dict(word.partition("=")[::2] for word in _words(proc / str(pid) / "environ"))
+        notebook = environment.get("JPY_SESSION_NAME")
         return f"the kernel of {_short(notebook)}" if notebook else f"the kernel {kernel[1]}"
     if not arguments:
         return f"process {pid}"

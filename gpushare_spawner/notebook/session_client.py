@@ -272,7 +272,7 @@ class SessionClient:
         try:
             await loop.sock_connect(connection, path)
             self._connection = connection
-            await self._send(Kind.HELLO, *hello().fields)
+            await self._send(Kind.HELLO, *hello())
             while True:
                 await self._take(unpack(await loop.sock_recv(connection, MAX_RECORD_BYTES)))
         except (OSError, ValueError, AgentUnavailable) as error:

@@ -88,7 +88,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DemoFolde
 def test_gpushare_and_nvidia_smi_are_on_the_path_of_a_terminal(
     folder: DemoFolder, tmp_path: Path, shell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = home_of(Stack(folder, tmp_path, "127.0.0.1", 1, 2, 3, 4, simulated=True), "ann", monkeypatch)
+    home = home_of(Stack(folder, tmp_path, "127.0.0.1", 1, [2, 3, 4], simulated=True), "ann", monkeypatch)
     where = in_a_terminal(home, shell, "command -v gpushare nvidia-smi").stdout.splitlines()
     if shell == "sh":
         # dash looks up the first name only
@@ -106,8 +106,8 @@ def test_the_drivers_own_nvidia_smi_is_not_hidden(
     folder: DemoFolder, tmp_path: Path, shell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the demo had simulated GPUs before, and prepared the home then."""
-    home_of(Stack(folder, tmp_path, "127.0.0.1", 1, 2, 3, 4, simulated=True), "ann", monkeypatch)
-    stack = Stack(folder, tmp_path, "127.0.0.1", 1, 2, 3, 4, simulated=False)
+    home_of(Stack(folder, tmp_path, "127.0.0.1", 1, [2, 3, 4], simulated=True), "ann", monkeypatch)
+    stack = Stack(folder, tmp_path, "127.0.0.1", 1, [2, 3, 4], simulated=False)
     home = home_of(stack, "ann", monkeypatch)
     assert str(folder.programs) not in stack.hub()[1]["PATH"].split(":")
     path = in_a_terminal(home, shell, 'printf %s "$PATH"').stdout.split(":")
@@ -127,7 +127,7 @@ def test_the_drivers_own_nvidia_smi_is_not_hidden(
 def test_a_profile_of_an_older_demo_is_written_anew_and_that_of_a_user_stays(
     tmp_path: Path, before: str, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stack = Stack(DemoFolder(tmp_path / "demo"), tmp_path, "127.0.0.1", 1, 2, 3, 4, simulated=True)
+    stack = Stack(DemoFolder(tmp_path / "demo"), tmp_path, "127.0.0.1", 1, [2, 3, 4], simulated=True)
     profile = stack.folder.users / "ann" / ".profile"
     profile.parent.mkdir(parents=True)
     profile.write_text(before)

@@ -23,7 +23,7 @@ child = (
     "open(sys.argv[1], 'w').write(str(process.pid)); import time; time.sleep(float(sys.argv[2]))"
 )
 with Processes() as processes:
-    processes.start("child", [sys.executable, "-c", child, folder / "grandchild", sys.argv[2]], folder / "log", {})
+    processes.start("child", [sys.executable, "-c", child, folder / "grandchild", sys.argv[2]], {}, folder / "log")
     (folder / "child").write_text(str(processes._running["child"].pid))
     while True:
         if processes.wait(10):

@@ -71,11 +71,10 @@ class RunningStack:
         folder.templates.mkdir()
         for name, text in templates.items():
             (folder.templates / name).write_text(text)
-        port, hub_port, proxy_port, service_port = free_ports(4)
+        port, *inner_ports = free_ports(4)
         self.stack = Stack(
             folder=folder, config_files=config_files, ip="127.0.0.1",
-            port=port, hub_port=hub_port, proxy_port=proxy_port, service_port=service_port,
-            simulated=True, cull_every=1,
+            port=port, inner_ports=inner_ports, simulated=True, cull_every=1,
             settings={**(settings or {}), TOKEN: self.token},
         )  # fmt: skip
         self._gpus = dict(gpus)
