@@ -14,7 +14,7 @@ from rich.text import Text
 
 from gpushare_spawner import __version__
 from gpushare_spawner.clients.agent import default_control_socket
-from gpushare_spawner.doctor import agent, cluster, driver, gpu, hub_files, library, system, template_files
+from gpushare_spawner.doctor import agent, cluster, driver, files, gpu, library, system
 from gpushare_spawner.doctor.finding import Finding, Level, Machine
 from gpushare_spawner.doctor.gpu_programs import PROGRAMS
 from gpushare_spawner.model.quantity import parse_bytes
@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         metavar="DIR",
-        help=f"a folder of the hub's config files; may be repeated (default: {', '.join(map(str, hub_files.FOLDERS))})",
+        help=f"a folder of the hub's config files; may be repeated (default: {', '.join(map(str, files.FOLDERS))})",
     )
     parser.add_argument(
         "--gpu",
@@ -93,7 +93,7 @@ def examine(options: argparse.Namespace) -> Groups:
     """Return all findings by group, in reading order."""
     machine = Machine(options.root)
     control_socket = options.control_socket or machine.path(default_control_socket())
-    config_dirs = options.config_dir or [machine.path(folder) for folder in hub_files.FOLDERS]
+    config_dirs = options.config_dir or [machine.path(folder) for folder in files.FOLDERS]
     templates_dir = options.templates_dir or machine.path(default_folder())
     on_driver, gpus = driver.check(machine)
     whole = tuple(device for device in gpus if device.mig is None)
@@ -106,8 +106,8 @@ def examine(options: argparse.Namespace) -> Groups:
         "agent": on_agent,
         "claims": cluster.check_claims(report, machine),
         "cluster": cluster.check_gpus(machine),
-        "config files": hub_files.check(config_dirs, machine),
-        "templates": template_files.check(templates_dir, gpus, machine),
+        "config files": files.check_config(config_dirs, machine),
+        "templates": files.check_templates(templates_dir, gpus, machine),
     }
     if options.gpu is not None:
         groups["GPU programs"] = gpu.check(whole, options.gpu_memory, options.gpu)

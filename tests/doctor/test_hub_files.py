@@ -1,4 +1,4 @@
-"""doctor/hub_files.py: the unit file and the hub's config files."""
+"""doctor/files.py: the unit file and the hub's config files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.doctor import hub_files
+from gpushare_spawner.doctor import files
+from gpushare_spawner.doctor.files import check_config, started_by
 from gpushare_spawner.doctor.finding import Finding, Level, Machine
-from gpushare_spawner.doctor.hub_files import check, started_by
 from gpushare_spawner.shipped import shipped
 
 UNIT = "[Service]\nExecStartPre=-+/nowhere/nvidia-modprobe -c 0 -u\nExecStart=/usr/bin/gpushare agent\n"
@@ -19,7 +19,7 @@ def unit(tmp_path: Path) -> Path:
     """The unit file below the root of a machine that has its program."""
     (tmp_path / "usr/bin").mkdir(parents=True)
     (tmp_path / "usr/bin/gpushare").touch()
-    unit = Machine(tmp_path).path(hub_files.UNIT)
+    unit = Machine(tmp_path).path(files.UNIT)
     unit.parent.mkdir(parents=True)
     unit.write_text(UNIT)
     return unit
@@ -35,8 +35,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def wrong(folder: Path, unit: Path) -> list[Finding]:
-    root = unit.parents[len(hub_files.UNIT.parents) - 1]
-    return [finding for finding in check([folder], Machine(root)) if finding.level is not Level.OK]
+    root = unit.parents[len(files.UNIT.parents) - 1]
+    return [finding for finding in check_config([folder], Machine(root)) if finding.level is not Level.OK]
 
 
 def test_the_shipped_files_in_their_place_have_nothing_to_do(folder: Path, unit: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_folder_without_files_of_ours_is_a_note(tmp_path: Path, unit: Path) ->
 
 
 def test_no_folder_and_no_unit_are_not_checked(tmp_path: Path) -> None:
-    found = check([tmp_path / "none"], Machine(tmp_path))
+    found = check_config([tmp_path / "none"], Machine(tmp_path))
     assert [finding.level for finding in found] == [Level.SKIPPED, Level.SKIPPED]
 
 

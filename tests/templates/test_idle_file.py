@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from gpushare_spawner.cli import main
+from gpushare_spawner.doctor.files import check_templates
 from gpushare_spawner.doctor.finding import Level, Machine
-from gpushare_spawner.doctor.template_files import check
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.templates.command import schema_of
 from gpushare_spawner.templates.folder import PolicyFolder
@@ -114,12 +114,13 @@ def test_the_check_shows_what_applies_and_what_is_wrong(tmp_path: Path, capsys: 
 
 
 def test_the_doctor_checks_it(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, {})
     (tmp_path / "a.yaml").write_text(TEMPLATE)
     (tmp_path / "idle.yaml").write_text(GOOD)
-    said = [(one.level, one.what) for one in check(tmp_path, (), Machine(tmp_path, {})) if "idle.yaml" in one.where]
+    said = [(one.level, one.what) for one in check_templates(tmp_path, (), machine) if "idle.yaml" in one.where]
     assert said == [(Level.OK, "the idle policy is valid")]
     (tmp_path / "idle.yaml").write_text("limits: {stop_after: 0}\n")
-    levels = [one.level for one in check(tmp_path, (), Machine(tmp_path, {})) if "idle.yaml" in one.where]
+    levels = [one.level for one in check_templates(tmp_path, (), machine) if "idle.yaml" in one.where]
     assert levels == [Level.PROBLEM]
 
 

@@ -1,9 +1,13 @@
-"""Checks the compute templates that the hub and its service read."""
+"""Checks the admin's files: the agent's unit file, the hub's config files, and the compute templates.
+
+The first two are on one machine only. The hub and its service read the templates, and the files beside them.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -12,11 +16,100 @@ from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem,
 from gpushare_spawner.model.layer_rules import guaranteed_memory, smallest
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.shipped import NotShipped, shipped
 from gpushare_spawner.templates.command import layer_notes, layer_problems, legacy_notes
 from gpushare_spawner.templates.folder import IDLE_FILE, LAYERS_FILE, QUOTA_FILE, RESERVED, Policy, PolicyFolder
 from gpushare_spawner.templates.problems import Problem
 from gpushare_spawner.wording.service import exceeds_cluster
 from gpushare_spawner.wording.spawn_form import not_on_one_machine
+
+UNIT = Path("/etc/systemd/system/gpushare-agent.service")
+FOLDERS = (
+    Path("/opt/tljh/config/jupyterhub_config.d"),
+    Path("/etc/jupyterhub/jupyterhub_config.d"),
+    Path("/usr/local/etc/jupyterhub/jupyterhub_config.d"),
+)
+"""Where hubs have their config files."""
+_SPAWNER, _SERVICE, _TLJH = "10-gpushare.py", "20-gpushare-service.py", "gpushare-tljh.py"
+
+
+def check_config(folders: Iterable[Path], machine: Machine) -> list[Finding]:
+    """Return the findings. ``folders``: where the hub's config files can be."""
+    results = [_unit(machine)]
+    ours = _shipped()
+    present = [folder for folder in folders if folder.is_dir()]
+    for folder in present:
+        texts = {name: text for name in ours if (text := _text(folder / name)) is not None}
+        results += _folder(folder, texts, ours)
+    if not present:
+        results.append(skipped("config files", "no folder jupyterhub_config.d was found: give it with --config-dir"))
+    return results
+
+
+def started_by(unit: str) -> list[str]:
+    """Return the programs of the ExecStart lines in a unit file."""
+    lines = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("ExecStart=")]
+    return [shlex.split(line)[0].lstrip("-+@:!") for line in lines if line.strip()]
+
+
+def _unit(machine: Machine) -> Finding:
+    path = machine.path(UNIT)
+    where, text = str(path), _text(path)
+    if text is None:
+        return skipped(where, "does not exist: the agent is not a systemd service, or has another unit file")
+    programs = started_by(text)
+    missing = [program for program in programs if not machine.path(Path(program)).is_file()]
+    if missing:
+        remedy = "Correct the path in ExecStart, then `systemctl daemon-reload && systemctl restart gpushare-agent`."
+        return problem(where, f"starts {', '.join(missing)}, which does not exist", remedy)
+    return ok(where, f"starts {', '.join(programs)}")
+
+
+def _folder(folder: Path, texts: Mapping[str, str], present: Mapping[str, str]) -> list[Finding]:
+    if not texts:
+        what = "has no config file of gpushare"
+        remedy = (
+            "Copy them: `gpushare config-path jupyterhub_config.d` prints their folder. Nothing to do if your own "
+            "files replace them."
+        )
+        return [note(str(folder), what, remedy)]
+    results = []
+    if _TLJH in texts and len(texts) > 1:
+        others = " and ".join(sorted(set(texts) - {_TLJH}))
+        what = f"{_TLJH} reads {others} itself: with both, a role is defined twice and the hub does not start"
+        results.append(problem(str(folder), what, f"Remove {others}."))
+    for name, text in sorted(texts.items()):
+        where = str(folder / name)
+        try:
+            compile(text, where, "exec")
+        except SyntaxError as error:
+            remedy = f"Copy {name} of this package again."
+            results.append(problem(f"{where}:{error.lineno}", f"is not valid Python: {error.msg}", remedy))
+            continue
+        if text != present[name]:
+            what = "differs from this package's file: it is older, newer or edited"
+            results.append(note(where, what, f'Compare: diff {where} "$(gpushare config-path {name})"'))
+        else:
+            results.append(ok(where, "is this package's file"))
+    if _SPAWNER in texts and _SERVICE not in texts:
+        what = f"{_SERVICE} is missing: there is no idle culler and no dashboard"
+        results.append(note(str(folder), what, f"Copy {_SERVICE} too."))
+    return results
+
+
+def _shipped() -> dict[str, str]:
+    try:
+        return {name: shipped(name).read_text() for name in (_SPAWNER, _SERVICE, _TLJH)}
+    except NotShipped:
+        return {}
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return None
+
 
 _COPY = "Copy the templates that come with the package: `gpushare config-path templates` prints their folder."
 
@@ -27,7 +120,7 @@ _VALID = {
 }
 
 
-def check(folder: Path, gpus: tuple[Gpu, ...], machine: Machine) -> list[Finding]:
+def check_templates(folder: Path, gpus: tuple[Gpu, ...], machine: Machine) -> list[Finding]:
     """Return the findings. On a node of a cluster the hub's pod has the templates."""
     if not folder.is_dir():
         if machine.on_node:
@@ -35,7 +128,7 @@ def check(folder: Path, gpus: tuple[Gpu, ...], machine: Machine) -> list[Finding
         return [problem(str(folder), "does not exist, so the form is empty", _COPY)]
     quiet = logging.Logger("gpushare.doctor", logging.CRITICAL)
     policy = PolicyFolder(folder, log=quiet).load()
-    results = findings(folder, policy, gpus) + _mps_findings(folder, policy, machine)
+    results = template_findings(folder, policy, gpus) + _mps_findings(folder, policy, machine)
     if not machine.on_node:
         results += _mig_findings(folder, policy, gpus)
         results += _refused_findings(folder, policy)
@@ -43,7 +136,7 @@ def check(folder: Path, gpus: tuple[Gpu, ...], machine: Machine) -> list[Finding
     return [*results, *_beside_findings(folder, policy, () if machine.on_node else gpus)]
 
 
-def findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> list[Finding]:
+def template_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> list[Finding]:
     """Return the findings about the templates on a machine with these GPUs."""
     wrong = [found for found in policy.problems if found.file not in RESERVED]
     results = [problem(*_problem_texts(folder, found)) for found in wrong]
