@@ -480,12 +480,8 @@ class PodLauncher:
         # if that fails, the creation of the next pod sees this pod and retries
         await self.pod.remove()
         if last or not error.elsewhere:
-            raise SpawnRefused(
-                words.not_admitted(str(error), START_ATTEMPTS if last else None),
-                reason="not-admitted",
-                status=503,
-                retry_after=60,
-            )
+            message = words.not_admitted(str(error), START_ATTEMPTS if last else None)
+            raise SpawnRefused(message, reason="not-admitted", status=503, retry_after=60)
         self.attempt.retries.add(words.another_place(str(error)))
 
     def _let_arrive(self) -> None:

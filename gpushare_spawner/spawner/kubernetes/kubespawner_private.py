@@ -7,6 +7,7 @@ calls.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 OVERRIDDEN: Mapping[str, str] = {
@@ -20,46 +21,47 @@ OVERRIDDEN: Mapping[str, str] = {
 }
 
 
+@dataclass(frozen=True)
 class KubeSpawnerPrivate:
-    """Private methods of one KubeSpawner. ``inherited``: `super` of our class, for the methods that it overrides."""
+    """Private methods of one KubeSpawner."""
 
-    def __init__(self, spawner: Any, inherited: Any) -> None:
-        self._spawner = spawner
-        self._inherited = inherited
+    spawner: Any
+    inherited: Any
+    """`super` of our class, for the methods that it overrides."""
 
     # -- watches --
 
     def reflector_key(self, kind: str) -> tuple[Any, ...]:
         """Return the key of a shared reflector: there is no public way to get the key for the spawner's namespace."""
-        key: tuple[Any, ...] = self._spawner._get_reflector_key(kind)
+        key: tuple[Any, ...] = self.spawner._get_reflector_key(kind)
         return key
 
     async def start_reflector(self, kind: str, reflector_class: Any, replace: bool, **settings: Any) -> Any:
         """Start and share a reflector as KubeSpawner does, with its handling of settings and failures."""
-        return await self._inherited._start_reflector(kind, reflector_class, replace, **settings)
+        return await self.inherited._start_reflector(kind, reflector_class, replace, **settings)
 
     async def watch_pods(self) -> None:
         """Make sure that pods are watched: `poll` and `stop` do it too, but do more."""
-        await self._spawner._start_watching_pods()
+        await self.spawner._start_watching_pods()
 
     def default_namespace(self) -> str:
         """Return the hub's own namespace: ``namespace`` does not have it if each user has a namespace."""
-        return str(self._spawner._namespace_default())
+        return str(self.spawner._namespace_default())
 
     # -- settings and profiles --
 
     def expanded(self, text: str) -> str:
         """Return a setting with ``{username}`` and similar fields filled in, as the pod will have it."""
-        return str(self._spawner._expand_all(text))
+        return str(self.spawner._expand_all(text))
 
     def sorted_values(self, setting: Any) -> list[Any]:
         """Return the values of a setting that may be a list or a dict, in the pod's order."""
-        return list(self._spawner._sorted_dict_values(setting))
+        return list(self.spawner._sorted_dict_values(setting))
 
     def complete_profiles(self, entries: Any) -> list[dict[str, Any]]:
         """Return a ``profile_list`` with slugs and defaults filled in, so that both forms use the same names."""
-        complete: list[dict[str, Any]] = self._spawner._get_initialized_profile_list(
-            self._spawner._sorted_dict_values(entries)
+        complete: list[dict[str, Any]] = self.spawner._get_initialized_profile_list(
+            self.spawner._sorted_dict_values(entries)
         )
         return complete
 
@@ -69,25 +71,25 @@ class KubeSpawnerPrivate:
         KubeSpawner checks in `start` only, which is too late for a clear answer.
         """
         entries = list(profiles)
-        self._spawner._validate_user_options(entries)
-        profile: Mapping[str, Any] = self._spawner._get_profile(slug, entries)
+        self.spawner._validate_user_options(entries)
+        profile: Mapping[str, Any] = self.spawner._get_profile(slug, entries)
         return profile
 
     def rendered_form(self, entries: Sequence[Mapping[str, Any]]) -> str:
         """Return an admin's replacement of KubeSpawner's form, with our entries in it."""
-        return str(self._spawner._render_options_form(entries))
+        return str(self.spawner._render_options_form(entries))
 
     # -- a spawn --
 
     async def start_pod(self) -> Any:
         """Start the server as KubeSpawner does: volumes, pod, and a wait until it runs. Return its address."""
-        return await self._inherited._start()
+        return await self.inherited._start()
 
     def forget_last_start(self) -> None:
         """Make `progress` wait for the next spawn: for it, a finished spawn means that no more events follow."""
-        self._spawner._start_future = None
+        self.spawner._start_future = None
 
     @property
     def was_started(self) -> bool:
         """Whether ``start`` was called since `forget_last_start`."""
-        return self._spawner._start_future is not None
+        return self.spawner._start_future is not None

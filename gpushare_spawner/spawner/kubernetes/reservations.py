@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from gpushare_spawner.model.layers import Placement
@@ -32,22 +32,22 @@ that has become free is used again soon.
 """
 
 
+@dataclass
 class Exclusions:
     """Avoided nodes by server and template: another server may request less, and the node can admit it."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._left_out: dict[tuple[str, str, str], tuple[float, str]] = {}
-        """Until when, and the missing resource, by session, template and node."""
+    clock: Callable[[], float] = time.monotonic
+    _left_out: dict[tuple[str, str, str], tuple[float, str]] = field(default_factory=dict, init=False)
+    """Until when, and the missing resource, by session, template and node."""
 
     def leave_out(self, request: SpawnRequest, node: str, missing: str) -> None:
         """Avoid a node for this request. ``missing``: its missing resource, as half a sentence."""
         key = (request.session, request.template.name, node)
-        self._left_out[key] = (self._clock() + LEFT_OUT_SECONDS, missing)
+        self._left_out[key] = (self.clock() + LEFT_OUT_SECONDS, missing)
 
     def of(self, request: SpawnRequest) -> Mapping[str, str]:
         """Return the nodes that this request avoids now, each with its missing resource."""
-        now, server = self._clock(), (request.session, request.template.name)
+        now, server = self.clock(), (request.session, request.template.name)
         self._left_out = {key: entry for key, entry in self._left_out.items() if entry[0] > now}
         return {key[2]: missing for key, (_, missing) in self._left_out.items() if key[:2] == server}
 

@@ -480,22 +480,6 @@ class KeptNodes:
             ticket.overtaken += not nodes.isdisjoint(able)
 
 
-def queue_full(request: SpawnRequest, length: int) -> SpawnRefused:
-    """Return the refusal for a full queue of ``length`` spawns."""
-    return SpawnRefused(
-        spawn_failures.queue_full(request.share, length), reason="queue-full", status=503, retry_after=120
-    )
-
-
-def impossible(request: SpawnRequest, where: str, why: str) -> SpawnRefused:
-    """Return the refusal of a spawn that no wait would help. ``where``: the GPUs' place; ``why``: a sentence."""
-    return SpawnRefused(
-        spawn_failures.impossible(request.template.display_name, where, request.node, why),
-        reason="no-such-gpu",
-        status=409,
-    )
-
-
 NOT_BY_THE_HUB = Placement("", ())
 """The placement of a server that a layer's scheduler places."""
 
@@ -538,13 +522,11 @@ class Placer:
         outcome, reason = verdict.outcome, verdict.reason
         # Taints come and go. A spawn that waits already is not refused for one.
         if outcome is LayerOutcome.WAIT or (reason is Reason.INELIGIBLE and ticket.ahead is not None):
-            if ticket.ahead is None and self._positions.is_full(request.template):
-                ticket.refuse(queue_full(request, self._queue.length))
-            else:
+            if not self._refused_by_full_queue(ticket):
                 why = f"{refused_by_nodes(request.left_out())}." if reason is Reason.NOT_ADMITTED else verdict.why
                 ticket.says(self._positions.ahead_of(placement_request, ticket), why)
         elif outcome is LayerOutcome.NEVER:
-            ticket.refuse(impossible(request, self._where, verdict.why))
+            self._refuse_for_ever(ticket, verdict.why)
         return verdict.placement
 
     def _place_by_layers(self, ticket: Ticket, layers: OtherLayers) -> Placement | None:
@@ -564,10 +546,8 @@ class Placer:
             None,
         )
         if waits is None and ticket.ahead is None and not self._check.nodes_are_added:
-            ticket.refuse(impossible(request, self._where, elsewhere.why))
-        elif ticket.ahead is None and self._positions.is_full(request.template):
-            ticket.refuse(queue_full(request, self._queue.length))
-        else:
+            self._refuse_for_ever(ticket, elsewhere.why)
+        elif not self._refused_by_full_queue(ticket):
             ahead = self._positions.ahead_of_template(request.template, ticket)
             ticket.says(ahead, (waits or elsewhere).why)
             ticket.elsewhere = not layers.native(request.template)
@@ -575,6 +555,20 @@ class Placer:
             only_here = native is None or native.outcome is LayerOutcome.NEVER
             self._kept.waits(ticket, elsewhere.able if only_here else frozenset(), layers.least_used)
         return None
+
+    def _refused_by_full_queue(self, ticket: Ticket) -> bool:
+        """Refuse a new ticket if the queue is full for its template. Return whether it is refused."""
+        if ticket.ahead is not None or not self._positions.is_full(ticket.request.template):
+            return False
+        message = spawn_failures.queue_full(ticket.request.share, self._queue.length)
+        ticket.refuse(SpawnRefused(message, reason="queue-full", status=503, retry_after=120))
+        return True
+
+    def _refuse_for_ever(self, ticket: Ticket, why: str) -> None:
+        """Refuse a ticket that no wait would help. ``why``: a sentence."""
+        request = ticket.request
+        message = spawn_failures.impossible(request.template.display_name, self._where, request.node, why)
+        ticket.refuse(SpawnRefused(message, reason="no-such-gpu", status=409))
 
     async def hold(self, ticket: Ticket, breaks: LoopBreaks) -> None:
         """Keep GPUs for a waiting ticket if it is the first in the queue that could use their node.
