@@ -28,6 +28,15 @@ def pauses(first: float, longest: float, within: float = math.inf) -> Iterator[f
         pause = min(2 * pause, longest)
 
 
+async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait until the event is set, at most some seconds (None: without a limit). Return whether it was set."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
 class Background(ABC):
     """A part with one task, `_run`, from `start` until `close`."""
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from gpushare_spawner.background import Background
+from gpushare_spawner.background import Background, set_within
 from gpushare_spawner.clients.api import SILENCE, WATCH_SECONDS, ApiFailure, ClusterApi
 
 MOST_LOGGED = 1000
@@ -136,9 +136,7 @@ class Watched(Background, Generic[Part]):
 
     async def loaded(self, patience: float) -> bool:
         """Wait for the success or failure of the first list. Return whether it came within ``patience`` seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await self._answered.wait()
+        await set_within(self._answered, patience)
         return self._heard is not None
 
     def replace(self, item: Object, version: str) -> bool:

@@ -128,12 +128,11 @@ async def two_cores(
         seen = SeenCluster(client, cluster.namespace, lambda: requests.changed())
         requests = ReleasedRequests(seen, lambda: {"quarter-gpu": TEMPLATE})
         await seen.start(10.0)
-        task = asyncio.create_task(requests.run())
+        requests.start()
         try:
             yield TwoCores(cluster, agent, tmp_path)
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await requests.close()
             await seen.close()
             await agent.stop()
 

@@ -300,7 +300,7 @@ async def test_a_refused_way_down_is_tried_again(releases: Releases, namespace: 
 
 async def test_a_change_makes_it_look_at_once(releases: Releases) -> None:
     await releases.open()
-    task = asyncio.create_task(releases.requests.run())
+    releases.requests.start()
     try:
         await asyncio.sleep(0.05)
         await releases.tier(Tier.RELEASED)
@@ -309,8 +309,7 @@ async def test_a_change_makes_it_look_at_once(releases: Releases) -> None:
             while await releases.asked() != LOW:
                 await asyncio.sleep(0.05)
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await releases.requests.close()
 
 
 async def test_requests_that_another_writer_has_changed_since_are_not_overwritten(releases: Releases) -> None:

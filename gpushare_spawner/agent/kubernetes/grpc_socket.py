@@ -10,6 +10,8 @@ from pathlib import Path
 
 import grpc.aio
 
+from gpushare_spawner.background import set_within
+
 Identity = tuple[int, int, int]
 
 
@@ -36,9 +38,7 @@ class News:
             while True:
                 changed.clear()
                 yield
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(at_most):
-                        await changed.wait()
+                await set_within(changed, at_most)
         finally:
             self._streams.discard(changed)
 

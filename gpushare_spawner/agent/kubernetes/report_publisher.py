@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.state.records import Cordons
-from gpushare_spawner.background import Background
+from gpushare_spawner.background import Background, set_within
 from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.kubernetes.objects import (
@@ -87,12 +87,8 @@ class PublishedReport(Background):
         """Wait for the next check: soon after a change, else after `poll_every` or later."""
         settings = self._settings
         patience = max(settings.poll_every, self._written_at + settings.at_most_every - _now())
-        try:
-            async with asyncio.timeout(patience):
-                await self._poke.wait()
+        if await set_within(self._poke, patience):
             await asyncio.sleep(settings.settle)
-        except TimeoutError:
-            pass
         self._poke.clear()
 
     def _is_due(self, report: Report) -> bool:

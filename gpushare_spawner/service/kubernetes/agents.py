@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from gpushare_spawner.background import cancel
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.reports import Agents, NoAgents
 from gpushare_spawner.wording.amounts import missing_package
@@ -43,19 +41,16 @@ async def agents_of_cluster(
     except NoCluster as error:
         raise NoAgents(f"--namespace: {error}") from None
     async with client:
-        listeners = [on_change]
 
-        def tell() -> None:
-            for listener in listeners:
-                listener()
+        def changed() -> None:
+            on_change()
+            requests.changed()
 
-        cluster = Cluster(client, namespace, tell, all_namespaces, hub=hub)
+        cluster = Cluster(client, namespace, changed, all_namespaces, hub=hub)
         requests = ReleasedRequests(cluster, templates)
-        listeners.append(requests.changed)
-        follow = asyncio.create_task(requests.run())
-        try:
-            await cluster.start(FIRST_LISTS)
-            yield cluster
-        finally:
-            await cancel(follow)
-            await cluster.close()
+        async with requests.running():
+            try:
+                await cluster.start(FIRST_LISTS)
+                yield cluster
+            finally:
+                await cluster.close()

@@ -8,11 +8,11 @@ resize running pods in place.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
 
+from gpushare_spawner.background import Background, set_within
 from gpushare_spawner.clients.api import STRATEGIC_MERGE_PATCH, ApiFailure, ClusterApi
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.kubernetes.container_requests import ContainerRequests, Requests, requests_patch
@@ -77,7 +77,7 @@ RETRY_AFTER = 30.0
 """Seconds until a change that the API server refused is repeated: a quota can be larger by then."""
 
 
-class ReleasedRequests:
+class ReleasedRequests(Background):
     """The requests of the pods of released sessions. Call `changed` after news of a watch."""
 
     def __init__(
@@ -104,8 +104,7 @@ class ReleasedRequests:
         """Check the pods soon."""
         self._woken.set()
 
-    async def run(self) -> None:
-        """Check the pods without end."""
+    async def _run(self) -> None:
         while True:
             self._woken.clear()
             try:
@@ -113,9 +112,7 @@ class ReleasedRequests:
             except Exception:
                 log.exception("Cannot check the requests of released sessions; retrying")
             await asyncio.sleep(SHORTEST_PAUSE)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_EVERY):
-                    await self._woken.wait()
+            await set_within(self._woken, POLL_EVERY)
 
     async def poll(self) -> None:
         """Change each pod's requests to the requests of its session's tier."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.background import Background
+from gpushare_spawner.background import Background, set_within
 from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.clients.object_watch import Watched, whole
 from gpushare_spawner.log_once import LogOnce
@@ -225,11 +225,7 @@ class PublishedSlice(Background):
                 self._poke.set()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-            try:
-                async with asyncio.timeout(CHECK_EVERY):
-                    await self._poke.wait()
-            except TimeoutError:
-                pass
+            await set_within(self._poke, CHECK_EVERY)
             self._poke.clear()
 
     async def _write_if_due(self) -> bool:

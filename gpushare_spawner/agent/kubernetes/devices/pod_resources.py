@@ -17,7 +17,7 @@ import grpc.aio
 
 from gpushare_spawner.agent.kubernetes.kubelet import podresources_pb2 as messages
 from gpushare_spawner.agent.kubernetes.kubelet import podresources_pb2_grpc as services
-from gpushare_spawner.background import Background
+from gpushare_spawner.background import Background, set_within
 from gpushare_spawner.log_once import LogOnce
 
 log = logging.getLogger(__name__)
@@ -108,9 +108,7 @@ class PodResources(Background):
     async def _run(self) -> None:
         while True:
             pause = SOON
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ASK_EVERY):
-                    await self._due.wait()
+            await set_within(self._due, ASK_EVERY)
             self._due.clear()
             while True:
                 await asyncio.sleep(pause)
