@@ -82,7 +82,12 @@ class OnKubernetes:
         self.sessions = PodSessions(node, self.pods, api, self.held, self._kubelet.soon)
         self._allocation = allocation
         self.published = PublishedReport(api, settings, self.report, node.cordons)
-        self._kubelet_side = self._side(api, allocation, cdi, prepared)
+        end, registered, folder = self.sessions.end, self._registered, settings.device_plugins_dir
+        self._kubelet_side: KubeletSide = (
+            DevicePlugins(node, self.held, allocation, cdi, folder, self._kubelet, end, registered)
+            if prepared is None
+            else ClaimDriver(node, api, self.held, prepared, settings, self._kubelet, end, registered)
+        )
         self._handed = Handed({}, {})
         self._polling = Repeated(POLL_EVERY, self._poll, log, "cannot compute the devices to offer")
         self._polling_soon = Soon(self._poll)
@@ -112,19 +117,6 @@ class OnKubernetes:
         return report.model_copy(
             update={"claims": self._allocation.of_claims(self._node.gpus.values(), self.held.folder)}
         )
-
-    def _side(
-        self, api: ClusterApi, allocation: ContainerResponses, cdi: CdiNames, prepared: PreparedClaims | None
-    ) -> KubeletSide:
-        node, settings = self._node, self._settings
-        if prepared is not None:
-            return ClaimDriver(
-                node, api, self.held, prepared, settings, self._kubelet, self.sessions.end, self._registered
-            )
-        return DevicePlugins(
-            node, self.held, allocation, cdi, settings.device_plugins_dir, self._kubelet, self.sessions.end,
-            self._registered,
-        )  # fmt: skip
 
     def _registered(self) -> None:
         self.sessions.kubelet_started()

@@ -29,7 +29,7 @@ from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, fol
 from gpushare_spawner.agent.kubernetes.devices.plugin import DevicePlugin, PluginSocket
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey, PodResources
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
-from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
+from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods, open_request
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
 from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.node import Node
@@ -39,11 +39,10 @@ from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.background import Repeated, Soon
 from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.log_once import EachOnce, log_failure
-from gpushare_spawner.model.control import NoticeRequest, OpenRequest
+from gpushare_spawner.model.control import NoticeRequest
 from gpushare_spawner.model.kubernetes.annotations import LAYER_SELECTOR, AnnotationProblem, PodSession
 from gpushare_spawner.model.kubernetes.objects import OBSERVER
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.model.share import split_session_id
 
 log = logging.getLogger(__name__)
 
@@ -145,19 +144,8 @@ def observed_record(pod: Pod, annotated: PodSession, given: tuple[tuple[str, ...
 
     `given`: ids that its containers got together.
     """
-    user, server = split_session_id(annotated.session)
-    request = OpenRequest(
-        id=annotated.session,
-        user=user,
-        server=server,
-        uid=0,
-        template=annotated.template,
-        quota=annotated.quota,
-        gpus=annotated.gpus,
-        share_units=annotated.share_units,
-        oversubscribe=False,
-        layer=annotated.layer,
-    )
+    request = open_request(annotated, annotated.gpus)
+    request = request.model_copy(update={"layer": annotated.layer, "oversubscribe": False})
     record = SessionRecord.opened(request, pod.created)
     record.tier_since = annotated.tier_since
     record.pod = PodOwner(namespace=pod.namespace, name=pod.name, uid=pod.uid, devices={}, given=given)

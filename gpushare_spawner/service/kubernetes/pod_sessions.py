@@ -93,7 +93,7 @@ def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
     share_name = (share_container(pod) or {}).get("name", "")
     return {
         "metadata": {
-            **{name: metadata[name] for name in kept if name in metadata},
+            **_picked(metadata, kept),
             "annotations": {
                 name: text for name, text in annotations.items() if name.startswith(PREFIX) or name == MIRROR
             },
@@ -104,11 +104,11 @@ def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
             ],
         },
         "spec": {
-            **{name: spec[name] for name in ("nodeName", "nodeSelector", "affinity", "resourceClaims") if name in spec},
+            **_picked(spec, ("nodeName", "nodeSelector", "affinity", "resourceClaims")),
             "containers": _only(share_name, spec.get("containers"), ("name", "resources")),
         },
         "status": {
-            **{name: status[name] for name in ("phase", "qosClass") if name in status},
+            **_picked(status, ("phase", "qosClass")),
             "containerStatuses": _only(
                 share_name, status.get("containerStatuses"), ("name", "resources", "allocatedResources")
             ),
@@ -121,9 +121,11 @@ def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
 
 def _only(name: str, items: list[dict[str, Any]] | None, kept: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return the kept parts of the item of that name."""
-    return [
-        {part: item[part] for part in kept if part in item} for item in items or [] if name and item.get("name") == name
-    ]
+    return [_picked(item, kept) for item in items or [] if name and item.get("name") == name]
+
+
+def _picked(item: dict[str, Any], kept: tuple[str, ...]) -> dict[str, Any]:
+    return {name: item[name] for name in kept if name in item}
 
 
 def made_by(pod: dict[str, Any], hub: str) -> bool:

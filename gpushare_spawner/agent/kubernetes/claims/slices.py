@@ -232,35 +232,27 @@ class PublishedSlice(Background):
         """Write the slice if it has changed. Return whether it has."""
         stored = self._stored
         if stored is None:
-            await self._create(self._desired(1))
-            return True
-        desired = self._desired(int(stored["spec"]["pool"].get("generation", 0)) + 1)
-        if says_the_same(desired, stored):
-            return False
-        desired["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
+            desired = self._desired(1)
+            await check_kept(self._api, desired)
+            writing = self._api.create(SLICES, desired)
+        else:
+            desired = self._desired(int(stored["spec"]["pool"].get("generation", 0)) + 1)
+            if says_the_same(desired, stored):
+                return False
+            desired["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
+            writing = self._api.replace(self._path, desired)
         try:
-            written = await self._api.replace(self._path, desired)
+            written = await writing
         except ApiFailure as failure:
             if failure.status not in (404, 409):
                 raise
-            # It was deleted or changed meanwhile. Read it again.
+            # It was created, deleted or changed meanwhile. Read it again.
             await self._read_again()
             return True
         self._answered(written)
         if not says_the_same(desired, written):
             raise FieldsLost(fields_lost(desired, written))
         return True
-
-    async def _create(self, desired: Json) -> None:
-        await check_kept(self._api, desired)
-        try:
-            written = await self._api.create(SLICES, desired)
-        except ApiFailure as failure:
-            if failure.status != 409:
-                raise
-            await self._read_again()
-            return
-        self._answered(written)
 
     def _answered(self, written: Json) -> None:
         """Take the answer to a write, unless the watch has already brought a later change or deletion."""

@@ -48,18 +48,15 @@ class ContainerResponses:
         none.
         """
         environment = self._environment([gpu], owners.socket_in(folder))
-        mounts = [
-            MountReport(host_path=os.fspath(folder), container_path=os.fspath(folder)),
-            *self._mounts(environment),
-        ]
-        response = _response(mounts)
+        mounts = self._mounts(environment)
         if cdi_name is not None:
-            response.cdi_devices.append(messages.CDIDevice(name=cdi_name))
             # the CDI name brings the GPU: NVIDIA's runtime must not add GPUs that the image's own variable requests
             environment["NVIDIA_VISIBLE_DEVICES"] = "void"
         elif not gpu.simulated:
             environment["NVIDIA_VISIBLE_DEVICES"] = gpu.uuid
-        response.envs.update(environment)
+        response = _response(folder, mounts, environment)
+        if cdi_name is not None:
+            response.cdi_devices.append(messages.CDIDevice(name=cdi_name))
         return response
 
     def to_observe(self, folder: Path) -> messages.ContainerAllocateResponse:
@@ -68,12 +65,9 @@ class ContainerResponses:
         The library reports GPU work. `folder`: the folder of its grant.
         """
         environment = {"GPUSHARE_SOCKET": os.fspath(owners.socket_in(folder)), **OBSERVES}
-        mounts = [MountReport(host_path=os.fspath(folder), container_path=os.fspath(folder)), *self._mounts({})]
         if not self.preload_file:
             environment["LD_PRELOAD"] = os.fspath(self.libraries.preload)
-        response = _response(mounts)
-        response.envs.update(environment)
-        return response
+        return _response(folder, self._mounts({}), environment)
 
     def of_claims(self, gpus: Iterable[Gpu], folder: Path) -> ClaimsReport:
         """Return the part of the report with which the spawner does the work of `answer`.
@@ -108,12 +102,16 @@ class ContainerResponses:
         return mounts
 
 
-def _response(mounts: Iterable[MountReport]) -> messages.ContainerAllocateResponse:
+def _response(
+    folder: Path, mounts: Iterable[MountReport], environment: Mapping[str, str]
+) -> messages.ContainerAllocateResponse:
+    """Return the answer with these mounts, the folder of the grant among them."""
     return messages.ContainerAllocateResponse(
         mounts=[
             messages.Mount(host_path=mount.host_path, container_path=mount.container_path, read_only=mount.read_only)
-            for mount in mounts
-        ]
+            for mount in (_mount(folder), *mounts)
+        ],
+        envs=environment,
     )
 
 

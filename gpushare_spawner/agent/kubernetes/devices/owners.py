@@ -139,17 +139,14 @@ def socket_in(folder: Path) -> Path:
 def make_fresh(folder: Path) -> None:
     """Make an empty folder, in place of the folder of an earlier holder of the same devices. Raises OSError."""
     remove(folder)
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.mkdir()
-    os.chmod(folder, 0o755)
+    make(folder, exists=False)
 
 
-def make(folder: Path) -> None:
-    """Make the folder if it does not exist. Raises OSError."""
+def make(folder: Path, exists: bool = True) -> None:
+    """Make the folder. Raises OSError. `exists`: it can exist already."""
     # Containers reach their folder through a mount; on the machine only root can enter.
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir()
+    folder.mkdir(exist_ok=exists)
     os.chmod(folder, 0o755)
 
 

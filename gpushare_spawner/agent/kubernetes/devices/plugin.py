@@ -233,22 +233,20 @@ class DevicePlugins:
         self._held = held
         self._allocation = allocation
         self._cdi = cdi
-        self._folder = folder
         self._kubelet = kubelet
         self._end = end
-        self._registered = registered
         self._plugins = [self._plugin(gpu) for gpu in node.gpus.values()]
-        self._sockets: list[PluginSocket] = []
+        self._sockets = [
+            PluginSocket(plugin, folder, f"gpushare-{plugin.resource.removeprefix(PREFIX)}.sock", registered)
+            for plugin in self._plugins
+        ]
 
     async def start(self) -> None:
         """Serve the plugins, and register them."""
         await self._cdi.read()
-        for plugin in self._plugins:
-            plugin.poll()
-            name = f"gpushare-{plugin.resource.removeprefix(PREFIX)}.sock"
-            socket = PluginSocket(plugin, self._folder, name, self._registered)
+        self.poll()
+        for socket in self._sockets:
             socket.start()
-            self._sockets.append(socket)
 
     async def close(self) -> None:
         """Stop serving."""

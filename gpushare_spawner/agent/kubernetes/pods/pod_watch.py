@@ -13,6 +13,7 @@ from functools import cached_property
 from gpushare_spawner.agent.state.records import PodOwner
 from gpushare_spawner.clients.api import ClusterApi, Json
 from gpushare_spawner.clients.object_watch import Watched, key
+from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.kubernetes.annotations import (
     SESSION_SELECTOR,
     AnnotationProblem,
@@ -21,6 +22,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
 )
 from gpushare_spawner.model.kubernetes.container_requests import ContainerRequests, container_requests
 from gpushare_spawner.model.kubernetes.objects import FINISHED, is_mirror
+from gpushare_spawner.model.share import split_session_id
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,26 @@ class Pod:
     def path(self) -> str:
         """Its path in the API."""
         return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
+
+
+def open_request(annotated: PodSession, gpus: tuple[str, ...]) -> OpenRequest:
+    """Return the request that opens the session of a pod. `gpus`: UUIDs."""
+    user, server = split_session_id(annotated.session)
+    return OpenRequest(
+        id=annotated.session,
+        user=user,
+        server=server,
+        uid=0,
+        template=annotated.template,
+        quota=annotated.quota,
+        user_units=annotated.user_units,
+        gpus=gpus,
+        share_units=annotated.share_units,
+        borrowed_units=annotated.borrowed_units,
+        memory_limit=annotated.memory_limit,
+        oversubscribe=annotated.oversubscribe,
+        engine=annotated.engine,
+    )
 
 
 class Pods(Watched[Pod]):

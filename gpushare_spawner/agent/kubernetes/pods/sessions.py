@@ -36,7 +36,7 @@ from gpushare_spawner.agent.kubernetes.pods.annotations import (
     needed_patch,
     remember,
 )
-from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
+from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods, open_request
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sockets.session_socket import (
@@ -55,7 +55,7 @@ from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.kubernetes.annotations import SESSION_SELECTOR, AnnotationProblem, PodSession
 from gpushare_spawner.model.kubernetes.container_requests import lacks_requests
 from gpushare_spawner.model.kubernetes.objects import gpu_index_of
-from gpushare_spawner.model.share import UNITS_PER_GPU, split_session_id
+from gpushare_spawner.model.share import UNITS_PER_GPU
 
 log = logging.getLogger(__name__)
 
@@ -72,23 +72,9 @@ def pod_record(pod: Pod, annotated: PodSession, devices: Mapping[str, Given], se
     `devices`: the ids by GPU and container; the devices, not the annotations, determine which GPUs the session uses.
     `seen`: see `PodOwner.seen`.
     """
-    user, server = split_session_id(annotated.session)
+    gpus = annotated.gpus if set(annotated.gpus) == set(devices) else tuple(devices)
     return SessionRecord(
-        request=OpenRequest(
-            id=annotated.session,
-            user=user,
-            server=server,
-            uid=0,
-            template=annotated.template,
-            quota=annotated.quota,
-            user_units=annotated.user_units,
-            gpus=_in_order(annotated, devices),
-            share_units=annotated.share_units,
-            borrowed_units=annotated.borrowed_units,
-            memory_limit=annotated.memory_limit,
-            oversubscribe=annotated.oversubscribe,
-            engine=annotated.engine,
-        ),
+        request=open_request(annotated, gpus),
         opened_at=pod.created,
         borrowed_units=annotated.borrowed_units,
         effective_units=annotated.effective_units,
@@ -151,10 +137,6 @@ def ids_by_gpu(devices: Mapping[str, Given]) -> dict[str, tuple[str, ...]]:
 def grants_of(devices: Mapping[str, Given]) -> tuple[tuple[str, ...], ...]:
     """Return the ids that were granted together, for `PodOwner.given`."""
     return tuple(sorted(tuple(sorted(ids)) for given in devices.values() for ids in given))
-
-
-def _in_order(annotated: PodSession, devices: Mapping[str, Given]) -> tuple[str, ...]:
-    return annotated.gpus if set(annotated.gpus) == set(devices) else tuple(devices)
 
 
 GONE_AFTER = 30.0
@@ -513,14 +495,8 @@ class PodSockets:
         try:
             for folder in self._folders:
                 owners.make(folder)
-                self._sockets.append(
-                    SessionSocket(
-                        SessionFolder(folder, owners.BELOW, owners.discarded(folder)),
-                        None,
-                        listener,
-                        traffic,
-                    )
-                )
+                below = SessionFolder(folder, owners.BELOW, owners.discarded(folder))
+                self._sockets.append(SessionSocket(below, None, listener, traffic))
         except BaseException:
             self.close()
             raise
