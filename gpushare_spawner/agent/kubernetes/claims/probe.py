@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -17,6 +16,7 @@ from gpushare_spawner.agent.kubernetes.claims.slices import (
     lost,
     resource_slice,
 )
+from gpushare_spawner.background import pauses
 from gpushare_spawner.clients.api import ApiFailure, ClusterApi
 from gpushare_spawner.model.kubernetes.objects import CLAIMS_API, DEVICE_CLASS, DRIVER
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -69,8 +69,7 @@ async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
     made. `namespace`: that of sessions' claims; empty: any. Raises ClaimsUnavailable.
     """
     logged = False
-    until = time.monotonic() + PATIENCE
-    while True:
+    for pause in pauses(PAUSE, PAUSE, PATIENCE):
         try:
             return await ask(api, node, namespace)
         except ApiFailure as failure:
@@ -79,10 +78,9 @@ async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
             if not logged:
                 log.warning("cannot find out whether this cluster has claims of GPU shares; retrying: %s", failure)
             logged = True
-        if time.monotonic() + PAUSE > until:
-            log.warning("starting without these checks; no slice is written from which the API server drops fields")
-            return False
-        await asyncio.sleep(PAUSE)
+        await asyncio.sleep(pause)
+    log.warning("starting without these checks; no slice is written from which the API server drops fields")
+    return False
 
 
 async def ask(api: ClusterApi, node: str, namespace: str) -> bool:

@@ -25,7 +25,7 @@ from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
-from gpushare_spawner.background import cancel
+from gpushare_spawner.background import cancel, pauses
 from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.control import ControlRefused, Failure, NoticeRequest
@@ -242,9 +242,11 @@ class AnnotationWriter:
         await cancel(*self._tasks.values())
 
     async def _patch(self, session: Session) -> None:
-        pause = FIRST_PAUSE
         try:
-            while (patch := self._patch_of(session)) and (pod := self._pod_of(session)) is not None:
+            for pause in pauses(FIRST_PAUSE, LONGEST_PAUSE):
+                patch, pod = self._patch_of(session), self._pod_of(session)
+                if not patch or pod is None:
+                    break
                 try:
                     # Include the uid so that the patch cannot reach a different pod with the same name.
                     body = {"metadata": {"uid": pod.uid, "annotations": dict(patch)}}
@@ -259,7 +261,6 @@ class AnnotationWriter:
                         break
                     # The record has changed meanwhile, or another writer undoes patches. Do not race with it.
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
         except Exception:
             log.exception("the pod of session %s cannot be patched", session.id)
             await asyncio.sleep(LONGEST_PAUSE)
