@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import compileall
+import contextlib
 import gc
+import importlib
+import os
+import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +18,9 @@ from hypothesis import HealthCheck, settings
 from tests.machine import isolate
 
 ROOT = Path(__file__).parents[1]
+
+# until the tests are collected: what they import is kept
+gc.disable()
 
 # before anything of the product or of a library is imported: kubernetes_asyncio reads $KUBECONFIG at once
 HOME = isolate()
@@ -70,6 +79,35 @@ SLOWEST_FIRST = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the packages and the tests' helpers once, before pytest's workers would each do it, and their processes."""
+    if not sys.dont_write_bytecode and "PYTEST_XDIST_WORKER" not in os.environ and config.getoption("dist", "no") != "no":
+        for folder in (ROOT / "gpushare_spawner", ROOT / "packages" / "gpushare-simgpu", ROOT / "tests"):
+            # pytest compiles those itself
+            compileall.compile_dir(folder, quiet=2, workers=0, rx=re.compile(r"/(test_\w+|conftest)\.py$"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files without slow tests where only these run: importing the others takes each worker 7 s."""
+    if config.getoption("markexpr") != "slow" or not collection_path.match("test_*.py"):
+        return None
+    return True if b"mark.slow" not in collection_path.read_bytes() else None
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Import the files of all tests. Each worker begins with others, and finds the rest compiled by its neighbours."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    config = session.config
+    if not worker or config.args != config.getini("testpaths") or config.getoption("markexpr") == "slow":
+        return
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    start = len(files) * int(worker) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    for path in files[start:] + files[:start]:
+        # pytest imports what failed again, and reports it
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the slowest files first; the others and the tests within a file keep their order."""
     rank = {ROOT / name: number for number, name in enumerate(SLOWEST_FIRST)}
@@ -80,3 +118,4 @@ def pytest_collection_finish() -> None:
     """Leave modules and tests out of garbage collections: with 7,000 tests each full one would take half a second."""
     gc.collect()
     gc.freeze()
+    gc.enable()
