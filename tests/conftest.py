@@ -80,8 +80,9 @@ SLOWEST_FIRST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the packages and the tests' helpers once, before pytest's workers would each do it, and their processes."""
-    if not sys.dont_write_bytecode and "PYTEST_XDIST_WORKER" not in os.environ and config.getoption("dist", "no") != "no":
+    """Compile the packages and the tests' helpers once, before each of pytest's workers would do it."""
+    in_worker = "PYTEST_XDIST_WORKER" in os.environ
+    if not sys.dont_write_bytecode and not in_worker and config.getoption("dist", "no") != "no":
         for folder in (ROOT / "gpushare_spawner", ROOT / "packages" / "gpushare-simgpu", ROOT / "tests"):
             # pytest compiles those itself
             compileall.compile_dir(folder, quiet=2, workers=0, rx=re.compile(r"/(test_\w+|conftest)\.py$"))

@@ -23,9 +23,11 @@ def test_the_version() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_part_explains_itself(command: str) -> None:
-    said = subprocess.check_output([*GPUSHARE, command, "--help"], text=True)
-    assert said.startswith(f"usage: gpushare {command}")
+def test_every_part_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert not end.value.code
+    assert capsys.readouterr().out.startswith(f"usage: gpushare {command}")
 
 
 def test_help_names_every_part() -> None:

@@ -382,11 +382,20 @@ class AnyOrder(RuleBasedStateMachine):
             assert not starving or self.now <= deadline, f"{starving} wait too long: {self.now} past {deadline}"
 
 
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(
-    max_examples=150,
+FEW = settings(
+    max_examples=50,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+class ManyOrders(AnyOrder):
+    """The same with more examples."""
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = FEW
+TestManyOrders = pytest.mark.slow(ManyOrders.TestCase)
+TestManyOrders.settings = settings(FEW, max_examples=150)

@@ -7,7 +7,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.clients.api import ListAnswer
@@ -19,6 +19,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(
     items=st.lists(st.dictionaries(st.text(max_size=9), values, max_size=3), max_size=5),
     others=st.dictionaries(st.text(max_size=9), values, max_size=3),

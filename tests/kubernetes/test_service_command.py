@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from gpushare_spawner.cli import main
 from gpushare_spawner.model.controls import Ask
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.share import Tier
@@ -219,7 +221,14 @@ async def test_without_a_cluster_it_says_what_it_looked_for(service: Service) ->
         (("--all-namespaces",), "--all-namespaces is for a cluster"),
     ],
 )
-async def test_options_that_do_not_go_together(service: Service, options: tuple[str, ...], explained: str) -> None:
-    process = await service.start(*options)
-    assert await process.wait() == 2
-    assert explained in service.said
+def test_options_that_do_not_go_together(
+    options: tuple[str, ...],
+    explained: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", TOKEN)
+    with contextlib.suppress(SystemExit):
+        assert main(["service", "--url=http://127.0.0.1:1", *options]) == 2
+    assert explained in capsys.readouterr().err + caplog.text

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import time
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,10 @@ def test_patterns_of_gpu_models_take_polynomial_time() -> None:
     assert time.process_time() - began < SECONDS
 
 
-def calls_of_re() -> Iterator[tuple[str, ast.expr, dict[str, Any]]]:
-    """Yield each call of a function of `re`: its place, its pattern, and the module's constants."""
+@functools.cache
+def calls_of_re() -> tuple[tuple[str, ast.expr, dict[str, Any]], ...]:
+    """Return each call of a function of `re`: its place, its pattern, and the module's constants."""
+    calls = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.name.endswith(("_pb2.py", "_pb2_grpc.py")) or "node_modules" in path.parts:
             continue
@@ -96,7 +98,8 @@ def calls_of_re() -> Iterator[tuple[str, ast.expr, dict[str, Any]]]:
                 and node.func.value.id == "re"
                 and node.func.attr != "escape"
             ):
-                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", node.args[0], constants
+                calls.append((f"{path.relative_to(PACKAGE)}:{node.lineno}", node.args[0], constants))
+    return tuple(calls)
 
 
 def written(node: ast.expr, constants: dict[str, Any]) -> str | None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from gpushare_spawner.service.culler.decisions import (
 )
 from gpushare_spawner.service.hub.client import Hub, HubUser
 from tests.service.fake_agent import FakeAgent, fake_agent
-from tests.service.fake_hub import TOKEN, FakeHub
+from tests.service.fake_hub import TOKEN, DirectHub, FakeHub
 
 MINUTE = 60.0
 HOUR = 3600.0
@@ -56,6 +56,14 @@ async def hub_server() -> AsyncIterator[FakeHub]:
 @pytest.fixture
 async def hub(hub_server: FakeHub) -> AsyncIterator[Hub]:
     client = Hub(hub_server.url, TOKEN, backoff=0.01, request_timeout=0.5, attempts=4)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def direct_hub(hub_server: FakeHub) -> Iterator[Hub]:
+    """`hub`, for tests of hundreds of rounds: `hub = direct_hub` in a module."""
+    client = DirectHub(hub_server)
     yield client
     client.close()
 

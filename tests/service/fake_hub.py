@@ -12,6 +12,7 @@ from tornado.testing import bind_unused_port
 from tornado.web import Application, HTTPError, RequestHandler
 
 from gpushare_spawner.model.controls import taken_out
+from gpushare_spawner.service.hub.client import Hub, HubUser
 
 TOKEN = "service-token"
 
@@ -107,6 +108,21 @@ class FakeHub:
     async def close(self) -> None:
         self._server.stop()
         await self._server.close_all_connections()
+
+
+class DirectHub(Hub):
+    """A client that takes the list of users from `FakeHub` itself: for hundreds of rounds of a culler."""
+
+    def __init__(self, hub: FakeHub, **settings: Any) -> None:
+        super().__init__(hub.url, TOKEN, **settings)
+        self._hub = hub
+
+    async def users(self, with_ready_servers: bool = True) -> list[HubUser]:
+        return [
+            self._user(json.loads(json.dumps(user)))
+            for user in self._hub.users.values()
+            if not with_ready_servers or any(server["ready"] for server in user["servers"].values())
+        ]
 
 
 def _iso(values: dict[str, Any]) -> dict[str, Any]:

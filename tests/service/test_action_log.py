@@ -16,9 +16,11 @@ from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.reports import KnownReport, MachineAgent
-from tests.service.conftest import MINUTE, Clock
+from tests.service.conftest import MINUTE, Clock, direct_hub
 from tests.service.fake_agent import FakeAgent
 from tests.service.fake_hub import FakeHub
+
+hub = direct_hub
 
 
 def pairs(text: str) -> dict[str, str]:

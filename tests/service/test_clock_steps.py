@@ -12,11 +12,10 @@ from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.history.recorder import Meter
-from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.reports import MachineAgent
 from tests.service.conftest import HOUR, MINUTE, Clock
 from tests.service.fake_agent import FakeAgent
-from tests.service.fake_hub import TOKEN, FakeHub
+from tests.service.fake_hub import DirectHub, FakeHub
 
 DAY = 24 * HOUR
 USERS = [f"user-{number}" for number in range(10)]
@@ -29,7 +28,7 @@ class Machine:
         self.clock, self.agent, self.hub_server = clock, agent, hub_server
         self.stepped = 0.0
         wall = WallClock(clock, lambda: clock.now - self.stepped)
-        self.hub = Hub(hub_server.url, TOKEN, backoff=0.01, since_set=wall.since_set)
+        self.hub = DirectHub(hub_server, backoff=0.01, since_set=wall.since_set)
         settings = CullerSettings(cull_every=1e-9, cull_users=True, timeout=HOUR, max_age=10 * HOUR)
         self.culler = Culler(
             ActionContext([MachineAgent(agent.path)], self.hub, lambda: templates, clock=wall), settings

@@ -21,8 +21,10 @@ from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
 from tests.service.agent_parts import AgentParts, PodAgent
-from tests.service.conftest import HOUR, MINUTE, Clock
+from tests.service.conftest import HOUR, MINUTE, Clock, direct_hub
 from tests.service.fake_hub import FakeHub
+
+hub = direct_hub
 
 ROOT, ANN = Actor("root", is_admin=True), Actor("ann")
 

@@ -24,8 +24,10 @@ from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 from tests.service.agent_parts import AgentParts, PodAgent
-from tests.service.conftest import HOUR, MINUTE, Clock
+from tests.service.conftest import HOUR, MINUTE, Clock, direct_hub
 from tests.service.fake_hub import FakeHub
+
+hub = direct_hub
 
 SHIPPED = {"downgrade_after": 5 * MINUTE, "release_after": 10 * MINUTE, "warn_before": 2 * MINUTE}
 LATE = {"downgrade_after": 15 * MINUTE, "release_after": 45 * MINUTE, "warn_before": 5 * MINUTE}
