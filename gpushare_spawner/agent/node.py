@@ -429,7 +429,7 @@ class Node:
             endpoints if endpoints is not None else ProcessEndpoints(folder),
             memory_left=self.memory.left_for,
             holds=self.holds,
-            converse=lambda session: Conversation(session, self),
+            converse=lambda session: Conversation(session, self.registry, self),
             clock=self.wall_clock,
             changed=self.news,
         )
@@ -562,30 +562,6 @@ class Node:
             sessions_of=self._unconnected.sessions_of,
             memory_seen=self._memory_seen,
         )
-
-    # -- for conversations ---------------------------------------------------------------------------------------------
-
-    def work_begins(self, session: Session) -> None:
-        """Restore a session's share: a burst is about to start."""
-        self.registry.tiers.work_begins(session)
-
-    def sessions_on(self, gpu: str) -> tuple[int, int]:
-        """Return the number of sessions on a GPU (UUID), and the number of those with work."""
-        arbitration = self.arbitrations[gpu]
-        snapshots = [
-            arbitration.snapshot(name) for name, session in self.sessions.items() if arbitration.gpu in session.gpus
-        ]
-        return len(snapshots), sum(snapshot.running or snapshot.waiting for snapshot in snapshots)
-
-    def largest_share(self, session: Session) -> int:
-        """Return the largest share that a session can be changed to now, in units; 0: it cannot be changed."""
-        if session.record.request.layer is not LayerName.NATIVE:
-            return 0
-        return self.registry.tiers.largest_share(session)
-
-    def ask_came(self) -> None:
-        """Notify the service of a notebook server's ask, and call `changed`."""
-        self.registry.ask_came()
 
     def news(self) -> None:
         """Call `changed`: a session has changed."""

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS, GpuArbitration
+from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.memory.session_limit import SHOWN_PROCESSES
+from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Kernels, Session
 from gpushare_spawner.agent.sockets.session_socket import MALFORMED, NOT_ALLOWED, Connection, FairReading, FrameRefused
 from gpushare_spawner.arbiter.recent_use import WINDOW
@@ -128,14 +129,7 @@ class SuspendedProcesses(Protocol):
 
 
 class Surroundings(Protocol):
-    """The parts of the agent that a conversation uses."""
-
-    @property
-    def arbitrations(self) -> Mapping[str, GpuArbitration]:
-        """Keyed by GPU UUID."""
-
-    def work_begins(self, session: Session) -> None:
-        """Restore a downgraded or released session before the lease request of a burst."""
+    """The parts of the agent above the sessions that a conversation uses."""
 
     @property
     def suspensions(self) -> SuspendedProcesses:
@@ -144,29 +138,15 @@ class Surroundings(Protocol):
     def session_report(self, session: Session) -> SessionReport:
         """Return the session's report as of now."""
 
-    def sessions_on(self, gpu: str) -> tuple[int, int]:
-        """Return the number of sessions on a GPU, and the number of those with work."""
-
-    def largest_share(self, session: Session) -> int:
-        """Return the largest share that the session can be changed to now, in units; 0: it cannot be changed."""
-
-    def wall_clock(self) -> float:
-        """Return seconds since the epoch."""
-
-    def ask_came(self) -> None:
-        """Handle an ask that waits for the service."""
-
-    def news(self) -> None:
-        """Report a change of activity that the session's record does not contain."""
-
 
 class Conversation:
     """The frame handler of one session's socket."""
 
-    def __init__(self, session: Session, surroundings: Surroundings) -> None:
+    def __init__(self, session: Session, registry: SessionRegistry, surroundings: Surroundings) -> None:
         assert session.memory is not None
         self._session = session
         self._limits = session.memory
+        self._registry = registry
         self._around = surroundings
         # cuDeviceGetUuid gives programs the UUID of the whole GPU; cuDeviceGetUuid_v2 gives that of the MIG instance
         whole = {gpu_bytes(gpu.whole): gpu.uuid for gpu in session.gpus if gpu.mig is not None}
@@ -204,7 +184,7 @@ class Conversation:
             if frame.kind is Kind.REQUEST:
                 self._memory.pop((connection, uuid), None)  # this frame is newer
             if frame.kind in (Kind.REQUEST, Kind.BUSY):
-                self._around.work_begins(session)
+                self._registry.tiers.work_begins(session)
             if frame.kind in BURST_FRAMES:
                 self._burst_frames_of(connection).received((connection, uuid), frame)
                 return
@@ -246,7 +226,7 @@ class Conversation:
                 self._memory.pop((connection, gpu.uuid), None)
                 if self._bursts is not None:
                     self._bursts.forget((connection, gpu.uuid))
-                self._around.arbitrations[gpu.uuid].leave(connection)
+                self._registry.arbitrations[gpu.uuid].leave(connection)
             self._around.suspensions.left(session, connection)
 
     def send_tier(self) -> None:
@@ -281,7 +261,7 @@ class Conversation:
         """Update the arbiter if the counted part of the stated memory has changed."""
         if not self._session.observed:
             for connection, managed, plain in self._limits.accepted_anew(uuid):
-                self._around.arbitrations[uuid].counts(connection, managed, plain)
+                self._registry.arbitrations[uuid].counts(connection, managed, plain)
 
     def _burst_frames_of(self, connection: Connection) -> BurstFrames[tuple[Connection, str]]:
         if self._bursts is None:
@@ -297,7 +277,7 @@ class Conversation:
             managed, plain, *others = frame.fields
             accepted = self._limits.accepted(connection, uuid, managed, plain, spare)
             frame = replace(frame, fields=(*accepted, *others))
-        self._around.arbitrations[uuid].receive(connection, frame)
+        self._registry.arbitrations[uuid].receive(connection, frame)
 
     def _memory_stated(self, connection: Connection, uuid: str, frame: Frame) -> None:
         self._memory[connection, uuid] = frame
@@ -327,7 +307,7 @@ class Conversation:
             session.reported_kernels[connection] = kernels
         works = any(reported.busy for reported in session.reported_kernels.values())
         if worked != works:
-            self._around.news()
+            self._registry.changed()
 
     def _take_ask(self, connection: Connection, number: int, kind: int, value: int) -> None:
         """Take an observer's ask for the service, or answer it here."""
@@ -338,7 +318,7 @@ class Conversation:
             # only to this notebook server: it may ask without limit
             connection.send_packet(_answer_record(answer).packet())
         else:
-            self._around.ask_came()
+            self._registry.ask_came()
 
     def _hello(self, connection: Connection, frame: Frame) -> None:
         session, record = self._session, self._session.record
@@ -371,7 +351,7 @@ class Conversation:
             self._limits.join(connection, frame.fields[1])
             for gpu in session.gpus:
                 paced = Feature.PACE in connection.features
-                self._around.arbitrations[gpu.uuid].join(connection, session.id, connection.peer.process, paced)
+                self._registry.arbitrations[gpu.uuid].join(connection, session.id, connection.peer.process, paced)
             self._around.suspensions.joined(session, connection)
         else:
             (session.observers if role is Role.OBSERVER else session.notebooks).add(connection)
@@ -400,8 +380,8 @@ class Conversation:
 
     def status(self) -> ShareStatus:
         """Return the session's share as its notebook server reads it."""
-        session, record, now = self._session, self._session.record, self._around.wall_clock()
-        report, largest_share = self._around.session_report(session), self._around.largest_share(session)
+        session, record, now = self._session, self._session.record, self._registry.clock()
+        report, largest_share = self._around.session_report(session), self._registry.tiers.largest_share(session)
         last = now if report.gpu_busy else report.last_gpu_activity
         uses, hit, got = self._uses(), self._limits.hits.last, report.delivered
         native = report.layer is LayerName.NATIVE
@@ -441,16 +421,17 @@ class Conversation:
         )  # fmt: skip
 
     def _gpu_status(self, gpu: Gpu, used_seconds: float) -> GpuStatus:
-        snapshot = self._around.arbitrations[gpu.uuid].snapshot(self._session.id)
-        sessions, with_work = self._around.sessions_on(gpu.uuid)
+        arbitration = self._registry.arbitrations[gpu.uuid]
+        snapshot = arbitration.snapshot(self._session.id)
+        sessions = [arbitration.snapshot(other.id) for other in self._registry.sessions.values() if gpu in other.gpus]
         return GpuStatus(
             uuid=gpu.uuid,
             memory_bytes=snapshot.memory_bytes,
             resident_bytes=snapshot.resident_bytes,
             limit_bytes=self._session.memory_limit(gpu),
             lease="held" if snapshot.held else "waiting" if snapshot.waiting else "none",
-            sessions=sessions,
-            sessions_with_work=with_work,
+            sessions=len(sessions),
+            sessions_with_work=sum(other.running or other.waiting for other in sessions),
             utilisation=_part_of_window(used_seconds),
         )
 
@@ -478,7 +459,7 @@ class Conversation:
         processes = {process.number: process for process, _ in self._limits.processes()}
         uses = {}
         for gpu in self._session.gpus:
-            use = self._around.arbitrations[gpu.uuid].recent_use(self._session.id)
+            use = self._registry.arbitrations[gpu.uuid].recent_use(self._session.id)
             busiest = sorted(use.by_client, key=lambda entry: -entry[1])
             shown = [(processes[client], seconds) for client, seconds in busiest if client in processes]
             uses[gpu.uuid] = _Use(use.seconds, dict(shown[:SHOWN_PROCESSES]))
@@ -486,7 +467,7 @@ class Conversation:
 
     def _past(self, instant: int) -> float | None:
         """Convert an instant stated by a process to seconds since the epoch, never in the future; None for 0."""
-        return min(instant / NANOSECONDS, self._around.wall_clock()) if instant else None
+        return min(instant / NANOSECONDS, self._registry.clock()) if instant else None
 
 
 @dataclass(frozen=True)

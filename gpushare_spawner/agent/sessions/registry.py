@@ -17,8 +17,15 @@ from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds, SessionLimit
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.sessions.conversation import Conversation
-from gpushare_spawner.agent.sessions.session import Activity, Past, PendingAsks, Session, activity, counted
+from gpushare_spawner.agent.sessions.session import (
+    Activity,
+    Past,
+    PendingAsks,
+    Session,
+    SessionFrameHandler,
+    activity,
+    counted,
+)
 from gpushare_spawner.agent.sessions.tiers import Shares, Tiers
 from gpushare_spawner.agent.sockets.session_socket import SESSION_CLOSED, SessionEndpoints
 from gpushare_spawner.agent.state.folder import PathTooLong, StateFolder
@@ -143,7 +150,7 @@ class SessionRegistry:
         endpoints: SessionEndpoints,
         memory_left: Callable[[Session, str, ReserveKind], tuple[int, MemoryLimit]],
         holds: MemoryHolds,
-        converse: Callable[[Session], Conversation],
+        converse: Callable[[Session], SessionFrameHandler],
         clock: WallClock,
         changed: Callable[[], None],
     ) -> None:
@@ -156,17 +163,17 @@ class SessionRegistry:
         """
         self.sessions: Mapping[str, Session] = sessions
         self._sessions = sessions
-        self._arbitrations = shares.arbitrations
+        self.arbitrations = shares.arbitrations
         self._shares = shares
         self._folder = folder
         self._endpoints = endpoints
         self._memory_left = memory_left
         self._holds = holds
         self._converse = converse
-        self._clock = clock
+        self.clock = clock
         clock.was_set = self.clock_was_set
         self._boot = processes.boot_id()
-        self._changed = changed
+        self.changed = changed
         self.store = Store(folder.records, changed)
         self.tiers = Tiers(shares, self.activity, self.save, clock)
         self.controls = SessionControls(self.save, changed)
@@ -181,7 +188,7 @@ class SessionRegistry:
 
     def restore(self) -> None:
         """Restore the sessions from the state folder. A failure affects one session only."""
-        now = self._clock()
+        now = self.clock()
         for record in self._folder.records.load():
             try:
                 self._follow_clock(record)
@@ -204,8 +211,8 @@ class SessionRegistry:
     def _follow_clock(self, record: SessionRecord) -> None:
         """Move a record's instants by a step of the clock without an agent, in the same boot of the machine."""
         recorded = record.clock
-        if recorded is not None and recorded.boot == self._boot and abs(self._clock.offset - recorded.offset) >= STEP:
-            record.clock_was_set(self._clock.offset - recorded.offset)
+        if recorded is not None and recorded.boot == self._boot and abs(self.clock.offset - recorded.offset) >= STEP:
+            record.clock_was_set(self.clock.offset - recorded.offset)
 
     def _restore_session(self, record: SessionRecord, now: float) -> None:
         if record.process is not None and not processes.alive(record.process):
@@ -214,9 +221,9 @@ class SessionRegistry:
             self.store.remove(record.request.id)
             return
         here = () if record.gpus_unknown else record.request.gpus
-        if any(uuid not in self._arbitrations for uuid in here):
+        if any(uuid not in self.arbitrations for uuid in here):
             log.error("session %s has a share of a GPU that this machine no longer has", record.request.id)
-            here = tuple(uuid for uuid in here if uuid in self._arbitrations)
+            here = tuple(uuid for uuid in here if uuid in self.arbitrations)
         session = Session(record, self._possible_gpus(record, here), past=Past.recorded(record, restarted_at=now))
         self._enter(session)
         self._listen_or_log(session)
@@ -238,7 +245,7 @@ class SessionRegistry:
 
     def _possible_gpus(self, record: SessionRecord, uuids: Iterable[str]) -> tuple[Gpu, ...]:
         """Return the GPUs of these UUIDs; all GPUs if another layer's choice is unknown. Raises KeyError."""
-        return tuple(self._arbitrations[uuid].gpu for uuid in (self._arbitrations if record.gpus_unknown else uuids))
+        return tuple(self.arbitrations[uuid].gpu for uuid in (self.arbitrations if record.gpus_unknown else uuids))
 
     def add_and_listen(self, record: SessionRecord) -> Session:
         """Enter the session of a pod and make its sockets: the kubelet has given it the devices already.
@@ -255,13 +262,13 @@ class SessionRegistry:
         record = session.record
         record.request = request
         record.process = None
-        record.opened_at, record.clock_moved = self._clock(), 0.0
+        record.opened_at, record.clock_moved = self.clock(), 0.0
         session.past = Past(
             gpu_seconds=session.past.gpu_seconds - self.activity(session).gpu_seconds,
-            delivered_before=counted(self._arbitrations[gpu.uuid].snapshot(session.id) for gpu in session.gpus),
+            delivered_before=counted(self.arbitrations[gpu.uuid].snapshot(session.id) for gpu in session.gpus),
         )
         record.controls, record.messages = NO_CONTROLS, ()
-        session.asks = PendingAsks(self._clock)
+        session.asks = PendingAsks(self.clock)
         session.reported_kernels.clear()
         if session.memory is not None:
             session.memory.set_limits(session.memory_limits)
@@ -298,7 +305,7 @@ class SessionRegistry:
         del self._sessions[name]
         self.store.remove(name)
         self.tiers.changed(self._shares.leave(session))
-        self._changed()
+        self.changed()
 
     def listen(self, session: Session) -> str | None:
         """Make the session's sockets. Returns the reason if they cannot be made."""
@@ -323,7 +330,7 @@ class SessionRegistry:
     def ask_came(self) -> None:
         """Wake the waiter: an observer has sent an ask for the service."""
         self._ask_event.set()
-        self._changed()
+        self.changed()
 
     async def wait_for_ask(self, within: float) -> bool:
         """Return whether an ask waits for the service: immediately, or after so many seconds."""
@@ -339,7 +346,7 @@ class SessionRegistry:
 
     def activity(self, session: Session) -> Activity:
         """Return the session's current activity on its GPUs."""
-        return activity(session, self._arbitrations, self._clock)
+        return activity(session, self.arbitrations, self.clock)
 
     def save(self, session: Session) -> None:
         """Write the session's record to disk, with its activity."""
@@ -347,10 +354,10 @@ class SessionRegistry:
         record.gpu_busy, record.last_gpu_activity, record.gpu_seconds = doing.busy, doing.last, doing.gpu_seconds
         record.delivered = doing.delivered
         record.memory_hits = session.memory_hits
-        record.clock = Clock(boot=self._boot, offset=self._clock.offset)
-        session.saved_at = self._clock()
+        record.clock = Clock(boot=self._boot, offset=self.clock.offset)
+        session.saved_at = self.clock()
         self.store.put(record)
-        self._changed()
+        self.changed()
 
     async def close(self) -> None:
         """Close all sockets. The sessions stay on disk; their processes run on without the agent."""
@@ -367,12 +374,12 @@ class SessionRegistry:
         self._sessions[session.id] = session
         session.memory = SessionLimit(
             session.memory_limits,
-            self._clock,
+            self.clock,
             session.record.memory_hits,
             left=lambda gpu, kind: self._memory_left(session, gpu, kind),
             held=lambda gpu: self._holds.against(gpu, session.id),
         )
-        session.asks = PendingAsks(self._clock)
+        session.asks = PendingAsks(self.clock)
         session.conversation = self._converse(session)
         self.tiers.changed(other for other in self._shares.enter(session) if other is not session)
         in_vain = [other for other in self._shares.yielding_in_vain(session.gpus) if other is not session]

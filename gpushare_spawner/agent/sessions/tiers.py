@@ -415,7 +415,7 @@ class Tiers:
         The service decides which shares the user may have.
         """
         record = session.record
-        if len(session.gpus) != 1 or record.yields_until is not None:
+        if session.observed or len(session.gpus) != 1 or record.yields_until is not None:
             return 0
         most = record.request.share_units + max(0, self._shares.most_more(session, session.gpus[0]))
         return min(most, UNITS_PER_GPU)

@@ -278,7 +278,7 @@ async def test_share_by_mps_is_fixed(machine: Machine) -> None:
         with pytest.raises(ControlRefused, match="with NVIDIA MPS the share of session ada is fixed"):
             await machine.agent.node.requests.answer(request)
     session = machine.agent.node.sessions["ada"]
-    assert machine.agent.node.largest_share(session) == 0
+    assert machine.agent.node.registry.tiers.largest_share(session) == 0
 
 
 async def test_layers_and_gpus_that_cannot_be_are_refused(machine: Machine) -> None:
