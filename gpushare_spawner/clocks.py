@@ -4,7 +4,7 @@ Instants in reports, records and the hub's database are of this clock. If NTP or
 between an instant before and an instant after is wrong by that step. Parts that keep instants therefore move them by
 the step, so that durations stay correct. Deadlines that people set are not moved.
 
-`Budget` limits the rate of requests.
+`Budget` limits the rate of requests, and `BackOff` that of attempts that fail.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 STEP = 5.0
 """Smallest step in seconds. NTP corrects less without a step, and idle actions come minutes after work."""
@@ -95,3 +96,26 @@ class Budget:
         self._left = min(self._store, self._left + (now - self._at) * self._rate)
         self._at = now
         return self._left
+
+
+@dataclass
+class BackOff:
+    """Pauses between attempts, in seconds: each is twice as long as the previous pause, up to `longest`."""
+
+    first: float
+    longest: float
+    pause: float = 0.0
+    """The last pause; 0: there was no failure."""
+    until: float = -math.inf
+    """End of the last pause."""
+
+    def next(self, now: float) -> float:
+        """Return the pause after a failure. It starts anew when `longest` has passed since the last pause."""
+        again = self.pause if now - self.until <= self.longest else 0.0
+        self.pause = min(self.longest, max(self.first, 2 * again))
+        self.until = now + self.pause
+        return self.pause
+
+    def succeeded(self) -> None:
+        """Reset the pause."""
+        self.pause = 0.0

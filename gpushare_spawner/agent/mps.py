@@ -24,6 +24,7 @@ from pathlib import Path
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import short_name
+from gpushare_spawner.clocks import BackOff
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.wording.layers import daemon_down, daemon_restarted
 
@@ -53,10 +54,8 @@ class ControlDaemon:
     folder: Path
     ran: bool = False
     """Whether it ran at the last check."""
-    tries: int = 0
-    """Starts after it ended, since it last ran for longer than the longest pause."""
-    start_at: float = 0.0
-    """Earliest instant of the next start, on the event loop's clock."""
+    pauses: BackOff = field(default_factory=lambda: BackOff(FIRST_PAUSE, LONGEST_PAUSE))
+    """Pauses after its starts, on the event loop's clock."""
     trouble: str = ""
     """Why it does not run; empty: it runs, or no session needs it."""
     lost_at: float | None = None
@@ -260,22 +259,20 @@ class MpsDaemons:
             if answers is None:
                 log.warning("the MPS daemon of GPU %d was asked, and nothing came", daemon.gpu.index)
                 return
-            now = asyncio.get_running_loop().time()
             if not needed:
                 if answers:
                     await daemon.quit()
                     log.info("the MPS daemon of GPU %d was ended: no session needs it", daemon.gpu.index)
-                daemon.ran, daemon.trouble, daemon.tries, daemon.lost_at = False, "", 0, None
+                daemon.ran, daemon.trouble, daemon.lost_at = False, "", None
+                daemon.pauses.succeeded()
             elif answers:
                 if daemon.trouble:
                     daemon.trouble = ""
                     self._changed()
                 daemon.ran = True
-                if daemon.tries and now > daemon.start_at + LONGEST_PAUSE:
-                    daemon.tries = 0
             else:
                 self._record_end(uuid, daemon)
-                if now >= daemon.start_at:
+                if asyncio.get_running_loop().time() >= daemon.pauses.until:
                     with contextlib.suppress(MpsFailed):
                         await self._start(daemon)
 
@@ -293,9 +290,7 @@ class MpsDaemons:
 
     async def _start(self, daemon: ControlDaemon) -> None:
         again = daemon.lost_at is not None
-        pause = min(FIRST_PAUSE * 2**daemon.tries, LONGEST_PAUSE)
-        daemon.start_at = asyncio.get_running_loop().time() + pause
-        daemon.tries += 1
+        daemon.pauses.next(asyncio.get_running_loop().time())
         try:
             await daemon.start()
         except MpsFailed as error:

@@ -21,6 +21,7 @@ from gpushare_spawner.agent.suspend import checkpoints as checkpoints_module
 from gpushare_spawner.agent.suspend import progress, steps, suspender
 from gpushare_spawner.agent.suspend.checkpoints import CheckpointResult, Code, DriverCheckpoints, ProcessState
 from gpushare_spawner.agent.suspend.suspender import Suspender
+from gpushare_spawner.clocks import BackOff
 from gpushare_spawner.model.frames import Feature, Frame, Kind
 from tests.agent.conftest import request_for
 from tests.agent.peers import FIRST, GpusOnPaper
@@ -468,7 +469,7 @@ class BusyLock:
 
 
 def test_pauses_double_up_to_their_bound_and_begin_anew() -> None:
-    pauses, now, seen = progress.BackOff(2.0), 100.0, list[float]()
+    pauses, now, seen = BackOff(2.0, progress.LATER), 100.0, list[float]()
     for _ in range(7):
         seen.append(pauses.next(now))
         now += seen[-1]

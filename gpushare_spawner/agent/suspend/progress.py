@@ -23,6 +23,7 @@ from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sockets.session_socket import Connection
 from gpushare_spawner.agent.state.records import Store
 from gpushare_spawner.agent.suspend.checkpoints import CheckpointResult, Code, DriverCheckpoints
+from gpushare_spawner.clocks import BackOff
 from gpushare_spawner.model.frames import Frame
 
 SOON, LATER = 2.0, 60.0
@@ -34,27 +35,6 @@ With pauses of 2, 4 and 8 s they wait for 14 s. Then their allocations fail at o
 """
 RESUME_AGAIN = 1.0
 """Seconds until the next attempt to resume a session."""
-
-
-@dataclass
-class BackOff:
-    """Pauses between attempts, in seconds: each is twice as long as the previous pause, up to LATER."""
-
-    first: float
-    pause: float = 0.0
-    """The last pause; 0: there was no failure."""
-    until: float = float("-inf")
-
-    def next(self, now: float) -> float:
-        """Return the pause after a failure. It starts anew when LATER has passed since the last pause."""
-        again = self.pause if now - self.until <= LATER else 0.0
-        self.pause = min(LATER, max(self.first, 2 * again))
-        self.until = now + self.pause
-        return self.pause
-
-    def succeeded(self) -> None:
-        """Reset the pause."""
-        self.pause = 0.0
 
 
 class Step(Enum):
@@ -97,9 +77,9 @@ class SuspendProgress:
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     failed: dict[int, str] = field(default_factory=dict)
     """Processes that the driver cannot restore, by pid, with the reason."""
-    busy: BackOff = field(default_factory=lambda: BackOff(SOON))
+    busy: BackOff = field(default_factory=lambda: BackOff(SOON, LATER))
     """Pauses after suspensions that failed because the session was busy."""
-    refused: BackOff = field(default_factory=lambda: BackOff(RESUME_AGAIN))
+    refused: BackOff = field(default_factory=lambda: BackOff(RESUME_AGAIN, LATER))
     """Pauses after resumptions that the driver refused."""
     task: asyncio.Task[None] | None = None
     retry: asyncio.TimerHandle | None = None

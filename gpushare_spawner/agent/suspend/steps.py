@@ -28,7 +28,6 @@ from gpushare_spawner.agent.suspend.progress import (
     LATER,
     RESUME_AGAIN,
     SOON,
-    BackOff,
     CannotRestore,
     CannotResume,
     CannotSuspend,
@@ -38,6 +37,7 @@ from gpushare_spawner.agent.suspend.progress import (
     reason_of,
 )
 from gpushare_spawner.background import cancel
+from gpushare_spawner.clocks import BackOff
 from gpushare_spawner.model.frames import Feature, Frame, Kind
 from gpushare_spawner.wording.amounts import memory
 
@@ -408,7 +408,7 @@ class LeftoverProcesses:
             )
 
     async def _bring_back(self, record: SessionRecord, gpu: Gpu, after: float) -> None:
-        suspension, session, pauses = record.suspension, record.request.id, BackOff(AGAIN_AFTER)
+        suspension, session, pauses = record.suspension, record.request.id, BackOff(AGAIN_AFTER, LATER)
         assert suspension is not None
         left = dict(zip(suspension.processes, suspension.sizes, strict=True))
         reported: dict[int, str] = {}

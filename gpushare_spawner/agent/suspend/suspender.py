@@ -79,9 +79,7 @@ class Suspender:
         under_way = [
             progress for progress in self._progress.values() if progress.task is not None and not progress.task.done()
         ]
-        tasks: list[asyncio.Task[Any]] = [progress.task for progress in under_way if progress.task is not None]
-        tasks += [self._probe] if self._probe is not None else []
-        await cancel(*tasks)
+        await cancel(self._probe, *(progress.task for progress in under_way))
         for progress in self._progress.values():
             progress.cancel_timers()
         records = [progress.session.record for progress in under_way] + await self._left.close()

@@ -193,27 +193,26 @@ async def test_session_is_refused_where_the_daemon_cannot_be_started(machine: Ma
         await machine.open(mps("ada"))
 
 
-async def test_failed_starts_come_at_growing_intervals(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_starts_come_at_growing_intervals(machine: Machine) -> None:
     await machine.open(mps("ada"))
     daemons = machine.agent.node.mps
     await daemons.close()
-    # longer than a busy machine takes for a check
-    monkeypatch.setattr(mps_module, "FIRST_PAUSE", 5.0)
     machine.breaks()
     killed = machine.pid() or 0
     os.kill(killed, signal.SIGKILL)
     while processes.named(killed) is not None:
         await asyncio.sleep(0.01)
     daemon = daemons._daemons[FIRST.uuid]
+    daemon.pauses.first = 5.0  # longer than a busy machine takes for a check
     pauses = []
     for _ in range(3):
-        daemon.start_at = 0.0
+        daemon.pauses.until = asyncio.get_running_loop().time()
         await daemons.check()
-        pauses.append(daemon.start_at)
+        pauses.append(daemon.pauses.until)
         await daemons.check()  # too early: no further try
-    assert daemon.tries == 4
+    assert daemon.pauses.pause == 20.0
     assert pauses == sorted(pauses)
-    assert pauses[2] - pauses[1] >= 40.0 - 20.0
+    assert pauses[2] - pauses[1] >= 20.0 - 10.0
 
 
 async def test_daemon_is_not_taken_to_have_ended_because_the_program_hangs(
