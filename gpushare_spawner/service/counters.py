@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from itertools import accumulate
 from typing import Literal
 
 from gpushare_spawner.model.share import Tier
@@ -28,13 +29,9 @@ class SpawnWaits:
         self._buckets[bisect_left(WAIT_BOUNDS, seconds)] += 1
         self.seconds += seconds
 
-    @property
-    def count(self) -> int:
-        return sum(self._buckets)
-
-    def within(self, bound: float) -> int:
-        """Return the number of waits of at most `bound` seconds, one of `WAIT_BOUNDS`."""
-        return sum(self._buckets[: WAIT_BOUNDS.index(bound) + 1])
+    def cumulative(self) -> list[int]:
+        """Return the numbers of waits of at most each of `WAIT_BOUNDS`, and the number of all waits."""
+        return list(accumulate(self._buckets))
 
 
 class Counters:

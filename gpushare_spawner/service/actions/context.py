@@ -290,8 +290,8 @@ class ActionContext:
         self.keeps_began: dict[str, Counter[tuple[str, float]]] = {}
         """By user: ids of sessions, and when their keeps began. Agents forget the keeps of an ended session, and a user
         can restart a server at any time."""
-        self.standing_keeps: dict[str, dict[str, tuple[str, Keep]]] = {}
-        """By user and id of the session: its node and its keep. They count while the node's agent is unavailable."""
+        self.standing_keeps: dict[str, tuple[str, str, Keep]] = {}
+        """By id of the session: its user, its node and its keep. They count while the node's agent is unavailable."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def reports(self) -> list[KnownReport]:

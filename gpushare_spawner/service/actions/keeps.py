@@ -97,7 +97,7 @@ async def end_keep(
             return ActionOutcome(False, words.NO_KEEP)
         answer = answer_to(received, words.KEEP_ENDED, context.clock())
         await context.write_controls(target, controls.model_copy(update={"keep": None}), answer)
-        context.standing_keeps.get(session.user, {}).pop(session.id, None)
+        context.standing_keeps.pop(session.id, None)
     context.log.session(session, target.node, KEEP_ENDED, actor.name, reason=words.KEEP_ENDED)
     return ActionOutcome(True, words.KEEP_ENDED)
 
@@ -176,8 +176,8 @@ async def _extended(
     kept = sum(holds(other.keep, now) for other in others.values())
     # sessions on nodes with unavailable agents, with keeps from this service
     kept += sum(
-        node not in nodes and holds(standing, now)
-        for name, (node, standing) in context.standing_keeps.get(session.user, {}).items()
+        user == session.user and node not in nodes and holds(standing, now)
+        for name, (user, node, standing) in context.standing_keeps.items()
         if name != session.id and name not in others
     )
     refusal = keep_refused(_rule(context, session), seconds, began, kept, now)
@@ -188,13 +188,10 @@ async def _extended(
 
 def _remember(context: ActionContext, session: SessionReport, node: str, controls: Controls, now: float) -> None:
     """Remember the keep, and when keeps began, as long as they count."""
-    standing = {
-        user: {name: entry for name, entry in keeps.items() if holds(entry[1], now)}
-        for user, keeps in context.standing_keeps.items()
-    }
+    standing = {name: entry for name, entry in context.standing_keeps.items() if holds(entry[2], now)}
     if controls.keep is not None:
-        standing.setdefault(session.user, {})[session.id] = node, controls.keep
-    context.standing_keeps = {user: keeps for user, keeps in standing.items() if keeps}
+        standing[session.id] = session.user, node, controls.keep
+    context.standing_keeps = standing
     began = context.keeps_began.get(session.user, Counter()) | _counted({session.id: controls})
     counts = {
         user: _filtered(begun, lambda begin: begin > now - DAY)

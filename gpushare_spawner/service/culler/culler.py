@@ -42,7 +42,7 @@ from gpushare_spawner.service.culler.decisions import (
 from gpushare_spawner.service.culler.drained import Drains
 from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, candidates, may_matter, needed, pressure
 from gpushare_spawner.service.hub.client import HubFailed, HubServer, HubUser
-from gpushare_spawner.service.reports import Agent, NodeSnapshot, ask_all
+from gpushare_spawner.service.reports import Agent, NodeSnapshot, answered, ask_all
 from gpushare_spawner.service.waiting import PendingServers, pending_unknown
 from gpushare_spawner.wording.amounts import doubled_gpu
 from gpushare_spawner.wording.idle_decisions import kept_by_short_work
@@ -197,7 +197,7 @@ class Culler:
         self._last = {agent: report for agent, report in last.items() if report is not None}
         if len(self._last) < len(snapshots):
             return NO_PRESSURE
-        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+        reports = answered(snapshots)
         silent = [self._last[snapshot.agent] for snapshot in snapshots if snapshot.report is None]
         quotas = self._context.quotas()
         idle, reclaims = candidates(reports, templates, now, self.state.use), may_matter(quotas, reports)
@@ -314,7 +314,7 @@ class Culler:
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
     ) -> Iterator[tuple[HubServer, ServerVerdict]]:
         """Yield the servers that no report names."""
-        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+        reports = answered(snapshots)
         with_share = {(session.user, session.server) for report in reports for session in report.sessions}
         all_answered = len(reports) == len(snapshots)
         for key, server in servers_of(self.hub_users or ()).items():
@@ -382,8 +382,7 @@ def _lasting_problems(
     for number, snapshot in enumerate(snapshots):
         if snapshot.problem:
             yield f"agent {number}", snapshot.problem
-    reports = (snapshot.report for snapshot in snapshots if snapshot.report is not None)
-    for uuid, nodes in doubled_gpus(reports).items():
+    for uuid, nodes in doubled_gpus(answered(snapshots)).items():
         yield f"GPU {uuid}", doubled_gpu(uuid, nodes)
     for server, verdict in judged:
         if verdict.left_because:

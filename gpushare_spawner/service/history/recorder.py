@@ -39,7 +39,7 @@ from gpushare_spawner.service.history.store import (
     WaitOutcome,
 )
 from gpushare_spawner.service.hub.client import HubServer, HubUser
-from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.reports import NodeSnapshot, answered
 from gpushare_spawner.service.waiting import waiting_spawns
 from gpushare_spawner.wording.service import restored
 
@@ -385,7 +385,7 @@ class History:
         # while the hub does not answer, users keep their last groups
         self._groups |= {server.user: server.groups for server in servers if server.groups is not None}
         started = {(server.user, server.name): server.started for server in servers if server.started is not None}
-        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+        reports = answered(snapshots)
         for report in reports:
             if self._meter is not None:
                 self._meter.observe(report, self._group_of)
@@ -399,7 +399,7 @@ class History:
     async def observe_queue(self) -> None:
         """Count the spawns that gave up."""
         pending, snapshots = await self._sources.pending(), await self._sources.snapshots()
-        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+        reports = answered(snapshots)
         if pending is None or len(reports) < len(snapshots):
             return
         waiting = [spawn.server for spawn in waiting_spawns(pending, reports, self._sources.templates())]

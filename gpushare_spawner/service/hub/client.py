@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode
 
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 
+from gpushare_spawner.background import pauses
 from gpushare_spawner.model.controls import MAX_LETTERS, SpawnNote
 from gpushare_spawner.wording import stops
 from gpushare_spawner.wording.amounts import reason
@@ -275,9 +276,8 @@ class Hub:
     async def _ask(
         self, method: str, path: str, body: dict[str, Any] | None = None, accept: str | None = None
     ) -> HTTPResponse:
-        pause = self._backoff
         attempts = self._attempts if method == "GET" else 1
-        for attempt in range(1, attempts + 1):
+        for attempt, pause in zip(range(1, attempts + 1), pauses(self._backoff, _MAX_PAUSE), strict=False):
             request = self._request(
                 method,
                 path,
@@ -300,7 +300,6 @@ class Hub:
             wait = min(_MAX_PAUSE, requested_pause if requested_pause is not None else pause)
             log.info("%s %s: %s; trying again in %.1f s", method, path, problem, wait)
             await asyncio.sleep(wait)
-            pause *= 2
         raise AssertionError("the last attempt returns or raises")
 
     def _request(

@@ -147,8 +147,8 @@ def _waits(counters: Counters) -> Iterator[Metric]:
         labels=["template"],
     )
     for template, counted in counters.waits.items():
-        buckets = [(f"{bound:g}", counted.within(bound)) for bound in WAIT_BOUNDS]
-        waits.add_metric([template], [*buckets, ("+Inf", counted.count)], counted.seconds)
+        bounds = [*(f"{bound:g}" for bound in WAIT_BOUNDS), "+Inf"]
+        waits.add_metric([template], list(zip(bounds, counted.cumulative(), strict=True)), counted.seconds)
     given_up = CounterMetricFamily(
         "gpushare_spawns_given_up",
         "Spawns that were cancelled, or failed, before they had a GPU; counted by the history",
