@@ -353,12 +353,8 @@ class History:
         """Tiers by node, then by the session's id and the instant at which it was opened."""
         self._actions: list[Action] = []
         self._waits: list[Wait] = []
-        self._problem = ""
-
-    @property
-    def problem(self) -> str:
+        self.problem = ""
         """The reason why nothing is stored now; empty: entries are stored."""
-        return self._problem
 
     async def run(self) -> None:
         """Observe, store and thin without end; store a last time when cancelled."""
@@ -484,13 +480,13 @@ class History:
         try:
             await self._in_thread(work)
         except HistoryFailed as error:
-            if str(error) != self._problem:
+            if str(error) != self.problem:
                 log.error("Nothing is added to the history. %s", error)
-            self._problem = str(error)
+            self.problem = str(error)
             return False
-        if self._problem:
+        if self.problem:
             log.info("The history's database answers again")
-        self._problem = ""
+        self.problem = ""
         return True
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
