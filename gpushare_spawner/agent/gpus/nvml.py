@@ -88,10 +88,8 @@ class XidEvents:
     def close(self) -> None:
         """Stop receiving events."""
         if self._events is not None:
-            try:
+            with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(self._events)
-            except pynvml.NVMLError as error:
-                log.debug("events of GPUs: %s", error)
             self._events = None
 
 

@@ -344,7 +344,8 @@ def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], clock
     ends = [wall - age for age in ages]
     # a session that was opened again begins anew
     ends = [end for end in ends if end >= session.record.begun]
-    last = _latest([*ends, session.past.last])
+    instants = [*ends] if session.past.last is None else [*ends, session.past.last]
+    last = max((max(0.0, instant) for instant in instants), default=None)
     if last is not None and session.last_end is not None and abs(last - session.last_end) < SAME_INSTANT:
         last = session.last_end
     session.last_end = last
@@ -367,8 +368,3 @@ def counted(snapshots: Iterable[SessionView]) -> Delivered:
     for snapshot in snapshots:
         total = total.plus(snapshot.delivered)
     return total
-
-
-def _latest(instants: Iterable[float | None]) -> float | None:
-    present = [max(0.0, instant) for instant in instants if instant is not None]
-    return max(present, default=None)
