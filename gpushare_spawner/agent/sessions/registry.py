@@ -8,7 +8,6 @@ and admins, and notifies the session's observers. It neither takes nor restores 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +29,7 @@ from gpushare_spawner.agent.sessions.tiers import Shares, Tiers
 from gpushare_spawner.agent.sockets.session_socket import SESSION_CLOSED, SessionEndpoints
 from gpushare_spawner.agent.state.folder import PathTooLong, StateFolder
 from gpushare_spawner.agent.state.records import Clock, SessionRecord, Store, short_name
+from gpushare_spawner.background import set_within
 from gpushare_spawner.clocks import STEP, WallClock
 from gpushare_spawner.model.control import MessageRequest, OpenRequest
 from gpushare_spawner.model.controls import NO_CONTROLS, AskAnswer, Controls, Message
@@ -336,9 +336,7 @@ class SessionRegistry:
         """Return whether an ask waits for the service: immediately, or after so many seconds."""
         if not self._has_ask():
             self._ask_event.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(within):
-                    await self._ask_event.wait()
+            await set_within(self._ask_event, within)
         return self._has_ask()
 
     def _has_ask(self) -> bool:

@@ -6,12 +6,12 @@ The loop keeps no state that matters: a service that is killed at any moment con
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from gpushare_spawner.background import set_within
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.report import Report, doubled_gpus
 from gpushare_spawner.model.share import Tier
@@ -222,9 +222,7 @@ class Culler:
         """Wait for ``seconds``, or for new reports; at least the shortest pause."""
         shortest = min(_SOON, seconds)
         await asyncio.sleep(shortest)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds - shortest):
-                await self._woken.wait()
+        await set_within(self._woken, seconds - shortest)
         self._woken.clear()
 
     def _pause(self, again: float | None) -> float:
