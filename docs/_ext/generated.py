@@ -117,7 +117,7 @@ def metric_families(part: str) -> list[Metric]:
     from gpushare_spawner.model.report import Report
     from gpushare_spawner.service.counters import Counters
     from gpushare_spawner.service.sources import ServiceSnapshot
-    from gpushare_spawner.service.web.metrics import ServiceState, service_families
+    from gpushare_spawner.service.web.metrics import service_families
 
     def of_agent(names: bool) -> list[Metric]:
         report = Report(node="node", published_at=0, gpus=())
@@ -127,7 +127,7 @@ def metric_families(part: str) -> list[Metric]:
         return {one.name for one in of_agent(False)}
 
     def of_service() -> list[Metric]:
-        return list(service_families(ServiceState(ServiceSnapshot(0.0), Counters())))
+        return list(service_families(ServiceSnapshot(0.0), Counters()))
 
     offers: dict[str, Callable[[], list[Metric]]] = {
         "agent-without-token": lambda: of_agent(False),

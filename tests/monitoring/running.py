@@ -43,7 +43,7 @@ class _Service(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         type(self).scrapes += 1
         seen = self.scrapes
-        body = exposition(trouble(counters(10 * seen), report(1000.0 + 10 * seen)))
+        body = exposition(*trouble(counters(10 * seen), report(1000.0 + 10 * seen)))
         self.send_response(200)
         self.send_header("Content-Type", CONTENT_TYPE)
         self.send_header("Content-Length", str(len(body)))

@@ -13,7 +13,6 @@ from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from gpushare_spawner.service.sources import ServiceSnapshot
 from gpushare_spawner.service.waiting import waiting_spawns
-from gpushare_spawner.service.web.metrics import ServiceState
 from tests.service.dashboards import GIB, NO_AGENT, NOW, TEMPLATES, afternoon, session
 
 QUOTAS = Quotas.model_validate(
@@ -69,7 +68,7 @@ def trouble(
     reported: KnownReport | None = None,
     pending: Sequence[HubServer] | None = None,
     now: float = NOW,
-) -> ServiceState:
+) -> tuple[ServiceSnapshot, Counters, str]:
     """What the service's metrics show: an agent that does not answer, an unhealthy GPU, a long queue, ..."""
     reported = reported if reported is not None else report()
     snapshots = [NodeSnapshot(NO_AGENT, reported), NodeSnapshot(NO_AGENT, None, "The agent does not answer.")]
@@ -81,4 +80,4 @@ def trouble(
         waiting=waiting_spawns(pending if pending is not None else waiting(12, now), [reported], TEMPLATES),
         quotas=QUOTAS,
     )
-    return ServiceState(snapshot, counted if counted is not None else counters(), "The database does not answer.")
+    return (snapshot, counted if counted is not None else counters(), "The database does not answer.")

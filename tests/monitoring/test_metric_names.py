@@ -17,7 +17,7 @@ def complaints(promtool: str, text: bytes) -> str:
 
 
 def test_metrics_of_the_service_keep_the_naming_rules(promtool: str) -> None:
-    assert complaints(promtool, exposition(trouble())) == ""
+    assert complaints(promtool, exposition(*trouble())) == ""
 
 
 def test_metrics_of_an_agent_keep_the_naming_rules(promtool: str) -> None:

@@ -7,16 +7,18 @@ from gpushare_spawner.service.culler.decisions import CullerSettings, decide_ses
 from gpushare_spawner.service.history.store import Wait, WaitOutcome
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.sources import ServiceSnapshot
-from gpushare_spawner.service.web.metrics import ServiceState, exposition
+from gpushare_spawner.service.web.metrics import exposition
 from tests.monitoring.states import trouble
 from tests.service.dashboards import NO_AGENT, NOW, TEMPLATES, afternoon
 
-
-def lines(state: ServiceState) -> list[str]:
-    return exposition(state).decode().splitlines()
+State = tuple[ServiceSnapshot, Counters] | tuple[ServiceSnapshot, Counters, str]
 
 
-def samples(state: ServiceState, name: str) -> list[str]:
+def lines(state: State) -> list[str]:
+    return exposition(*state).decode().splitlines()
+
+
+def samples(state: State, name: str) -> list[str]:
     """The samples of a metric, without its name."""
     return [line.removeprefix(name) for line in lines(state) if line.partition("{")[0].partition(" ")[0] == name]
 
@@ -27,7 +29,7 @@ def test_metrics_of_agents_gpus_sessions_and_culler() -> None:
     counters = Counters()
     counters.failures["hub"] += 1
     counters.last_round = NOW
-    shown = lines(ServiceState(ServiceSnapshot(NOW, snapshots, decisions), counters))
+    shown = lines((ServiceSnapshot(NOW, snapshots, decisions), counters))
     model = 'model="Simulated GPU 16 GiB",node="workstation",uuid="GPU-0"'
     ann = 'server="",template="quarter",user="ann"'
     for expected in [
@@ -68,7 +70,7 @@ def test_queue_has_its_length_and_its_oldest_spawn_by_template_zero_included() -
 
 
 def test_queue_that_is_unknown_has_no_samples() -> None:
-    assert samples(ServiceState(ServiceSnapshot(NOW, templates=TEMPLATES), Counters()), "gpushare_queue_spawns") == []
+    assert samples((ServiceSnapshot(NOW, templates=TEMPLATES), Counters()), "gpushare_queue_spawns") == []
 
 
 def test_waits_of_spawns_are_a_histogram_by_template_and_those_that_gave_up_are_counted_apart() -> None:
@@ -76,7 +78,7 @@ def test_waits_of_spawns_are_a_histogram_by_template_and_those_that_gave_up_are_
     for seconds in (0.4, 1.0, 7.0, 5000.0):
         counted.waited(Wait(NOW, seconds, WaitOutcome.STARTED, "ann", template="quarter"))
     counted.waited(Wait(NOW, 60.0, WaitOutcome.GAVE_UP, "bob", template="half"))
-    state = ServiceState(ServiceSnapshot(NOW), counted)
+    state = (ServiceSnapshot(NOW), counted)
     assert samples(state, "gpushare_spawn_wait_seconds_bucket") == [
         f'{{le="{bound}",template="quarter"}} {number}.0'
         for bound, number in (
@@ -106,5 +108,5 @@ def test_quotas_show_what_is_guaranteed_used_and_over_quota_of_each_account() ->
 
 def test_a_history_that_fails_is_a_metric_and_none_is_no_sample() -> None:
     assert samples(trouble(), "gpushare_history_failing") == [" 1.0"]
-    assert samples(ServiceState(ServiceSnapshot(NOW), Counters(), ""), "gpushare_history_failing") == [" 0.0"]
-    assert samples(ServiceState(ServiceSnapshot(NOW), Counters()), "gpushare_history_failing") == []
+    assert samples((ServiceSnapshot(NOW), Counters(), ""), "gpushare_history_failing") == [" 0.0"]
+    assert samples((ServiceSnapshot(NOW), Counters()), "gpushare_history_failing") == []

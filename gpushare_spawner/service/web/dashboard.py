@@ -19,7 +19,7 @@ from gpushare_spawner.service.hub.roles import METRICS
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.app import HubTheme, Page, ThemeStylesheet
 from gpushare_spawner.service.web.history import HistoryPage
-from gpushare_spawner.service.web.metrics import CONTENT_TYPE, ServiceState, exposition
+from gpushare_spawner.service.web.metrics import CONTENT_TYPE, exposition
 from gpushare_spawner.wording import service as words
 from gpushare_spawner.wording.actions import closed
 from gpushare_spawner.wording.amounts import (
@@ -130,12 +130,9 @@ class MetricsText(Page):
         self.set_header("Content-Type", CONTENT_TYPE)
         sources: DashboardSources = self.settings["sources"]
         history: History | None = self.settings["history"]
-        state = ServiceState(
-            await sources.take(with_progress=False),
-            sources.context.counters,
-            history.problem if history is not None else None,
-        )
-        self.finish(exposition(state))
+        snapshot = await sources.take(with_progress=False)
+        problem = history.problem if history is not None else None
+        self.finish(exposition(snapshot, sources.context.counters, problem))
 
 
 class PageFiles(StaticFileHandler):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -19,35 +18,30 @@ from gpushare_spawner.service.units import KINDS, units_of
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
-@dataclass(frozen=True)
-class ServiceState:
-    """The data of the metrics at one instant."""
+def exposition(snapshot: ServiceSnapshot, counters: Counters, history_problem: str | None = None) -> bytes:
+    """Return all metrics as text.
 
-    snapshot: ServiceSnapshot
-    counters: Counters
-    history_problem: str | None = None
-    """The reason why the history cannot be stored; empty: it is stored; None if there is no history."""
-
-
-def exposition(state: ServiceState) -> bytes:
-    """Return all metrics as text."""
+    ``history_problem``: why the history cannot be stored; empty: it is stored; None: there is no history.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Once(service_families(state)))
+    registry.register(_Once(service_families(snapshot, counters, history_problem)))
     return generate_latest(registry)
 
 
-def service_families(state: ServiceState) -> Iterator[Metric]:
+def service_families(
+    snapshot: ServiceSnapshot, counters: Counters, history_problem: str | None = None
+) -> Iterator[Metric]:
     """Yield each metric family, with its samples."""
     yield from (
-        *_agents(state.snapshot),
-        *_gpus(state.snapshot),
-        *_nodes(state.snapshot),
-        *_sessions(state.snapshot),
-        *_queue(state.snapshot),
-        *_waits(state.counters),
-        *_quotas(state.snapshot.usage),
-        *_culler(state.counters),
-        *_history(state.history_problem),
+        *_agents(snapshot),
+        *_gpus(snapshot),
+        *_nodes(snapshot),
+        *_sessions(snapshot),
+        *_queue(snapshot),
+        *_waits(counters),
+        *_quotas(snapshot.usage),
+        *_culler(counters),
+        *_history(history_problem),
     )
 
 

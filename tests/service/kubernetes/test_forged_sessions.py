@@ -48,7 +48,7 @@ from gpushare_spawner.service.reports import NodeSnapshot, RecentReports, ask_al
 from gpushare_spawner.service.sources import DashboardSources, ServiceSnapshot
 from gpushare_spawner.service.units import gpu_bar, units_of
 from gpushare_spawner.service.web.app import Caller
-from gpushare_spawner.service.web.metrics import ServiceState, exposition
+from gpushare_spawner.service.web.metrics import exposition
 from tests.placement.reports import ledger_of
 from tests.service.conftest import deciding
 from tests.service.dashboards import NO_AGENT, PREFIX, sessions_shown
@@ -181,7 +181,6 @@ class World:
         viewers = (Caller("victim"), Caller("root", is_admin=True))
         services = Services(PREFIX, shots, Events(shots), actions)
         pages = [await sessions_shown(services, viewer) for viewer in viewers]
-        state = ServiceState(api, Counters())
         controls, _ = await controls_of_others(actions, victim)
         return {
             "list": [(row.node, row.session) for row in api.decisions if row.session.id != "own"],
@@ -197,7 +196,7 @@ class World:
             "told": without_reports(self.told),
             "keeps": controls,
             "metrics": [
-                line for line in exposition(state).decode().splitlines()
+                line for line in exposition(api, Counters()).decode().splitlines()
                 if ('user="' in line and 'user="own"' not in line) or line.startswith("gpushare_quota_used")
             ],
             "at the hub": sorted(one for one in self.hub_asked if one[1] != "own"),
@@ -417,7 +416,7 @@ def test_an_unconfirmed_session_is_shown_to_admins_when_it_lasts(caplog: pytest.
     assert problems(snapshots, Caller("victim"), ()) == ()
     assert node_entry(seen, Caller("root", is_admin=True)).unconfirmed == (one,)
     assert node_entry(seen, Caller("bob")).unconfirmed == ()
-    metrics = exposition(ServiceState(ServiceSnapshot(NOW, snapshots), Counters())).decode()
+    metrics = exposition(ServiceSnapshot(NOW, snapshots), Counters()).decode()
     assert 'gpushare_unconfirmed_sessions{node="node-a"} 1.0' in metrics
 
 
