@@ -38,7 +38,8 @@ settings.load_profile("any machine")
 
 # The files that take longest, slowest first. `make test` gives whole files to two workers in this order, because a long
 # file that starts last leaves one worker idle. The order comes from the times in a report by --junitxml, made on 2
-# cores that did nothing else (2026-11-22, 10 min 16 s); .ci/test_times.py adds the times of each file.
+# cores that did nothing else (2026-11-22, 10 min 16 s), that of the last 16 from CPU times of 2026-11-28;
+# .ci/test_times.py adds the times of each file.
 SLOWEST_FIRST = (
     "tests/e2e/test_faults.py",
     "tests/e2e/test_demo.py",
@@ -76,6 +77,22 @@ SLOWEST_FIRST = (
     "tests/native/test_simgpu_residency.py",
     "tests/kubernetes/test_service_command.py",
     "tests/demo/test_processes.py",
+    "tests/test_extras.py",
+    "tests/kubernetes/test_spawner_profiles.py",
+    "tests/spawner/local/test_mixin.py",
+    "tests/service/test_dashboard_in_a_browser.py",
+    "tests/service/test_short_work.py",
+    "tests/notebook/test_extension.py",
+    "tests/agent/test_suspend.py",
+    "tests/native/test_simgpu_checkpoint.py",
+    "tests/doctor/test_command.py",
+    "tests/native/test_tree.py",
+    "tests/native/test_simgpu_driver.py",
+    "tests/spawner/queue/test_placement_errors.py",
+    "tests/arbiter/test_parts.py",
+    "tests/service/test_dashboard.py",
+    "tests/service/test_culler.py",
+    "tests/service/test_notices_end.py",
 )
 
 
