@@ -41,11 +41,11 @@ import gpushare_simgpu
 from benchmarks.first_come import FirstCome
 from benchmarks.oversubscription_job import Phase, Shape
 from gpushare_spawner import native
+from gpushare_spawner.agent.control_socket import ControlSocket
 from gpushare_spawner.agent.gpus.nvml import Nvml
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
-from gpushare_spawner.agent.sockets.control_socket import ControlSocket
-from gpushare_spawner.agent.state.folder import StateFolder
+from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, OpenRequest

@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpushare_spawner import native
+from gpushare_spawner.agent.control_socket import CannotListen, ControlSocket
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, NoGpu, Nvml, RecordedGpus, all_gpus
 from gpushare_spawner.agent.node import Node, NodeSettings
+from gpushare_spawner.agent.session_socket import SessionEndpoints
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sessions.host_memory import HostMemorySettings
-from gpushare_spawner.agent.sockets.control_socket import CannotListen, ControlSocket
-from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints
-from gpushare_spawner.agent.state.folder import AlreadyRunning, PathTooLong, StateFolder
+from gpushare_spawner.agent.state_folder import AlreadyRunning, PathTooLong, StateFolder
 from gpushare_spawner.agent.suspend.checkpoints import DriverCheckpoints
 from gpushare_spawner.agent.suspend.steps import resume_all
 from gpushare_spawner.arbiter.session import ArbiterSettings

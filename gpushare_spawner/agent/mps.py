@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.session_records import short_name
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.state.records import short_name
 from gpushare_spawner.clocks import BackOff
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.wording.layers import daemon_down, daemon_restarted

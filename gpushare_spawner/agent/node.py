@@ -4,7 +4,7 @@
 part is in agent/kubernetes; the command is in command.py.
 
 `ControlRequests` answers the hub's requests: open, confirm and close sessions, change their tiers, report. Their socket
-is in sockets/control_socket.py.
+is in control_socket.py.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import Any
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
-from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed
 from gpushare_spawner.agent.periodic import WELL, GpuHealth, InstanceWatch, Rounds, RoundSettings
+from gpushare_spawner.agent.session_limit import MemoryHolds
+from gpushare_spawner.agent.session_records import Cordons, SessionRecord
+from gpushare_spawner.agent.session_socket import ProcessEndpoints, SessionEndpoints
 from gpushare_spawner.agent.sessions.attribution import BypassWatch, UnconnectedProcesses, UnstatedMemory
 from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.environment import Libraries, mig_environment, mps_environment, session_environment
@@ -30,9 +32,7 @@ from gpushare_spawner.agent.sessions.host_memory import GpuMemoryBudget, HostMem
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.sessions.tiers import Shares
-from gpushare_spawner.agent.sockets.session_socket import ProcessEndpoints, SessionEndpoints
-from gpushare_spawner.agent.state.folder import StateFolder
-from gpushare_spawner.agent.state.records import Cordons, SessionRecord
+from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.agent.suspend.checkpoints import DriverCheckpoints
 from gpushare_spawner.agent.suspend.progress import SuspendParts
 from gpushare_spawner.agent.suspend.suspender import Suspender

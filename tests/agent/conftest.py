@@ -17,7 +17,7 @@ from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
-from gpushare_spawner.agent.state.folder import StateFolder
+from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.frames import Role

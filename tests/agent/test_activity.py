@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from gpushare_spawner.agent.session_records import SessionRecord
 from gpushare_spawner.agent.sessions.session import Past, Session, activity
-from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.model.report import NOTHING
 from tests.agent.conftest import request_for
 from tests.agent.peers import FIRST

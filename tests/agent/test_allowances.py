@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.agent.memory.session_limit import PIECES, SMALLEST_PIECE, Allowances
+from gpushare_spawner.agent.session_limit import PIECES, SMALLEST_PIECE, Allowances
 
 GIB = 2**30
 LIMIT = 8 * GIB

@@ -9,16 +9,16 @@ from typing import cast
 
 import pytest
 
+from gpushare_spawner.agent import session_socket
 from gpushare_spawner.agent.gpus.arbitration import CudaClient
-from gpushare_spawner.agent.sessions.conversation import BurstFrames
-from gpushare_spawner.agent.sockets import session_socket
-from gpushare_spawner.agent.sockets.session_socket import (
+from gpushare_spawner.agent.session_socket import (
     COSTS,
     CPU_SHARE,
     FRAMES_IN_STORE,
     FRAMES_PER_SECOND,
     FairReading,
 )
+from gpushare_spawner.agent.sessions.conversation import BurstFrames
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST

@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from gpushare_spawner.agent.gpus.nvml import GpuState
+from gpushare_spawner.agent.session_records import PodOwner
 from gpushare_spawner.agent.sessions import attribution
 from gpushare_spawner.agent.sessions.attribution import UNSTATED_SLACK
-from gpushare_spawner.agent.state.records import PodOwner
 from gpushare_spawner.model.control import ConfirmRequest
 from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.layers import LayerName

@@ -13,8 +13,8 @@ from typing import cast
 
 import pytest
 
-from gpushare_spawner.agent.sockets import session_socket
-from gpushare_spawner.agent.sockets.session_socket import COSTS, Connection, FrameHandler, SessionSocket
+from gpushare_spawner.agent import session_socket
+from gpushare_spawner.agent.session_socket import COSTS, Connection, FrameHandler, SessionSocket
 from gpushare_spawner.clocks import Budget
 from gpushare_spawner.model.frames import Frame, Kind, Role
 from tests.agent.conftest import Agent, Eventually

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent.node import MAX_UID, ControlRequests
+from gpushare_spawner.agent.session_records import SessionRecord
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.model.control import (
     CloseRequest,
     ConfirmRequest,

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent.sockets import control_socket
-from gpushare_spawner.agent.sockets.control_socket import CannotListen, ControlSocket
+from gpushare_spawner.agent import control_socket
+from gpushare_spawner.agent.control_socket import CannotListen, ControlSocket
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import (
     MAX_LINE_BYTES,

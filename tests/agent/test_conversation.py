@@ -6,8 +6,8 @@ import asyncio
 import os
 import time
 
+from gpushare_spawner.agent.session_socket import MALFORMED, NOT_ALLOWED, SESSION_CLOSED, WRONG_VERSION
 from gpushare_spawner.agent.sessions.conversation import AGENT_FEATURES
-from gpushare_spawner.agent.sockets.session_socket import MALFORMED, NOT_ALLOWED, SESSION_CLOSED, WRONG_VERSION
 from gpushare_spawner.model.control import NoticeRequest, TierRequest
 from gpushare_spawner.model.frames import Feature, Frame, Kind, Role, gpu_bytes
 from gpushare_spawner.model.layers import MemoryEngine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.state.records import Cordons
+from gpushare_spawner.agent.session_records import Cordons
 from gpushare_spawner.model.control import ControlRefused, CordonRequest
 from gpushare_spawner.model.controls import Cordon
 from tests.agent.peers import FIRST, SECOND

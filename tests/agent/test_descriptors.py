@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpushare_spawner.agent.sockets.control_socket import ControlSocket
-from gpushare_spawner.agent.sockets.session_socket import NOT_ALLOWED
+from gpushare_spawner.agent.control_socket import ControlSocket
+from gpushare_spawner.agent.session_socket import NOT_ALLOWED
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.descriptors import RESERVED, allow_many
 from gpushare_spawner.log_once import LogOnce

@@ -19,7 +19,7 @@ from gpushare_spawner.agent.kubernetes.options import WithoutProcesses, matched
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
-from gpushare_spawner.agent.state.folder import StateFolder
+from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.frames import Kind
 
@@ -71,7 +71,7 @@ from gpushare_spawner.agent.kubernetes.options import matched
 from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
-from gpushare_spawner.agent.state.folder import StateFolder
+from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.model.control import OpenRequest
 from tests.agent.peers import FIRST, GIB, GpusOnPaper
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.metrics import ReportCollector
-from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord, Store
+from gpushare_spawner.agent.session_records import RecordFolder, SessionRecord, Store
 from gpushare_spawner.model import control
 from gpushare_spawner.model.control import (
     CloseRequest,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.memory.cgroups import MachineMemory, MemoryCgroups, MemoryGroup, machine_memory
-from gpushare_spawner.agent.memory.session_limit import SessionLimit
+from gpushare_spawner.agent.cgroups import MachineMemory, MemoryCgroups, MemoryGroup, machine_memory
+from gpushare_spawner.agent.session_limit import SessionLimit
 from gpushare_spawner.agent.sessions.host_memory import (
     UNLIMITED,
     GpuMemoryBudget,

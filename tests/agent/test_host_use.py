@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.memory.cgroups import MemoryCgroups
+from gpushare_spawner.agent.cgroups import MemoryCgroups
 from gpushare_spawner.agent.sessions.host_memory import FORGET_AFTER, OVER, HostUse
 from gpushare_spawner.model.report import HostUseReport
 

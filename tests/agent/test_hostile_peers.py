@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpushare_spawner.agent import session_socket
 from gpushare_spawner.agent.gpus.nvml import GpuState
-from gpushare_spawner.agent.sockets import session_socket
-from gpushare_spawner.agent.sockets.session_socket import MALFORMED, NOT_ALLOWED
+from gpushare_spawner.agent.session_socket import MALFORMED, NOT_ALLOWED
 from gpushare_spawner.clocks import Budget
 from gpushare_spawner.model.frames import FRAME_BYTES, Frame, Kind, Role, gpu_bytes
 from gpushare_spawner.model.report import Report

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gpushare_spawner.agent.memory import session_limit
-from gpushare_spawner.agent.memory.session_limit import HELD_AT_MOST, MemoryHolds
+from gpushare_spawner.agent import session_limit
+from gpushare_spawner.agent.session_limit import HELD_AT_MOST, MemoryHolds
 from gpushare_spawner.model.frames import Feature, Frame, Kind, Role
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, SECOND, Peer

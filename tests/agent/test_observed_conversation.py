@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from gpushare_spawner.agent.session_records import SessionRecord
+from gpushare_spawner.agent.session_socket import NOT_ALLOWED
 from gpushare_spawner.agent.sessions.conversation import OBSERVED_FEATURES
-from gpushare_spawner.agent.sockets.session_socket import NOT_ALLOWED
-from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.model.control import NoticeRequest
 from gpushare_spawner.model.frames import Feature, Frame, Kind, Role, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.layers import LayerName

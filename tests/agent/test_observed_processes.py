@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from gpushare_spawner.agent.memory.session_limit import SHOWN_PROCESSES
+from gpushare_spawner.agent.session_limit import SHOWN_PROCESSES
 from gpushare_spawner.model.frames import Feature, Frame, Kind, Role, SessionMemoryTopic, gpu_bytes
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, GIB, SECOND, Peer

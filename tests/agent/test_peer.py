@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent import processes
+from gpushare_spawner.agent import processes, session_socket
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.sockets import session_socket
-from gpushare_spawner.agent.sockets.session_socket import SO_PEERPIDFD, identified
+from gpushare_spawner.agent.session_socket import SO_PEERPIDFD, identified
 from gpushare_spawner.model.frames import Kind, Role
 from tests.agent.conftest import Agent
 from tests.agent.peers import Peer

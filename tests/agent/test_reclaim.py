@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gpushare_spawner.agent.state.records import SessionRecord
+from gpushare_spawner.agent.session_records import SessionRecord
 from gpushare_spawner.model.control import NoticeRequest, TierRequest
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.report import Notice, SessionReport

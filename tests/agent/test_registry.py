@@ -15,12 +15,12 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
-from gpushare_spawner.agent.memory.session_limit import MemoryHolds
+from gpushare_spawner.agent.session_limit import MemoryHolds
+from gpushare_spawner.agent.session_records import PodOwner, SessionRecord, short_name
+from gpushare_spawner.agent.session_socket import SESSION_CLOSED
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.tiers import Shares
-from gpushare_spawner.agent.sockets.session_socket import SESSION_CLOSED
-from gpushare_spawner.agent.state.folder import StateFolder
-from gpushare_spawner.agent.state.records import PodOwner, SessionRecord, short_name
+from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.share import MemoryLimit, Tier

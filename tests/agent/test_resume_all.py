@@ -12,8 +12,8 @@ import pytest
 from gpushare_spawner import cli
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuState
-from gpushare_spawner.agent.state.folder import FolderLock
-from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord, Store, Suspension
+from gpushare_spawner.agent.session_records import RecordFolder, SessionRecord, Store, Suspension
+from gpushare_spawner.agent.state_folder import FolderLock
 from gpushare_spawner.agent.suspend import steps
 from gpushare_spawner.agent.suspend.checkpoints import ProcessState
 from tests.agent.conftest import request_for

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpushare_spawner.agent.node import overdue, record_is_behind
 from gpushare_spawner.agent.processes import ProcessName
+from gpushare_spawner.agent.session_records import PodOwner, SessionRecord
 from gpushare_spawner.agent.sessions.session import Activity, Session
-from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.model.report import NOTHING
 from tests.agent.conftest import request_for
 from tests.agent.peers import FIRST

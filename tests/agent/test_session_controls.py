@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent.sockets.session_socket import MALFORMED, NOT_ALLOWED
+from gpushare_spawner.agent.session_socket import MALFORMED, NOT_ALLOWED
 from gpushare_spawner.model.control import (
     AnswerRequest,
     AskedRequest,

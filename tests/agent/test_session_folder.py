@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gpushare_spawner.agent.session_records import SessionRecord, short_name
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
-from gpushare_spawner.agent.state.folder import Discarded, SessionFolder
-from gpushare_spawner.agent.state.records import SessionRecord, short_name
+from gpushare_spawner.agent.state_folder import Discarded, SessionFolder
 from gpushare_spawner.model.control import ControlRefused
 from tests.agent.conftest import Agent, Eventually, request_for
 from tests.agent.peers import Peer

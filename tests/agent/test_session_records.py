@@ -15,8 +15,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gpushare_spawner.agent.metrics import ReportCollector
-from gpushare_spawner.agent.state.folder import AlreadyRunning, PathTooLong, StateFolder
-from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord, Store, short_name
+from gpushare_spawner.agent.session_records import RecordFolder, SessionRecord, Store, short_name
+from gpushare_spawner.agent.state_folder import AlreadyRunning, PathTooLong, StateFolder
 from gpushare_spawner.doctor.agent import report_findings
 from gpushare_spawner.doctor.finding import Level
 from gpushare_spawner.model.control import ControlRefused, TierRequest

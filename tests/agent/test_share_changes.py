@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
+from gpushare_spawner.agent.session_records import SessionRecord
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.sessions.tiers import Shares, Tiers
-from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.control import ControlRefused, NoticeRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.frames import Feature, Frame, Kind, Role

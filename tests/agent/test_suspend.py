@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.state.records import SessionRecord, Suspension, short_name
+from gpushare_spawner.agent.session_records import SessionRecord, Suspension, short_name
 from gpushare_spawner.agent.suspend.checkpoints import DriverCheckpoints
 from gpushare_spawner.model.control import TierRequest
 from gpushare_spawner.model.frames import Kind

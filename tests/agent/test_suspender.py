@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
-from gpushare_spawner.agent.memory.session_limit import MemoryHolds
+from gpushare_spawner.agent.session_limit import MemoryHolds
 from gpushare_spawner.agent.suspend.checkpoints import Code
 from gpushare_spawner.agent.suspend.progress import SuspendParts
 from gpushare_spawner.agent.suspend.suspender import Suspender

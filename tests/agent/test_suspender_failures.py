@@ -14,9 +14,9 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuState
-from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.state.records import SessionRecord, Suspension
+from gpushare_spawner.agent.session_limit import MemoryHolds
+from gpushare_spawner.agent.session_records import SessionRecord, Suspension
 from gpushare_spawner.agent.suspend import checkpoints as checkpoints_module
 from gpushare_spawner.agent.suspend import progress, steps, suspender
 from gpushare_spawner.agent.suspend.checkpoints import CheckpointResult, Code, DriverCheckpoints, ProcessState

@@ -20,9 +20,9 @@ from gpushare_spawner.agent.gpus import samples as gpu_samples
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.processes import ProcessName
+from gpushare_spawner.agent.session_socket import Peer
 from gpushare_spawner.agent.sessions.host_memory import HostMemorySettings
-from gpushare_spawner.agent.sockets.session_socket import Peer
-from gpushare_spawner.agent.state.folder import StateFolder
+from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.frames import NO_GPU, Feature, Frame, Kind, Role, gpu_bytes
 from tests.agent.conftest import LIBRARIES, request_for

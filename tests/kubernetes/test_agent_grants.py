@@ -10,8 +10,8 @@ import pytest
 
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
 from gpushare_spawner.agent.kubernetes.pods.sessions import foreign_record
+from gpushare_spawner.agent.session_records import SessionRecord
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.clients.api import Json
 from gpushare_spawner.model.frames import Role
 from gpushare_spawner.model.kubernetes.annotations import labels

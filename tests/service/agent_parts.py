@@ -12,10 +12,10 @@ from typing import Any
 
 from gpushare_spawner.agent.kubernetes.pods.annotations import decisions, follow_tier, needed_patch, remember
 from gpushare_spawner.agent.node import report_of_session
+from gpushare_spawner.agent.session_records import PodOwner, SessionRecord
 from gpushare_spawner.agent.sessions.registry import SessionControls
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.sessions.tiers import Tiers
-from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.model.control import (
     AnswerRequest,
     ControlRefused,

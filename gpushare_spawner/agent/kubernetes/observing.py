@@ -33,9 +33,9 @@ from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods, open_req
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
 from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.node import Node
+from gpushare_spawner.agent.session_records import PodOwner, SessionRecord
 from gpushare_spawner.agent.sessions.attribution import UnconnectedProcesses
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.background import Repeated, Soon
 from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.log_once import EachOnce, log_failure

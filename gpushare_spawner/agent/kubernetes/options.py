@@ -26,9 +26,9 @@ from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState, NoGpu, Ut
 from gpushare_spawner.agent.kubernetes.host_library import CannotBeLoaded, install
 from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.node import Node
+from gpushare_spawner.agent.session_socket import SessionEndpoints
 from gpushare_spawner.agent.sessions.environment import simulated_state
-from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints
-from gpushare_spawner.agent.state.folder import StateFolder
+from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.wording.amounts import missing_package
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
-from gpushare_spawner.agent.state.records import Cordons
+from gpushare_spawner.agent.session_records import Cordons
 from gpushare_spawner.background import Background, set_within
 from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.log_once import LogOnce

@@ -3,7 +3,7 @@
 docs/reference/protocol.md describes every frame. `BurstFrames` delays BUSY and IDLE frames for the arbiter while the
 session is over its CPU budget: the arbiter then gets the last state of each process, a little later. The connections
 are still read, so no process loses its connection because the agent is slow. `Conversation.status` is the record that a
-notebook server reads. The sockets are in sockets/session_socket.py.
+notebook server reads. The sockets are in session_socket.py.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Generic, Protocol, TypeVar
 
 from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.memory.session_limit import SHOWN_PROCESSES
+from gpushare_spawner.agent.session_limit import SHOWN_PROCESSES
+from gpushare_spawner.agent.session_socket import MALFORMED, NOT_ALLOWED, Connection, FairReading, FrameRefused
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Kernels, Session
-from gpushare_spawner.agent.sockets.session_socket import MALFORMED, NOT_ALLOWED, Connection, FairReading, FrameRefused
 from gpushare_spawner.arbiter.recent_use import WINDOW
 from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.frames import (

@@ -14,7 +14,7 @@ its server's memory limit.
 
 `NodeMemory` reads the kernel's figures and applies these rules. `HostUse` measures pods' CPU and host memory: a
 released session's pod must not request less. `inform_arbiters` passes the driver's figures of device memory to the
-arbiters. Limits of device memory are in memory/session_limit.py.
+arbiters. Limits of device memory are in session_limit.py.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.cgroups import CpuCgroups, MemoryCgroups, machine_memory
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
-from gpushare_spawner.agent.memory.cgroups import CpuCgroups, MemoryCgroups, machine_memory
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.frames import ReserveKind
 from gpushare_spawner.model.quantity import resolve_bytes

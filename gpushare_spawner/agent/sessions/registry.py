@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.memory.session_limit import MemoryHolds, SessionLimit
 from gpushare_spawner.agent.processes import ProcessName
+from gpushare_spawner.agent.session_limit import MemoryHolds, SessionLimit
+from gpushare_spawner.agent.session_records import Clock, SessionRecord, Store, short_name
+from gpushare_spawner.agent.session_socket import SESSION_CLOSED, SessionEndpoints
 from gpushare_spawner.agent.sessions.session import (
     Activity,
     Past,
@@ -26,9 +28,7 @@ from gpushare_spawner.agent.sessions.session import (
     counted,
 )
 from gpushare_spawner.agent.sessions.tiers import Shares, Tiers
-from gpushare_spawner.agent.sockets.session_socket import SESSION_CLOSED, SessionEndpoints
-from gpushare_spawner.agent.state.folder import PathTooLong, StateFolder
-from gpushare_spawner.agent.state.records import Clock, SessionRecord, Store, short_name
+from gpushare_spawner.agent.state_folder import PathTooLong, StateFolder
 from gpushare_spawner.background import set_within
 from gpushare_spawner.clocks import STEP, WallClock
 from gpushare_spawner.model.control import MessageRequest, OpenRequest

@@ -1,4 +1,4 @@
-"""A session of the running agent. state/records.py has the part that survives a restart.
+"""A session of the running agent. session_records.py has the part that survives a restart.
 
 `PendingAsks` holds a notebook server's asks for the service: received from observers, passed on in the report,
 answered. Any process of the session's user can send asks without limit. Few wait at a time, and few reach the service
@@ -17,9 +17,9 @@ from typing import Protocol
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.memory.session_limit import SessionLimit
-from gpushare_spawner.agent.sockets.session_socket import Connection, FrameHandler, SessionEndpoint
-from gpushare_spawner.agent.state.records import SessionRecord
+from gpushare_spawner.agent.session_limit import SessionLimit
+from gpushare_spawner.agent.session_records import SessionRecord
+from gpushare_spawner.agent.session_socket import Connection, FrameHandler, SessionEndpoint
 from gpushare_spawner.arbiter.session import SessionView
 from gpushare_spawner.clocks import Budget
 from gpushare_spawner.idle.use import UseCount

@@ -18,10 +18,10 @@ from typing import Any
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource
-from gpushare_spawner.agent.memory.session_limit import MemoryHolds
+from gpushare_spawner.agent.session_limit import MemoryHolds
+from gpushare_spawner.agent.session_records import Store
+from gpushare_spawner.agent.session_socket import Connection
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.sockets.session_socket import Connection
-from gpushare_spawner.agent.state.records import Store
 from gpushare_spawner.agent.suspend.checkpoints import CheckpointResult, Code, DriverCheckpoints
 from gpushare_spawner.clocks import BackOff
 from gpushare_spawner.model.frames import Frame

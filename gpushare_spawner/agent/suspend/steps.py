@@ -21,8 +21,8 @@ from itertools import count
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource
 from gpushare_spawner.agent.processes import ProcessName
+from gpushare_spawner.agent.session_records import RecordFolder, SessionRecord, Store, Suspension
 from gpushare_spawner.agent.sessions.attribution import attributed, of_other_users, owners
-from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord, Store, Suspension
 from gpushare_spawner.agent.suspend.checkpoints import CheckpointResult, Code, DriverCheckpoints, ProcessState
 from gpushare_spawner.agent.suspend.progress import (
     LATER,

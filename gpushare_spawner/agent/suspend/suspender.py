@@ -18,9 +18,9 @@ from typing import Any
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.session_records import SessionRecord, Suspension
+from gpushare_spawner.agent.session_socket import Connection
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.sockets.session_socket import Connection
-from gpushare_spawner.agent.state.records import SessionRecord, Suspension
 from gpushare_spawner.agent.suspend.checkpoints import ProcessState
 from gpushare_spawner.agent.suspend.progress import (
     LATER,

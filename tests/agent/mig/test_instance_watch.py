@@ -10,7 +10,7 @@ import pytest
 from gpushare_spawner.agent import periodic
 from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, GpuState
 from gpushare_spawner.agent.node import Node
-from gpushare_spawner.agent.state.folder import StateFolder
+from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.model.control import CloseRequest, ControlRefused, OpenRequest, ResizeRequest
 from gpushare_spawner.model.frames import Feature, Kind, Role, gpu_bytes
 from gpushare_spawner.model.layer_rules import MigInstance, MigProfile

@@ -18,7 +18,7 @@ import pytest
 from gpushare_spawner.agent import mps as control_program
 from gpushare_spawner.agent import mps as mps_module
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.state.records import short_name
+from gpushare_spawner.agent.session_records import short_name
 from gpushare_spawner.model.control import CloseRequest, ControlRefused, OpenRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.frames import Role
 from gpushare_spawner.model.layers import LayerName

@@ -11,8 +11,8 @@ import pytest
 from gpushare_spawner.agent.kubernetes.pods import annotations as pod_annotations
 from gpushare_spawner.agent.kubernetes.pods.annotations import AnnotationWriter
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod
+from gpushare_spawner.agent.session_records import SessionRecord
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.clients.api import ApiFailure, Json
 from tests.agent.conftest import Eventually, eventually, request_for  # noqa: F401
 from tests.agent.peers import FIRST

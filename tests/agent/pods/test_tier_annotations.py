@@ -13,8 +13,8 @@ from gpushare_spawner.agent.kubernetes.pods.annotations import (
     needed_patch,
     remember,
 )
+from gpushare_spawner.agent.session_records import PodOwner, SessionRecord
 from gpushare_spawner.agent.sessions.session import Activity, Session
-from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.model.control import NoticeRequest
 from gpushare_spawner.model.kubernetes.annotations import (
     EFFECTIVE_SHARE,

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, grant_name
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
-from gpushare_spawner.agent.state.records import regular_content, replace_file, short_name, sync_folder
+from gpushare_spawner.agent.session_records import regular_content, replace_file, short_name, sync_folder
 from gpushare_spawner.clients.api import Json
 from gpushare_spawner.model.kubernetes.container_requests import quantity
 from gpushare_spawner.model.kubernetes.objects import (

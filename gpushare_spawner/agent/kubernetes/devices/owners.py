@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from gpushare_spawner.agent import state_folder as removal
 from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.session_records import PodOwner
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.state import folder as removal
-from gpushare_spawner.agent.state.folder import SOCKET_NAME, Discarded, PathTooLong, SessionFolder
-from gpushare_spawner.agent.state.records import PodOwner
+from gpushare_spawner.agent.state_folder import SOCKET_NAME, Discarded, PathTooLong, SessionFolder
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod
+from gpushare_spawner.agent.session_records import PodOwner, SessionRecord
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.background import cancel, pauses
 from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.log_once import LogOnce

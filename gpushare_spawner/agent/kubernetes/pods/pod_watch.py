@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
-from gpushare_spawner.agent.state.records import PodOwner
+from gpushare_spawner.agent.session_records import PodOwner
 from gpushare_spawner.clients.api import ClusterApi, Json
 from gpushare_spawner.clients.object_watch import Watched, key
 from gpushare_spawner.model.control import OpenRequest

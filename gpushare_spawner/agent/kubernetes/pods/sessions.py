@@ -38,16 +38,16 @@ from gpushare_spawner.agent.kubernetes.pods.annotations import (
 )
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods, open_request
 from gpushare_spawner.agent.node import Node
-from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.sockets.session_socket import (
+from gpushare_spawner.agent.session_records import PodOwner, SessionRecord
+from gpushare_spawner.agent.session_socket import (
     FrameHandler,
     ProcessEndpoints,
     SessionEndpoint,
     SessionSocket,
     Traffic,
 )
-from gpushare_spawner.agent.state.folder import SessionFolder, StateFolder
-from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.state_folder import SessionFolder, StateFolder
 from gpushare_spawner.background import Soon
 from gpushare_spawner.clients.api import ClusterApi, Json
 from gpushare_spawner.log_once import EachOnce, log_failure

@@ -29,7 +29,7 @@ from functools import partial
 from itertools import count
 from typing import Generic, TypeVar
 
-from gpushare_spawner.agent.sockets.session_socket import Connection
+from gpushare_spawner.agent.session_socket import Connection
 from gpushare_spawner.model.frames import Feature, Frame, Kind, ReserveKind, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.report import MemoryLimitHit, MemoryLimitHits
 from gpushare_spawner.model.share import MemoryLimit

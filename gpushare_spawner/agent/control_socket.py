@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gpushare_spawner.agent.sockets.session_socket import credentials
-from gpushare_spawner.agent.state.folder import check_length
+from gpushare_spawner.agent.session_socket import credentials
+from gpushare_spawner.agent.state_folder import check_length
 from gpushare_spawner.background import cancel
 from gpushare_spawner.descriptors import Acceptor
 from gpushare_spawner.log_once import LogOnce

@@ -35,8 +35,8 @@ from typing import Protocol
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.state.folder import SessionFolder, StateFolder
-from gpushare_spawner.agent.state.records import SessionRecord, short_name
+from gpushare_spawner.agent.session_records import SessionRecord, short_name
+from gpushare_spawner.agent.state_folder import SessionFolder, StateFolder
 from gpushare_spawner.clocks import Budget
 from gpushare_spawner.descriptors import Acceptor, is_reserved
 from gpushare_spawner.log_once import LogOnce

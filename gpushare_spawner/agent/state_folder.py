@@ -21,7 +21,7 @@ import stat
 from itertools import islice
 from pathlib import Path
 
-from gpushare_spawner.agent.state.records import RecordFolder, short_name
+from gpushare_spawner.agent.session_records import RecordFolder, short_name
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,0 @@
-"""Memory: the limit of a session, budgets of host memory, and the driver's figures for each process."""

@@ -1,1 +1,0 @@
-"""Sockets: the control socket, and a socket for each session."""

@@ -1,1 +1,0 @@
-"""The agent's files on disk."""
