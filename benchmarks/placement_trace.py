@@ -18,19 +18,18 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
-from gpushare_spawner.placement.capacity import Best
+from gpushare_spawner.placement.capacity import UNRATED, Best, FreeCapacity, Pricing
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation, NodeResources
 from gpushare_spawner.placement.request import Demand, PlacementRequest, Workload, workload_of
-from gpushare_spawner.placement.strategy import BestFit, StrandingAwareFgd
+from gpushare_spawner.placement.strategy import BestFit, RatingStrategy, StrandingAwareFgd, places
 
 TRACES = ("default", "gpushare40", "gpushare100")
 SEEDS = range(42, 52)
@@ -39,8 +38,6 @@ ROOT = Path(__file__).parents[1]
 
 ARRIVALS = 1.3
 """GPUs that the arrivals ask for, in parts of the GPUs that there are."""
-POPULAR = 0.95
-"""The workload has the most popular kinds of pods, until they are this part of the list."""
 MILLI = 1000
 """The trace writes GPUs in thousandths; the ledger counts in units of 1 %."""
 
@@ -124,16 +121,9 @@ def _rows(data: Path, name: str) -> Iterator[dict[str, str]]:
 
 
 def workload(pods: Iterable[Pod]) -> Workload:
-    """The most popular kinds of pods by CPU, GPUs and models; memory is not looked at."""
+    """All kinds of pods by CPU, GPUs and models with their numbers; memory is ignored."""
     kinds = Counter(pod.demand(memory=False) for pod in pods)
-    most = POPULAR * kinds.total()
-    chosen, count = [], 0
-    for demand, pods_of_it in kinds.most_common():
-        chosen.append((demand, float(pods_of_it)))
-        count += pods_of_it
-        if count >= most:
-            break
-    return workload_of(chosen)
+    return workload_of((demand, float(count)) for demand, count in kinds.items())
 
 
 class Fgd(StrandingAwareFgd):
@@ -147,10 +137,36 @@ class Fgd(StrandingAwareFgd):
         thousandths = more * MILLI / UNITS_PER_GPU
         return -int(100 / (1 + math.exp(thousandths / MILLI)))
 
+    def pricing(self, totals: Sequence[int]) -> Pricing | None:
+        """None: the paper's FGD has no prices."""
+        return None
 
-STRATEGIES: dict[str, Callable[[Workload], Any]] = {
-    "sfgd": StrandingAwareFgd, "fgd": Fgd, "best_fit": lambda workload: BestFit(),
-}  # fmt: skip
+
+class Random:
+    """Takes a random node that fits, and a random GPU there."""
+
+    def __init__(self) -> None:
+        self._chance = random.Random(1)
+
+    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
+        """See `gpushare_spawner.placement.strategy.Strategy`."""
+        return self.best(request.demand, capacity)
+
+    def best(self, demand: Demand, capacity: FreeCapacity) -> Best | None:
+        """Return a random place; None if there is none."""
+        fitting = sorted(capacity.admitted(demand, UNRATED))
+        if not fitting:
+            return None
+        node = capacity.nodes[self._chance.choice(fitting)]
+        return Best(node.name, self._chance.choice(places(demand, node)).rated(node).gpus)
+
+
+STRATEGIES: dict[str, Callable[[Workload], RatingStrategy | Random]] = {
+    "ours": StrandingAwareFgd,
+    "fgd": Fgd,
+    "best_fit": lambda workload: BestFit(),
+    "random": lambda workload: Random(),
+}
 
 
 def arrivals(pods: Sequence[Pod], gpus: int, seed: int) -> list[Pod]:
@@ -165,39 +181,61 @@ def arrivals(pods: Sequence[Pod], gpus: int, seed: int) -> list[Pod]:
     return coming
 
 
+class Cluster:
+    """The nodes of openb in a ledger, with the pods that a strategy has placed there."""
+
+    def __init__(self, nodes: Sequence[Node], strategy: RatingStrategy | Random) -> None:
+        self.ledger = Ledger()
+        self.gpus = sum(node.gpus for node in nodes)
+        self._strategy = strategy
+        self._left = {node.name: (node.cpu, node.memory) for node in nodes}
+        for node in nodes:
+            cards = [
+                GpuReport(index=index, uuid=f"{node.name}-{index}", model=node.model, memory_bytes=0)
+                for index in range(node.gpus)
+            ]
+            self.ledger.put_node(node.name, cards)
+            self._use(node.name, 0, 0)
+
+    def place(self, number: int, pod: Pod) -> str | None:
+        """Place a pod; return its node, or None if it fits nowhere."""
+        demand = pod.demand()
+        request = PlacementRequest(Share(1), demand.cpu, demand.memory, demand.models)
+        placed: Placement | Best | None
+        if pod.gpus:
+            request = replace(request, share=Share(demand.units, demand.count))
+            placed = self.ledger.place(request, self._strategy)
+        elif isinstance(self._strategy, Random):
+            placed = self._strategy.best(demand, self.ledger.capacity)
+        else:
+            placed = self.ledger.capacity.best(demand, self._strategy)
+        if placed is None:
+            return None
+        self._use(placed.node, pod.cpu, pod.memory)
+        if pod.gpus:
+            self.ledger.add(Allocation(str(number), placed.gpus, demand.units, effective_units=demand.units))
+        return placed.node
+
+    def remove(self, number: int, pod: Pod, node: str) -> None:
+        """Remove a placed pod."""
+        self._use(node, -pod.cpu, -pod.memory)
+        if pod.gpus:
+            self.ledger.remove(str(number))
+
+    def _use(self, node: str, cpu: int, memory: int) -> None:
+        free_cpu, free_memory = self._left[node]
+        self._left[node] = (free_cpu - cpu, free_memory - memory)
+        self.ledger.put_resources(node, NodeResources(*self._left[node]))
+
+
 def allocated(data: Path, trace: str, seed: int, name: str) -> float:
     """Percent of the GPUs that are allocated after all pods of a trace have come."""
     nodes, pods = read_nodes(data), read_pods(data, trace)
-    strategy = STRATEGIES[name](workload(pods))
-    ledger = Ledger()
-    left = {node.name: (node.cpu, node.memory) for node in nodes}
-    for node in nodes:
-        cards = [
-            GpuReport(index=index, uuid=f"{node.name}-{index}", model=node.model, memory_bytes=0)
-            for index in range(node.gpus)
-        ]
-        ledger.put_node(node.name, cards)
-        ledger.put_resources(node.name, NodeResources(*left[node.name]))
-    gpus = sum(node.gpus for node in nodes)
-    given = 0
-    placed: Placement | Best | None
-    for number, pod in enumerate(arrivals(pods, gpus, seed)):
-        demand = pod.demand()
-        if pod.gpus:
-            share = Share(demand.units, demand.count)
-            placed = ledger.place(PlacementRequest(share, demand.cpu, demand.memory, demand.models), strategy)
-        else:
-            placed = ledger.capacity.best(demand, strategy)
-        if placed is None:
-            continue
-        cpu, memory = left[placed.node]
-        left[placed.node] = (cpu - pod.cpu, memory - pod.memory)
-        ledger.put_resources(placed.node, NodeResources(*left[placed.node]))
-        if pod.gpus:
-            ledger.add(Allocation(str(number), placed.gpus, demand.units, effective_units=demand.units))
-            given += pod.gpu_milli
-    check_ledger(ledger)
-    return 100 * given / (gpus * MILLI)
+    cluster = Cluster(nodes, STRATEGIES[name](workload(pods)))
+    coming = arrivals(pods, cluster.gpus, seed)
+    given = sum(pod.gpu_milli for number, pod in enumerate(coming) if cluster.place(number, pod) is not None)
+    check_ledger(cluster.ledger)
+    return 100 * given / (cluster.gpus * MILLI)
 
 
 def run(

@@ -6,12 +6,13 @@ sums up the obstacles of all nodes, as data: the sentences are in `wording.spawn
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -148,18 +149,31 @@ MOST_ENTRIES = 1_000_000
 """Nodes in all indexes together, of about 250 bytes each. The least recently used index is dropped."""
 
 
-class Rated(NamedTuple):
-    """The best place on a node. A lower ``key`` is better; all keys of one rating compare with each other."""
+Key = tuple[Any, ...]
+"""Sort key of a place; all keys of one rating compare with each other, and a lower one is better."""
+Loss = tuple[tuple[int, int], ...]
+"""Requests that the cluster can no longer take after a placement: position of the kind of request, and their number.
 
-    key: tuple[Any, ...]
+Kinds without a loss are left out. The rating defines the positions.
+"""
+Pricing = Callable[[Key, Loss], Key]
+"""Returns the key of a place with the price of its loss."""
+
+
+class Rated(NamedTuple):
+    """A place on a node."""
+
+    key: Key
     gpus: tuple[str, ...]
     """UUIDs."""
+    loss: Loss = ()
 
 
 class Rating:
     """How a strategy compares nodes; this one treats all alike. Equal ratings (by ``==``) share an index.
 
-    A rating with a method ``admits(demand, node)`` selects its nodes by it; others rate the nodes that `fits` names.
+    A rating with a method ``admits(demand, node)`` selects its nodes by it; others rate the nodes that `fits` names. A
+    rating with prices is a `PricedRating`.
     """
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
@@ -167,9 +181,30 @@ class Rating:
         return Rated((), ())
 
 
+class PricedRating(Rating):
+    """Rating of places with a price that depends on the whole cluster and on the `Loss` of a place."""
+
+    @abstractmethod
+    def rate_all(self, demand: Demand, node: NodeCapacity) -> Sequence[Rated]:
+        """Return the best place for each loss that is possible on an admitted node."""
+
+    @abstractmethod
+    def count(self, node: NodeCapacity) -> Sequence[int]:
+        """Return the numbers whose sums over all nodes `pricing` needs; equal for nodes in equal state."""
+
+    @abstractmethod
+    def pricing(self, totals: Sequence[int]) -> Pricing | None:
+        """Return the pricing for the sums of `count` over all nodes; None: no place has a price."""
+
+
 def admission(rating: Rating) -> Callable[[Demand, NodeCapacity], bool]:
     """Return the filter of the nodes to rate."""
     return getattr(rating, "admits", fits)
+
+
+def rate_all(rating: Rating, demand: Demand, node: NodeCapacity) -> Sequence[Rated]:
+    """Return the places of an admitted node that an index holds."""
+    return rating.rate_all(demand, node) if isinstance(rating, PricedRating) else (rating.rate(demand, node),)
 
 
 UNRATED = Rating()
@@ -208,25 +243,84 @@ class ChangeLog:
         return self._names[position - self._first :] if position >= self._first else None
 
 
-Entry = tuple[tuple[Any, ...], str, tuple[str, ...]]
-"""A node in the heap: the key of its rating, its name, its GPUs."""
+class _ChangedNodes:
+    """Names of the nodes that changed since they were last processed; at first all nodes."""
+
+    def __init__(self, nodes: Mapping[str, NodeCapacity], changes: ChangeLog) -> None:
+        self._nodes = nodes
+        self._changes = changes
+        self.names: set[str] = set()
+        self.all()
+
+    def all(self) -> None:
+        """Let all nodes count as changed."""
+        self._seen = self._changes.end
+        self.names.update(self._nodes)
+
+    def read(self, processed: Iterable[str]) -> set[str]:
+        """Return the names, updated from the change log. ``processed``: the names of all nodes processed so far."""
+        if self._seen != self._changes.end:
+            names = self._changes.since(self._seen)
+            # after dropped changes, processed nodes may be gone
+            self.names.update(names if names is not None else (*self._nodes, *processed))
+            self._seen = self._changes.end
+        return self.names
+
+
+class NodeTotals:
+    """Sums over all nodes of the numbers that a rating counts on each."""
+
+    def __init__(self, rating: PricedRating, nodes: Mapping[str, NodeCapacity], changes: ChangeLog) -> None:
+        self._rating = rating
+        self._nodes = nodes
+        self._changed = _ChangedNodes(nodes, changes)
+        self._counts: dict[str, Sequence[int]] = {}
+        self._totals: list[int] = []
+
+    def refresh(self, limit: int | None = None) -> int:
+        """Count at most ``limit`` changed nodes; return the number of nodes that are left."""
+        changed = self._changed.read(self._counts)
+        chosen = list(islice(changed, limit))
+        for name in chosen:
+            node = self._nodes.get(name)
+            counts = self._rating.count(node) if node is not None else ()
+            before = self._counts.pop(name, ())
+            if counts:
+                self._counts[name] = counts
+            if counts != before:
+                changes = zip_longest(self._totals, counts, before, fillvalue=0)
+                self._totals = [total + new - old for total, new, old in changes]
+            changed.discard(name)
+        return len(changed)
+
+    def read(self) -> Sequence[int]:
+        """Return the sums."""
+        self.refresh()
+        return self._totals
+
+
+Entry = tuple[Key, str, tuple[str, ...], Loss]
+"""A place in a heap: the key of its rating, its node, its GPUs, its loss."""
 
 
 class CapacityIndex:
-    """Index of the nodes for one demand and one rating: a heap of suitable nodes, and obstacles of the others.
+    """Index of the nodes for one demand and one rating: heaps of places, and obstacles of unsuitable nodes.
 
-    The next query rates a changed node again and skips its old entry in the heap.
+    The prices of losses change with every placement, and they are the same for all places with equal losses. Therefore
+    each loss has its own heap, and prices are added to the best place of each heap only. The next query rates a changed
+    node again and skips its old entries.
     """
 
     def __init__(self, demand: Demand, rating: Rating, nodes: Mapping[str, NodeCapacity], changes: ChangeLog) -> None:
         self._demand = demand
         self._rating = rating
         self._nodes = nodes
-        self._changes = changes
-        self._seen = changes.end
-        self._changed = set(nodes)
-        self._heap: list[Entry] = []
-        self._entries: dict[str, Entry] = {}
+        self._changed = _ChangedNodes(nodes, changes)
+        self._heaps: dict[Loss, list[Entry]] = {}
+        self._entries: dict[str, tuple[Entry, ...]] = {}
+        self._live = 0
+        """Number of valid entries; `_pushed` counts the outdated entries in the heaps too."""
+        self._pushed = 0
         self._unexplained: set[str] | None = None
         """None: obstacles were not requested yet."""
         self._obstacle_of: dict[str, Obstacle] = {}
@@ -236,14 +330,15 @@ class CapacityIndex:
     def restart(self, rating: Rating) -> None:
         """Reset the index for another rating.
 
-        The containers stay the same objects: `gc.freeze` has excluded them from garbage collection, and new containers
-        of the cluster's size would be work for the collector.
+        The large containers stay the same objects: `gc.freeze` has excluded them from garbage collection, and new
+        containers of the cluster's size would be work for the collector.
         """
         self._rating = rating
-        self._seen = self._changes.end
-        self._changed.update(self._nodes)
-        self._heap.clear()
+        self._changed.all()
+        for heap in self._heaps.values():
+            heap.clear()
         self._entries.clear()
+        self._live = self._pushed = 0
         self._unexplained = None
         self._obstacle_of.clear()
         self._obstacles.clear()
@@ -251,52 +346,75 @@ class CapacityIndex:
 
     def refresh(self, limit: int | None = None) -> int:
         """Rate at most ``limit`` changed nodes; return the number of nodes that are left."""
-        if self._seen != self._changes.end:
-            names = self._changes.since(self._seen)
-            # after dropped changes, indexed nodes may be gone
-            self._changed.update(names if names is not None else (*self._nodes, *self._entries, *self._obstacle_of))
-            self._seen = self._changes.end
-        if not self._changed:
+        changed = self._changed.read(chain(self._entries, self._obstacle_of))
+        if not changed:
             return 0
-        chosen = list(islice(self._changed, limit))
-        # many at once: rebuilding the heap is cheaper than one push each
-        at_once = len(chosen) > len(self._heap) // 4
+        chosen = list(islice(changed, limit))
+        # many at once: rebuilding the heaps is cheaper than one push each
+        at_once = len(chosen) > len(self._entries) // 4
         demand, entries, nodes, admits = self._demand, self._entries, self._nodes, admission(self._rating)
         for name in chosen:
             node = nodes.get(name)
+            self._live -= len(entries.pop(name, ()))
             if node is not None and admits(demand, node := node.left_for(demand)):
-                rated = self._rating.rate(demand, node)
-                entry = entries[name] = (rated.key, name, rated.gpus)
+                places = rate_all(self._rating, demand, node)
+                entries[name] = tuple([(place.key, name, place.gpus, place.loss) for place in places])
+                self._live += len(places)
                 if not at_once:
-                    heappush(self._heap, entry)
-            else:
-                entries.pop(name, None)
+                    self._push(entries[name])
         # only here: after an error above these nodes are rated again
-        self._changed.difference_update(chosen)
+        changed.difference_update(chosen)
         if self._unexplained is not None:
             self._unexplained.update(chosen)
-        if at_once or len(self._heap) > 2 * len(entries) + 64:
-            self._heap[:] = entries.values()
-            heapify(self._heap)
-        return len(self._changed)
+        if at_once or self._pushed > 2 * self._live + 64:
+            self._rebuild()
+        return len(changed)
 
-    def best(self, left_out: frozenset[str]) -> Best | None:
+    def _push(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            heappush(self._heaps.setdefault(entry[3], []), entry)
+            self._pushed += 1
+
+    def _rebuild(self) -> None:
+        for heap in self._heaps.values():
+            heap.clear()
+        for entries in self._entries.values():
+            for entry in entries:
+                self._heaps.setdefault(entry[3], []).append(entry)
+        for loss, heap in [*self._heaps.items()]:
+            heapify(heap)
+            if not heap:
+                del self._heaps[loss]
+        self._pushed = self._live
+
+    def best(self, left_out: frozenset[str], pricing: Pricing | None = None) -> Best | None:
         """Return the best node that is not excluded; None if no node can take the demand."""
         self.refresh()
+        heads = [head for heap in self._heaps.values() if (head := self._head(heap, left_out)) is not None]
+        if not heads:
+            return None
+        if pricing is None or len(heads) == 1:
+            best = min(heads)
+        else:
+            best = min(heads, key=lambda head: (pricing(head[0], head[3]), head[1]))
+        return Best(best[1], best[2])
+
+    def _head(self, heap: list[Entry], left_out: frozenset[str]) -> Entry | None:
+        """Return the best valid entry of a heap whose node is not excluded."""
         aside = []
-        best: Best | None = None
-        while self._heap and best is None:
-            entry = self._heap[0]
-            _, name, gpus = entry
-            if self._entries.get(name) is not entry:
-                heappop(self._heap)
-            elif name in left_out:
-                aside.append(heappop(self._heap))
+        head: Entry | None = None
+        while heap and head is None:
+            entry = heap[0]
+            if not any(entry is valid for valid in self._entries.get(entry[1], ())):
+                heappop(heap)
+                self._pushed -= 1
+            elif entry[1] in left_out:
+                aside.append(heappop(heap))
             else:
-                best = Best(name, gpus)
+                head = entry
         for entry in aside:
-            heappush(self._heap, entry)
-        return best
+            heappush(heap, entry)
+        return head
 
     def admitted(self) -> Set[str]:
         """Return the nodes that are rated."""
@@ -312,7 +430,7 @@ class CapacityIndex:
         """Find the obstacles of at most ``limit`` changed nodes; return the number of nodes that are left."""
         unrated = self.refresh(limit)
         if self._unexplained is None:
-            self._unexplained = set(self._nodes) - self._changed
+            self._unexplained = set(self._nodes) - self._changed.names
         chosen = list(islice(self._unexplained, limit))
         for name in chosen:
             before = self._obstacle_of.pop(name, None)
@@ -349,6 +467,7 @@ class FreeCapacity:
         self._reporting: dict[str, set[str]] = {}
         self._indexes: OrderedDict[tuple[Demand, Rating], CapacityIndex] = OrderedDict()
         self._retired: dict[Demand, CapacityIndex] = {}
+        self._totals: dict[PricedRating, NodeTotals] = {}
         self._changes = ChangeLog()
 
     @property
@@ -374,12 +493,14 @@ class FreeCapacity:
         ``left_out``: nodes to exclude from this call. ``only``: the only node to consider. Only nodes that have changed
         since the last call with an equal demand and rating are rated again.
         """
+        pricing = rating.pricing(self._totals_of(rating).read()) if isinstance(rating, PricedRating) else None
         if not only:
-            return self._index(demand, rating).best(left_out)
+            return self._index(demand, rating).best(left_out, pricing)
         node = self._left_for(demand, only)
         if node is None or only in left_out or not admission(rating)(demand, node):
             return None
-        return Best(only, rating.rate(demand, node).gpus)
+        places = rate_all(rating, demand, node)
+        return Best(only, min(places, key=lambda place: pricing(place.key, place.loss) if pricing else place.key).gpus)
 
     def admitted(self, demand: Demand, rating: Rating, only: str = "") -> Set[str]:
         """Return the nodes among which `best` chooses."""
@@ -390,11 +511,13 @@ class FreeCapacity:
 
     def prepare(self, demand: Demand, rating: Rating, limit: int) -> int:
         """Rate at most ``limit`` nodes for later calls of `best`; return the number of nodes that are left."""
-        return self._index(demand, rating).refresh(limit)
+        uncounted = self._totals_of(rating).refresh(limit) if isinstance(rating, PricedRating) else 0
+        return uncounted + self._index(demand, rating).refresh(limit)
 
     def forgetting(self, rating: object) -> Iterator[None]:
         """Drop in steps all results for a rating that is no longer used. The next rating reuses its indexes."""
         self._retired = {key[0]: self._indexes.pop(key) for key in [*self._indexes] if key[1] == rating}
+        self._totals = {other: totals for other, totals in self._totals.items() if other != rating}
         nodes = list(self._nodes.values())
         for start in range(0, len(nodes), NODES_AT_ONCE):
             for node in nodes[start : start + NODES_AT_ONCE]:
@@ -438,6 +561,12 @@ class FreeCapacity:
         while len(self._indexes) > most:
             self._indexes.popitem(last=False)
         return index
+
+    def _totals_of(self, rating: PricedRating) -> NodeTotals:
+        totals = self._totals.get(rating)
+        if totals is None:
+            totals = self._totals[rating] = NodeTotals(rating, self._nodes, self._changes)
+        return totals
 
     def _any_index(self, demand: Demand) -> CapacityIndex:
         # obstacles are the same in every index of the nodes that can take the demand

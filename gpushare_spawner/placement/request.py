@@ -126,6 +126,11 @@ STEPS = 20
 results stay valid."""
 
 
+MOST_DIFFERENCE = 0.05
+"""Part of the requests that may be of other kinds before a strategy takes over a workload: then all nodes are rated
+again, and a difference of a twentieth seldom changes a choice."""
+
+
 @dataclass(frozen=True)
 class Popular:
     """Kind of request with its part of the workload."""
@@ -147,6 +152,19 @@ class Workload:
         gpus = sum(kind.popularity * kind.demand.units * kind.demand.count for kind in self.kinds) / 100
         cpu = sum(kind.popularity * kind.demand.cpu for kind in self.kinds)
         return cpu / gpus if gpus else 0.0
+
+    def resembles(self, other: Workload) -> bool:
+        """Return whether the same kinds are requested, in parts that differ by at most `MOST_DIFFERENCE` in sum."""
+        mine, others = self._parts, other._parts
+        return mine.keys() == others.keys() and (
+            sum(abs(part - others[demand]) for demand, part in mine.items()) <= 2 * MOST_DIFFERENCE
+        )
+
+    @cached_property
+    def _parts(self) -> dict[Demand, float]:
+        """Part of each kind in all requests."""
+        total = sum(kind.popularity for kind in self.kinds) or 1.0
+        return {kind.demand: kind.popularity / total for kind in self.kinds}
 
 
 NO_WORKLOAD = Workload()

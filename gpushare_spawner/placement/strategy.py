@@ -11,12 +11,14 @@ from __future__ import annotations
 import inspect
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.placement.capacity import Best, FreeCapacity, Rated, Rating
+from gpushare_spawner.placement.capacity import Best, FreeCapacity, Key, Loss, PricedRating, Pricing, Rated, Rating
 from gpushare_spawner.placement.node import NodeCapacity
 from gpushare_spawner.placement.request import NO_WORKLOAD, Demand, PlacementRequest, Workload
 
@@ -201,10 +203,10 @@ class Fragmentation:
             units += sum(gpus)
         return wasted + self._stranded(units, cpu)
 
-    def values_after(self, left: Left, cpu: int | None, model: str, takes: Mapping[int, int]) -> dict[int, float]:
-        """Return the `value` of a node after a GPU of a model has lost units, for several such GPUs at once.
+    def values_after(self, left: Left, cpu: int | None, model: str, now: Sequence[int], taken: int) -> list[float]:
+        """Return the `value` of a node after one GPU of a model has lost units, for several such GPUs.
 
-        ``takes``: the units left on a GPU now, with the number of units that it would lose.
+        ``now``: the units left on each GPU before, of which it loses at most ``taken``.
         """
         bracket = self._bracket(cpu)
         wasted, units, whole = 0.0, 0, 0
@@ -218,15 +220,13 @@ class Fragmentation:
                 wasted += table.of_whole[gpus.count(UNITS_PER_GPU)]
         table = self._table(model)[bracket]
         of_units, of_whole = table.of_units, table.of_whole
-        stranded = {taken: self._stranded(units - taken, cpu) for taken in set(takes.values())}
-        return {
-            now: wasted
-            - of_units[now]
-            + of_units[now - taken]
-            + of_whole[whole - (now == UNITS_PER_GPU and taken > 0)]
-            + stranded[taken]
-            for now, taken in takes.items()
-        }
+        values = []
+        stranded = self._stranded(units - taken, cpu)
+        for gpu in now:
+            later = max(0, gpu - taken)
+            value = wasted - of_units[gpu] + of_units[later] + of_whole[whole - (gpu == UNITS_PER_GPU)]
+            values.append(value + (stranded if gpu >= taken else self._stranded(units - gpu, cpu)))
+        return values
 
     def _bracket(self, cpu: int | None) -> int:
         return len(self._steps) if cpu is None else bisect_right(self._steps, cpu)
@@ -275,6 +275,153 @@ def _bracket(able: Sequence[tuple[Demand, float]]) -> _Bracket:
     return _Bracket(tuple(of_units), tuple(of_whole))
 
 
+SCARCITY_DECAY = 0.2
+"""How fast the price of a scarce kind of request falls with the number of them that fit: by a factor e for every 0.2
+times the square root of the cluster's GPUs. The number that fits varies by about this root. Measured, as the weight
+below: see docs/explanation/placement.md."""
+SCARCITY_WEIGHT = 11.5
+"""GPUs of expected loss per GPU that a lost request would use, times the square root of the cluster's GPUs: about so
+many requests come in the mean life of a session while the number that fits stays in the range of one decay."""
+MOST_SCARCE = 64
+"""Scarce kinds that have a price, those of the largest part of the demand for GPUs first."""
+UNLIMITED = 1 << 30
+"""Number of requests for which CPU is no limit."""
+LEAST_PRICE = 1e-3
+"""Units of 1 % of a GPU. Lower prices are ignored, also for many lost requests."""
+
+
+_State = tuple[tuple[object, ...], Left, float, tuple[int, ...], tuple[int, ...]]
+"""Common state of nodes with the same units and CPU left: a signature, the units, the waste, `Scarcity.fitting`, and
+the same with the CPU.
+
+Tuples of numbers and strings, because Python's garbage collector does not track them: there is one for each node.
+"""
+
+
+class _ScarceKind(NamedTuple):
+    demand: Demand
+    weight: float
+    """Expected GPUs of the kind for each request of the workload."""
+
+
+_Accepting = tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]
+"""Kinds that accept a model: those of several GPUs with their number, those of one GPU with their units."""
+
+
+class Scarcity:
+    """Prices of placements that take the last places for kinds of requests that few GPUs can serve.
+
+    Such kinds request several GPUs of one node, or only some of the models. They find no place while single GPUs of
+    other nodes and models are free. The expected loss is the GPUs that they request times the probability that none
+    fits, which falls exponentially with the number of requests that fit now.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        """Select the scarce kinds of a workload."""
+        requested = [kind for kind in workload.kinds if kind.demand.count]
+        total = sum(kind.popularity for kind in workload.kinds) or 1.0
+        named = frozenset[str]().union(*(kind.demand.models or () for kind in requested))
+        everywhere = (None,) if any(kind.demand.models is None for kind in requested) else (named,)
+        kinds = [
+            _ScarceKind(kind.demand, kind.popularity / total * kind.demand.count * kind.demand.units / UNITS_PER_GPU)
+            for kind in requested
+            if kind.demand.count > 1 or kind.demand.models not in everywhere
+        ]
+        self.kinds = sorted(kinds, key=lambda kind: -kind.weight)[:MOST_SCARCE]
+        self._cpu = [kind.demand.cpu for kind in self.kinds]
+        self._all = range(len(self.kinds))
+        self._by_model: dict[str, _Accepting] = {}
+
+    def fitting(self, left: Left) -> tuple[int, ...]:
+        """Return the number of requests of each scarce kind that the GPUs of a node could take with enough CPU."""
+        return tuple(
+            [sum([_fitting(demand, gpus) for model, gpus in left if demand.accepts(model)]) for demand, _ in self.kinds]
+        )
+
+    def with_cpu(self, fitting: Sequence[int], cpu: int | None) -> tuple[int, ...]:
+        """Return the numbers of `fitting` that a node with these free millicores can take; None: unknown."""
+        return tuple(map(min, fitting, self._most(cpu)))
+
+    def losses(self, state: _State, cpu: int | None, demand: Demand, places: Sequence[Place]) -> list[Loss]:
+        """Return for each place of a demand how many requests of each kind the node can no longer take afterwards.
+
+        ``cpu``: free millicores of the node.
+        """
+        if not self.kinds:
+            return [()] * len(places)
+        _, left, _, fitting, before = state
+        most = self._most(None if cpu is None else cpu - demand.cpu)
+        of_cpu = tuple([(kind, before[kind] - most[kind]) for kind in self._all if before[kind] > most[kind]])
+        of_model = dict(left)
+        losses = []
+        for place in places:
+            gpus = of_model.get(place.model, ())
+            fewer = self._fewer(place.model, gpus, [gpus[position] for position in place.positions], demand.units)
+            if fewer:
+                later = [min(fitting[kind] - fewer.get(kind, 0), most[kind]) for kind in self._all]
+                loss = tuple([(kind, before[kind] - later[kind]) for kind in self._all if before[kind] > later[kind]])
+                losses.append(loss)
+            else:
+                losses.append(of_cpu)
+        return losses
+
+    def _most(self, cpu: int | None) -> list[int]:
+        """Return how many requests of each kind these free millicores allow."""
+        if cpu is None:
+            return [UNLIMITED] * len(self.kinds)
+        free = max(cpu, 0)
+        return [free // cpu_of_kind if cpu_of_kind > 0 else UNLIMITED for cpu_of_kind in self._cpu]
+
+    def _fewer(self, model: str, gpus: Sequence[int], now: Sequence[int], taken: int) -> dict[int, int]:
+        """Return how many requests of each kind fewer the GPUs of one model can take after a placement.
+
+        ``now``: the units left on those GPUs that lose ``taken`` units each.
+        """
+        several, single = self._accepting(model)
+        fewer = {}
+        whole_taken = now.count(UNITS_PER_GPU)
+        if whole_taken and several:
+            whole = gpus.count(UNITS_PER_GPU)
+            for kind, count in several:
+                lost = whole // count - (whole - whole_taken) // count
+                if lost:
+                    fewer[kind] = lost
+        for kind, units in single:
+            lost = sum([left // units - max(0, left - taken) // units for left in now])
+            if lost:
+                fewer[kind] = lost
+        return fewer
+
+    def _accepting(self, model: str) -> _Accepting:
+        accepting = self._by_model.get(model)
+        if accepting is None:
+            demands = [(kind, demand) for kind, (demand, _) in enumerate(self.kinds) if demand.accepts(model)]
+            accepting = self._by_model[model] = (
+                [(kind, demand.count) for kind, demand in demands if demand.count > 1],
+                [(kind, demand.units) for kind, demand in demands if demand.count == 1],
+            )
+        return accepting
+
+    def prices(self, totals: Sequence[int], gpus: int) -> list[float]:
+        """Return the price of each kind for one lost request, in units of 1 % of a GPU.
+
+        ``totals``: the number of requests of each kind that fit on the cluster of ``gpus`` GPUs.
+        """
+        root = math.sqrt(max(gpus, 1))
+        most = SCARCITY_WEIGHT * root * UNITS_PER_GPU
+        return [
+            most * kind.weight * math.exp(-total / (SCARCITY_DECAY * root))
+            for total, kind in zip(totals, self.kinds, strict=True)
+        ]
+
+
+def _fitting(demand: Demand, gpus: Sequence[int]) -> int:
+    """Return how many requests the GPUs of one model can take; ``gpus``: the units left on each."""
+    if demand.count == 1:
+        return sum([units // demand.units for units in gpus])
+    return sum([units >= demand.units for units in gpus]) // demand.count
+
+
 STRANDING_WEIGHT = 1.0
 """A GPU without CPU is as useless as a fragment that fits no request."""
 STEP_UNITS = 4
@@ -284,89 +431,108 @@ MOST_PLACES = 2000
 """Size of the cache of best places, which is cleared when full. The cache helps where nodes have few distinct states.
 Elsewhere states rarely repeat, and a larger cache would only add work for the garbage collector."""
 
-_Best = tuple[tuple[int, int, int, int], str, tuple[int, ...]]
-"""The key without the rank, the GPUs' model, and their positions among the node's healthy GPUs of that model."""
+_Place = tuple[tuple[int, int, int, int], str, tuple[int, ...], Loss]
+"""The key without the rank, the GPUs' model, their positions among the node's healthy GPUs of that model, the loss."""
 
 
-_State = tuple[tuple[object, ...], Left, float]
-"""Common state of nodes with the same units and CPU left: a signature, the units, and the waste.
+class StrandingAwareFgd(RatingStrategy, PricedRating):
+    """Strategy that takes the place with the least added waste and the least expected loss of scarce requests.
 
-Tuples of numbers and strings, because Python's garbage collector does not track them: there is one for each node.
-"""
-
-
-class StrandingAwareFgd(RatingStrategy):
-    """Strategy that takes the place with the least added waste, by the units that the expected workload could use.
-
-    Unowned units come first. Lent units are taken only if no GPU has enough unowned units, and then as few as
-    possible. Of nearly equal places (`STEP_UNITS`) the fullest GPU wins, then the first by name of node and index.
-    The workload is fixed; `for_workload` returns a strategy for another workload.
+    Waste is what the expected workload cannot use. Unowned units come first. Lent units are taken only if no GPU has
+    enough unowned units, and then as few as possible. Of nearly equal places (`STEP_UNITS`) the fullest GPU wins, then
+    the first by name of node and index. The workload is fixed; `for_workload` returns a strategy for another workload.
     """
 
     def __init__(self, workload: Workload = NO_WORKLOAD, stranding: float = STRANDING_WEIGHT) -> None:
-        """Create the strategy. ``stranding``: weight of GPUs without CPU; 0: FGD's measure alone."""
+        """Create the strategy. ``stranding``: weight of GPUs without CPU; 0: none."""
         self.workload = workload
         self.stranding = stranding
         self._fragmentation = Fragmentation(workload, stranding)
-        self._best_places: dict[Demand, dict[tuple[object, ...], _Best]] = {}
+        self._scarcity = Scarcity(workload)
+        self._best_places: dict[Demand, dict[tuple[object, ...], tuple[_Place, ...]]] = {}
         self._place_count = 0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.workload.kinds)} kinds of requests)"
 
     def for_workload(self, workload: Workload) -> StrandingAwareFgd:
-        """Return the strategy for this workload; the same object if the workload is unchanged."""
-        return self if workload == self.workload else type(self)(workload, self.stranding)
+        """Return the strategy for this workload; the same object if the workload has hardly changed."""
+        return self if self.workload.resembles(workload) else type(self)(workload, self.stranding)
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
         """Rate by lent units or GPUs, then the added waste in steps, then the fullest GPU: the least first."""
-        state: _State | None = node.derived.get(self)
-        if state is None:
-            state = node.derived[self] = self._state(node)
+        return min(self.rate_all(demand, node))
+
+    def rate_all(self, demand: Demand, node: NodeCapacity) -> Sequence[Rated]:
+        """Return the best place by `rate` for each loss of scarce requests."""
+        state = self._state(node)
         of_demand = self._best_places.get(demand)
         best = of_demand.get(state[0]) if of_demand is not None else None
         if best is None:
             best = self._best(demand, node, state)
             self._keep(demand, state, best)
-        key, model, positions = best
-        if not positions:
-            return Rated(key, ())
-        gpus = node.healthy[model]
-        return Rated((*key, gpus[positions[0]].rank), tuple([gpus[position].uuid for position in positions]))
+        return [_rated(node, place) for place in best]
+
+    def count(self, node: NodeCapacity) -> Sequence[int]:
+        """Return the number of GPUs, and of requests of each scarce kind that the node can take."""
+        kinds = self._scarcity.kinds
+        if not kinds:
+            return ()
+        gpus = sum(map(len, node.healthy.values()))
+        return (gpus, *self._state(node.left_for(kinds[0].demand))[4])
+
+    def pricing(self, totals: Sequence[int]) -> Pricing | None:
+        """Return the pricing by the number of scarce requests that fit on the cluster; None if all prices are 0."""
+        prices = self._scarcity.prices(totals[1:], totals[0]) if totals else []
+        if max(prices, default=0.0) < LEAST_PRICE:
+            return None
+
+        def with_price(key: Key, loss: Loss) -> Key:
+            price = sum([prices[kind] * number for kind, number in loss])
+            return (key[0], key[1] + self.steps(price), *key[2:])
+
+        return with_price
 
     def _state(self, node: NodeCapacity) -> _State:
-        cpu = node.resources.cpu
-        signature: list[object] = [cpu]
-        for model, gpus in node.healthy.items():
-            signature.append(model)
-            for gpu in gpus:
-                signature += (gpu.unowned, gpu.free)
-        left = tuple([(model, tuple([gpu.ownable for gpu in gpus])) for model, gpus in node.healthy.items()])
-        return (tuple(signature), left, self._fragmentation.value(left, cpu))
+        state: _State | None = node.derived.get(self)
+        if state is None:
+            cpu = node.resources.cpu
+            signature: list[object] = [cpu]
+            for model, gpus in node.healthy.items():
+                signature.append(model)
+                for gpu in gpus:
+                    signature += (gpu.unowned, gpu.free)
+            left = tuple([(model, tuple([gpu.ownable for gpu in gpus])) for model, gpus in node.healthy.items()])
+            waste = self._fragmentation.value(left, cpu)
+            fitting = self._scarcity.fitting(left)
+            state = (tuple(signature), left, waste, fitting, self._scarcity.with_cpu(fitting, cpu))
+            node.derived[self] = state
+        return state
 
-    def _keep(self, demand: Demand, state: _State, best: _Best) -> None:
-        """Cache the best place, which is the same for equal nodes."""
+    def _keep(self, demand: Demand, state: _State, best: tuple[_Place, ...]) -> None:
+        """Cache the best places, which are the same for equal nodes."""
         if self._place_count >= MOST_PLACES:
             self._best_places.clear()
             self._place_count = 0
         self._best_places.setdefault(demand, {})[state[0]] = best
         self._place_count += 1
 
-    def _best(self, demand: Demand, node: NodeCapacity, state: _State) -> _Best:
+    def _best(self, demand: Demand, node: NodeCapacity, state: _State) -> tuple[_Place, ...]:
         cpu = node.resources.cpu
-        _, left, before = state
+        _, left, waste, *_ = state
         after = None if cpu is None else cpu - demand.cpu
         candidates = places(demand, node)
         if demand.count == 1:
             values = self._values_of_one(demand.units, candidates, left, after)
         else:
             values = [self._fragmentation.value(_without(place, left), after) for place in candidates]
-        return min(
-            [
-                ((place.lent, self.steps(value - before), place.unowned, place.free), place.model, place.positions)
-                for place, value in zip(candidates, values, strict=True)
-            ]
-        )
+        best: dict[Loss, _Place] = {}
+        losses = self._scarcity.losses(state, cpu, demand, candidates)
+        for place, value, loss in zip(candidates, values, losses, strict=True):
+            key = (place.lent, self.steps(value - waste), place.unowned, place.free)
+            rated = (key, place.model, place.positions, loss)
+            best[loss] = min(rated, best.get(loss, rated))
+        return tuple(best.values())
 
     def steps(self, more: float) -> int:
         """Return the cost of additional waste (units of 1 % of a GPU), in steps."""
@@ -376,12 +542,20 @@ class StrandingAwareFgd(RatingStrategy):
 
     def _values_of_one(self, units: int, candidates: Sequence[Place], left: Left, after: int | None) -> Sequence[float]:
         of_model = dict(left)
-        takes: dict[str, dict[int, int]] = {}
-        now = [of_model[place.model][place.positions[0]] for place in candidates]
-        for place, ownable in zip(candidates, now, strict=True):
-            takes.setdefault(place.model, {})[ownable] = min(ownable, units)
-        values = {model: self._fragmentation.values_after(left, after, model, taken) for model, taken in takes.items()}
-        return [values[place.model][ownable] for place, ownable in zip(candidates, now, strict=True)]
+        values: list[float] = []
+        for model, places_of_model in groupby(candidates, key=attrgetter("model")):
+            gpus = of_model[model]
+            now = [gpus[place.positions[0]] for place in places_of_model]
+            values += self._fragmentation.values_after(left, after, model, now, units)
+        return values
+
+
+def _rated(node: NodeCapacity, place: _Place) -> Rated:
+    key, model, positions, loss = place
+    if not positions:
+        return Rated(key, (), loss)
+    gpus = node.healthy[model]
+    return Rated((*key, gpus[positions[0]].rank), tuple([gpus[position].uuid for position in positions]), loss)
 
 
 def _without(place: Place, left: Left) -> Left:

@@ -105,7 +105,7 @@ def test_the_index_of_a_forgotten_rating_serves_the_next_one() -> None:
         capacity.best(demand, old)
     capacity.obstacles(many)
     index = capacity._index(ONE, old)
-    heap, entries = index._heap, index._entries
+    heap, entries = index._heaps[()], index._entries
     for number in range(5):
         capacity.update(f"g{number}", 20 + number, 20 + number)
     for _ in capacity.forgetting(old):
@@ -113,7 +113,7 @@ def test_the_index_of_a_forgotten_rating_serves_the_next_one() -> None:
     capacity.update("g2", 0, 0)
     assert capacity.best(ONE, new) == Best("n4", ("g4",))
     assert capacity._index(ONE, new) is index
-    assert (index._heap is heap, index._entries is entries) == (True, True)
+    assert (index._heaps[()] is heap, index._entries is entries) == (True, True)
     assert len(heap) == len(entries) == 4
     assert capacity.best(many, new) is None
     assert sum(capacity.obstacles(many)[0].values()) == 5
@@ -189,7 +189,7 @@ def test_after_many_changes_the_heap_holds_the_nodes_and_little_more() -> None:
         capacity.update("g1", 20 + number % 50, 20 + number % 50)
         assert capacity.best(ONE, rating) == Best("n1", ("g1",))
     index = capacity._index(ONE, rating)
-    assert len(index._heap) <= 2 * 5 + 64
+    assert len(index._heaps[()]) <= 2 * 5 + 64
 
 
 def test_an_index_that_was_not_asked_for_longer_than_the_log_goes_back_rates_all_nodes() -> None:

@@ -60,8 +60,8 @@ def test_a_node_that_loses_units_on_one_gpu_is_worth_what_the_node_with_less_is_
 ) -> None:
     fragmentation = Fragmentation(workload, 1.0)
     for model, gpus in left.items():
-        takes = {now: min(now, taken) for now in gpus}
-        for now, value in fragmentation.values_after(tuple(left.items()), cpu, model, takes).items():
+        values = fragmentation.values_after(tuple(left.items()), cpu, model, gpus, taken)
+        for now, value in zip(gpus, values, strict=True):
             after = {**left, model: list(gpus)}
             after[model][gpus.index(now)] -= min(now, taken)
             assert value == pytest.approx(fragmentation.value(tuple(after.items()), cpu), abs=1e-6)
@@ -110,5 +110,4 @@ def test_a_node_of_as_many_whole_gpus_as_a_template_can_ask_for_is_valued(count:
 def test_one_unit_less_makes_a_whole_gpu_useless_to_a_request_for_whole_ones() -> None:
     fragmentation = Fragmentation(workload_of([(Demand(100, 2), 1)]), 0.0)
     left = [("A100", [100, 100])]
-    assert fragmentation.values_after(left, None, "A100", {100: 1}) == {100: pytest.approx(199)}
-    assert fragmentation.values_after(left, None, "A100", {100: 0}) == {100: pytest.approx(0)}
+    assert fragmentation.values_after(left, None, "A100", [100], 1) == [pytest.approx(199)]

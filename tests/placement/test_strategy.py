@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -123,10 +125,38 @@ def test_spread_takes_the_emptiest_gpu_of_the_emptiest_node(seed: int, wanted: P
     assert Spread().choose(wanted, ledger.capacity) == (Best(*best) if best else None)
 
 
+def scarce_fitting(
+    ledger: Ledger, changed: str = "", left: Mapping[str, Sequence[int]] | None = None, cpu: int | None = 0
+) -> list[int]:
+    """How many requests of the two scarce kinds of `WORKLOAD` fit, one node being changed to these units and CPU."""
+    totals = [0, 0]
+    for node in ledger.capacity.nodes.values():
+        free: Mapping[str, Sequence[int]]
+        free = {model: [one.ownable for one in gpus] for model, gpus in node.healthy.items()}
+        free, free_cpu = (left, cpu) if left is not None and node.name == changed else (free, node.resources.cpu)
+        of_gpus = [
+            sum(units // 40 for units in free.get("A100", ())),
+            sum(sum(units == 100 for units in gpus) // 2 for gpus in free.values()),
+        ]
+        for kind, needed in enumerate((3000, 9000)):
+            totals[kind] += of_gpus[kind] if free_cpu is None else min(of_gpus[kind], max(0, free_cpu) // needed)
+    return totals
+
+
+def scarcity_price(ledger: Ledger, node: str, left: Mapping[str, Sequence[int]], cpu: int | None) -> float:
+    """Units of 1 % of a GPU that are lost with the scarce requests, by the definition of the price."""
+    root = math.sqrt(sum(len(gpus) for node in ledger.capacity.nodes.values() for gpus in node.healthy.values()))
+    now, later = scarce_fitting(ledger), scarce_fitting(ledger, node, left, cpu)
+    price = 0.0
+    for kind, gpus_of_all in enumerate((2.0 * 0.4 / 10, 1.0 * 2 / 10)):
+        price += 11.5 * root * 100 * gpus_of_all * math.exp(-now[kind] / (0.2 * root)) * (now[kind] - later[kind])
+    return price
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), wanted=requests, stranding=st.sampled_from([0.0, 1.0]))
 @example(seed=45, wanted=request(50), stranding=1.0)
-def test_the_default_takes_the_place_after_which_least_is_wasted(
+def test_the_default_takes_the_place_with_the_least_waste_and_the_least_loss_of_scarce_requests(
     seed: int, wanted: PlacementRequest, stranding: float
 ) -> None:
     """In steps of 0.04 GPU; lent units come first, the best fit decides between equals."""
@@ -145,8 +175,10 @@ def test_the_default_takes_the_place_after_which_least_is_wasted(
         }
         left = None if cpu is None else cpu - wanted.cpu
         more = fragmentation.value(tuple(then.items()), left) - fragmentation.value(tuple(now.items()), cpu)
+        price = scarcity_price(ledger, node.name, then, left)
         # what is equal but for the last bits must not be a step apart
-        return lent, -((-round(more, 9)) // 4), unowned, free, rank[place[1][0]]
+        steps = -((-round(more, 9)) // 4) - (-round(price, 9) // 4 if price >= 1e-3 else 0)
+        return lent, steps, unowned, free, rank[place[1][0]]
 
     chosen = StrandingAwareFgd(WORKLOAD, stranding).choose(wanted, ledger.capacity)
     best = min(all_places(ledger, wanted.demand), key=worth, default=None)
