@@ -128,6 +128,8 @@ class Ledger:
         self._guaranteed: dict[str, dict[str, int]] = {}
         self._resources: dict[str, NodeResources] = {}
         self._holds: dict[str, NodeHold] = {}
+        self._holds_of: dict[str, dict[str, NodeHold]] = {}
+        """The holds by node and by GPU, by name: a count costs time for the holds of its node or GPU only."""
         self._explained: dict[PlacementRequest, Unplaceable] = {}
         self._explained_at = 0
 
@@ -190,6 +192,14 @@ class Ledger:
             self._holds[name] = hold
         if before == hold:
             return
+        if before is not None:
+            for place in (before.node, *before.gpus):
+                del self._holds_of[place][name]
+                if not self._holds_of[place]:
+                    del self._holds_of[place]
+        if hold is not None:
+            for place in (hold.node, *hold.gpus):
+                self._holds_of.setdefault(place, {})[name] = hold
         for changed in (before, hold):
             if changed is not None:
                 for gpu in changed.gpus:
@@ -215,9 +225,8 @@ class Ledger:
         alone.put_node(name, self.capacity.reports(name))
         alone.put_resources(name, self._resources.get(name, UNKNOWN))
         held = [self._on_gpu.get(uuid, {}) for uuid in alone.capacity.gpus]
-        for hold_name, hold in self._holds.items():
-            if hold.node == name:
-                alone.hold(hold_name, hold)
+        for hold_name, hold in self._holds_of.get(name, {}).items():
+            alone.hold(hold_name, hold)
         alone.change({session: allocation for on_gpu in held for session, allocation in on_gpu.items()}.values())
         return alone
 
@@ -323,7 +332,8 @@ class Ledger:
         """
         gone, resources, holds = list(self._allocations), self._resources, self._holds
         self.capacity = FreeCapacity()
-        self._allocations, self._on_gpu, self._guaranteed, self._resources, self._holds = {}, {}, {}, {}, {}
+        self._allocations, self._on_gpu, self._guaranteed, self._resources = {}, {}, {}, {}
+        self._holds, self._holds_of = {}, {}
         self._explained, self._explained_at = {}, 0
         for session in gone:
             self._notify(session, None)
@@ -404,7 +414,7 @@ class Ledger:
 
     def kept_units(self, uuid: str) -> int:
         """Return the units of a GPU that holds keep."""
-        return sum(self._kept(hold, uuid) for hold in self._holds.values() if uuid in hold.gpus)
+        return sum(self._kept(hold, uuid) for hold in self._holds_of.get(uuid, {}).values())
 
     def _kept(self, hold: NodeHold, uuid: str) -> int:
         """Return the units that a hold keeps on one of its GPUs."""
@@ -415,7 +425,7 @@ class Ledger:
 
     def _without(self, node: NodeCapacity, names: Collection[str]) -> NodeCapacity:
         """Return a copy of a node without these holds."""
-        holds = [hold for name, hold in self._holds.items() if name in names and hold.node == node.name]
+        holds = [hold for name, hold in self._holds_of.get(node.name, {}).items() if name in names]
         kept: Counter[str] = Counter()
         for hold in holds:
             kept.update({uuid: self._kept(hold, uuid) for uuid in hold.gpus if uuid in self.capacity.gpus})
@@ -439,7 +449,7 @@ class Ledger:
             for gpu in node.gpus
             for allocation in self._on_gpu.get(gpu.uuid, {}).values()
         }
-        kept = [hold.requested for hold in self._holds.values() if hold.node == name]
+        kept = [hold.requested for hold in self._holds_of.get(name, {}).values()]
         self.capacity.set_resources(name, reported.less(Requested.total([*here.values(), *kept])))
 
 

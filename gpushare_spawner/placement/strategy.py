@@ -410,7 +410,7 @@ class Scarcity:
         root = math.sqrt(max(gpus, 1))
         most = SCARCITY_WEIGHT * root * UNITS_PER_GPU
         return [
-            most * kind.weight * math.exp(-total / (SCARCITY_DECAY * root))
+            most * kind.weight * math.exp(-max(0, total - 1) / (SCARCITY_DECAY * root))
             for total, kind in zip(totals, self.kinds, strict=True)
         ]
 

@@ -149,7 +149,14 @@ def scarcity_price(ledger: Ledger, node: str, left: Mapping[str, Sequence[int]],
     now, later = scarce_fitting(ledger), scarce_fitting(ledger, node, left, cpu)
     price = 0.0
     for kind, gpus_of_all in enumerate((2.0 * 0.4 / 10, 1.0 * 2 / 10)):
-        price += 11.5 * root * 100 * gpus_of_all * math.exp(-now[kind] / (0.2 * root)) * (now[kind] - later[kind])
+        price += (
+            11.5
+            * root
+            * 100
+            * gpus_of_all
+            * math.exp(-max(0, now[kind] - 1) / (0.2 * root))
+            * (now[kind] - later[kind])
+        )
     return price
 
 
@@ -185,6 +192,57 @@ def test_the_default_takes_the_place_with_the_least_waste_and_the_least_loss_of_
     assert (chosen is None) == (best is None)
     if chosen is not None:
         assert worth((chosen.node, chosen.gpus))[:4] == worth(present(best))[:4]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), data=st.data())
+def test_an_index_with_prices_gives_what_a_new_one_gives_while_sessions_come_and_go(
+    seed: int, data: st.DataObject
+) -> None:
+    """The counts of scarce requests and the heaps for each loss are updated by changes, nodes that go included."""
+    ledger, strategy = crowded(seed), StrandingAwareFgd(WORKLOAD)
+    for number in range(12):
+        wanted = data.draw(requests)
+        place = ledger.place(wanted, strategy)
+        anew = StrandingAwareFgd(WORKLOAD)
+        assert place == ledger.place(wanted, anew)
+        assert ledger.capacity._totals_of(strategy).read() == ledger.capacity._totals_of(anew).read()
+        assert [*ledger.capacity.forgetting(anew)]
+        if place is not None:
+            ledger.add(active(f"new{number}", place.gpus, wanted.share.units, place.borrowed, 100.0 + number))
+        if data.draw(st.booleans()) and ledger.allocations:
+            ledger.remove(data.draw(st.sampled_from(sorted(ledger.allocations))))
+        if data.draw(st.integers(0, 5)) == 0:
+            ledger.put_node(f"n{number % 6}", [gpu(f"g{number % 6}0", 0, "A100")] if number % 2 else [])
+
+
+def test_the_last_places_for_a_request_of_several_gpus_are_kept_while_others_are_free() -> None:
+    """Without CPU for it on the other node, the whole node is the last that can take two GPUs."""
+    workload = workload_of([(request(50, cpu=2000).demand, 9), (request(count=2, cpu=9000).demand, 1)])
+    ledger = ledger_of(
+        [
+            report("small", [gpu("s0", 0), gpu("s1", 1)]),
+            report("whole", [gpu("w0", 0), gpu("w1", 1)]),
+        ]
+    )
+    ledger.put_resources("small", NodeResources(cpu=4000))
+    ledger.put_resources("whole", NodeResources(cpu=10000))
+    strategy = StrandingAwareFgd(workload)
+    for number in range(2):
+        place = present(ledger.place(request(50, cpu=2000), strategy))
+        assert place.node == "small"
+        ledger.add(active(f"s{number}", place.gpus, 50))
+        ledger.put_resources("small", NodeResources(cpu=2000 - 2000 * number))
+    assert present(ledger.place(request(count=2, cpu=9000), strategy)).node == "whole"
+
+
+def test_a_workload_that_has_hardly_changed_keeps_the_strategy() -> None:
+    """Another strategy rates all nodes again."""
+    tenth, whole = request(10).demand, request(100).demand
+    strategy = StrandingAwareFgd(workload_of([(tenth, 50), (whole, 50)]))
+    assert strategy.for_workload(workload_of([(tenth, 54), (whole, 46)])) is strategy
+    assert strategy.for_workload(workload_of([(tenth, 56), (whole, 44)])) is not strategy
+    assert strategy.for_workload(workload_of([(tenth, 50)])) is not strategy
 
 
 def test_a_fraction_goes_where_no_whole_gpu_is_broken_for_it() -> None:

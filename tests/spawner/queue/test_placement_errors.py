@@ -34,7 +34,7 @@ FAILING: list[tuple[type, str]] = [
     (CapacityIndex, "refresh"),
     (FreeCapacity, "prepare_obstacles"),
     (StrandingAwareFgd, "choose"),
-    (StrandingAwareFgd, "rate"),
+    (StrandingAwareFgd, "rate_all"),
     (PlacementCheck, "counted_request"),
     (Positions, "ahead_of"),
     (QueueQuotas, "bring_up_to_date"),
@@ -111,9 +111,9 @@ async def test_a_ledger_that_contradicts_itself_is_made_anew_by_the_first_look(
     await browser.log_in("ada")
     assert "Starts now" in (await browser.open("/hub/spawn/ada")).body.decode()
     for index in hub.reservations.feed.ledger.capacity._indexes.values():
-        entry = ((-1,), "a-node-that-left", ("GPU-that-left",))
-        index._entries["a-node-that-left"] = entry
-        index._heap.insert(0, entry)
+        entry = ((-1,), "a-node-that-left", ("GPU-that-left",), ())
+        index._entries["a-node-that-left"] = (entry,)
+        index._heaps[()].insert(0, entry)
     page = await browser.open("/hub/spawn/ada")
     assert page.code == 200
     assert "a-node-that-left" in (logged(caplog)[0].exc_text or "")
