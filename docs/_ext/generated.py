@@ -115,7 +115,7 @@ def metric_families(part: str) -> list[Metric]:
     """The families that a part offers, of a node without sessions. Raises KeyError."""
     from gpushare_spawner.agent.metrics import ReportCollector
     from gpushare_spawner.model.report import Report
-    from gpushare_spawner.service.counters import Counters
+    from gpushare_spawner.service.actions.context import Counters
     from gpushare_spawner.service.sources import ServiceSnapshot
     from gpushare_spawner.service.web.metrics import service_families
 

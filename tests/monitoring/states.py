@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostMemoryReport
-from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.actions.context import Counters
 from gpushare_spawner.service.culler.decisions import CullerSettings, decide_sessions
 from gpushare_spawner.service.history.store import Wait, WaitOutcome
 from gpushare_spawner.service.hub.client import HubServer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.actions.context import Counters
 from gpushare_spawner.service.culler.decisions import CullerSettings, decide_sessions
 from gpushare_spawner.service.history.store import Wait, WaitOutcome
 from gpushare_spawner.service.reports import NodeSnapshot

@@ -12,7 +12,7 @@ from gpushare_spawner.model.layer_rules import LayerOptions, MetaGpuOptions
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.sharing import kubeshare
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCannot, LayerCapacity
-from gpushare_spawner.sharing.pod_layers import POD_LAYERS
+from gpushare_spawner.spawner.kubernetes.cluster.layers import POD_LAYERS
 from tests.sharing.requests import LOADED, POD, node, notebook, request
 
 metagpu, nvshare = POD_LAYERS[LayerName.METAGPU], POD_LAYERS[LayerName.NVSHARE]

@@ -10,7 +10,7 @@ from gpushare_spawner.model.layer_rules import MigOptions, MigProfile, smallest
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCannot, LayerCapacity
 from gpushare_spawner.sharing.mig import profile
-from gpushare_spawner.sharing.pod_layers import POD_LAYERS
+from gpushare_spawner.spawner.kubernetes.cluster.layers import POD_LAYERS
 from tests.sharing.requests import A100, GIB, H100, LOADED, POD, node, notebook, request, required
 
 mig = POD_LAYERS[LayerName.MIG]

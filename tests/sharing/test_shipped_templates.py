@@ -13,7 +13,7 @@ from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import ClusterDevice, ClusterFacts, ClusterNode, ClusterSlice, LayerRequest, Tenant
-from gpushare_spawner.sharing.pod_layers import POD_LAYERS
+from gpushare_spawner.spawner.kubernetes.cluster.layers import POD_LAYERS
 from tests.sharing.requests import GIB, POD, node, notebook
 
 FILES = sorted((Path(__file__).parents[2] / "templates").glob("*.yaml"))

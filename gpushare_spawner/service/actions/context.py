@@ -17,11 +17,13 @@ import json
 import logging
 import time
 import unicodedata
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Protocol
+from itertools import accumulate
+from typing import Literal, Protocol
 from weakref import WeakValueDictionary
 
 from gpushare_spawner.idle.keep import in_force
@@ -29,11 +31,11 @@ from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, Con
 from gpushare_spawner.model.controls import Ask, AskAnswer, Controls, Keep
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.history.queries import group_of_session
 from gpushare_spawner.service.history.recorder import History
-from gpushare_spawner.service.history.store import Action, BegunRestart
+from gpushare_spawner.service.history.store import Action, BegunRestart, Wait, WaitOutcome
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer, ServerNotes
 from gpushare_spawner.service.reports import Agent, KnownReport, answered, ask_all
 from gpushare_spawner.service.templates import SessionTemplates
@@ -252,6 +254,56 @@ class RunningRestart:
 
     template: str
     task: asyncio.Task[ActionOutcome]
+
+
+WAIT_BOUNDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+"""Upper bounds of the buckets of waits in seconds: from an immediate placement to an hour in the queue."""
+
+
+Component = Literal["agent", "hub", "session", "round"]
+
+
+class SpawnWaits:
+    """The waits of a template's spawns, by length."""
+
+    def __init__(self) -> None:
+        self._buckets = [0] * (len(WAIT_BOUNDS) + 1)
+        self.seconds = 0.0
+        """Sum of all waits."""
+
+    def add(self, seconds: float) -> None:
+        self._buckets[bisect_left(WAIT_BOUNDS, seconds)] += 1
+        self.seconds += seconds
+
+    def cumulative(self) -> list[int]:
+        """Return the numbers of waits of at most each of `WAIT_BOUNDS`, and the number of all waits."""
+        return list(accumulate(self._buckets))
+
+
+class Counters:
+    """Counts idle actions, notices, failures, and waits of spawns since the start of the service.
+
+    For the metrics only: no decision depends on them.
+    """
+
+    def __init__(self) -> None:
+        self.actions: Counter[Tier] = Counter()
+        self.notices: Counter[Tier] = Counter()
+        self.withdrawn: Counter[Tier] = Counter()
+        """Notices that were withdrawn."""
+        self.failures: Counter[Component] = Counter()
+        self.waits: dict[str, SpawnWaits] = {}
+        """Waits of spawns that got a GPU, by template."""
+        self.given_up: Counter[str] = Counter()
+        """Spawns that got no GPU, by template."""
+        self.last_round: float | None = None
+        """End of the last round in seconds since the epoch; None if no round has ended yet."""
+
+    def waited(self, wait: Wait) -> None:
+        if wait.outcome is WaitOutcome.STARTED:
+            self.waits.setdefault(wait.template, SpawnWaits()).add(wait.seconds)
+        else:
+            self.given_up[wait.template] += 1
 
 
 @dataclass(eq=False)

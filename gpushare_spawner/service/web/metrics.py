@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from gpushare_spawner.metrics import GPU, HOST_MEMORY, NODE, families, session_families
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.quota.accounts import QuotaUsage
-from gpushare_spawner.service.counters import WAIT_BOUNDS, Counters
+from gpushare_spawner.service.actions.context import WAIT_BOUNDS, Counters
 from gpushare_spawner.service.sources import ServiceSnapshot
 from gpushare_spawner.service.units import KINDS, units_of
 

@@ -30,12 +30,11 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostUseReport, Notice, Report, SessionReport
 from gpushare_spawner.model.share import Tier, split_session_id
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.context import ActionContext
+from gpushare_spawner.service.actions.context import ActionContext, Counters
 from gpushare_spawner.service.actions.keeps import controls_of_others
 from gpushare_spawner.service.api.entries import node_entry, problems
 from gpushare_spawner.service.api.router import Services
 from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
-from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.asks import AskResponder
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings, SessionDecision

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import logging
+import operator
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from gpushare_spawner.model.layer_rules import LayerRule, LayersFile, matches
 from gpushare_spawner.model.layers import LAYERS, LayerName, PlacedBy
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template, TemplateGpu
+from gpushare_spawner.sharing import dra, hami, kai, kubeshare, mig, replicas
 from gpushare_spawner.sharing.base import (
     ClusterClaim,
     ClusterFacts,
@@ -33,8 +35,10 @@ from gpushare_spawner.sharing.base import (
     LayerCannot,
     LayerCapacity,
     LayerRequest,
+    PodChange,
+    PodSpec,
+    ResourceChoice,
 )
-from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity
 from gpushare_spawner.spawner.queue.snapshot import (
     NOTHING_KEPT,
@@ -50,6 +54,51 @@ from gpushare_spawner.wording import spawn_form as words
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
 
 log = logging.getLogger(__name__)
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PodLayer:
+    """Functions of one layer. They are pure and do not change their arguments."""
+
+    render: Callable[[PodSpec, LayerRequest], PodSpec]
+    """Function that returns the pod with the share. Raises `LayerCannot`."""
+    free: Callable[[LayerRequest], LayerCapacity]
+    """Function that returns the free capacity for servers of the request's template. Raises `LayerCannot`."""
+    objects: Callable[[LayerRequest], tuple[Manifest, ...]] = lambda request: ()
+    """Function that returns objects that must be in the server's namespace before the pod. Equal requests give equal
+    objects with equal names. Raises `LayerCannot`."""
+    same: Callable[[Manifest, Manifest], bool] = operator.eq
+    """Function that returns whether an existing object of that name, as the API server shows it, equals one of
+    `objects`: users can create objects in their own namespace."""
+
+
+def _by_resource(choose: Callable[[LayerRequest], ResourceChoice]) -> PodLayer:
+    """Return the functions of a layer with an extended resource. Both raise LayerCannot as ``choose`` does."""
+
+    def render(form: PodSpec, request: LayerRequest) -> PodSpec:
+        choice = choose(request)
+        labels = {**request.node_labels(), **choice.labels}
+        return PodChange(limits={choice.resource: str(choice.amount)}, node_labels=labels).apply(form)
+
+    return PodLayer(render, lambda request: request.resource_capacity(choose(request)))
+
+
+POD_LAYERS: Mapping[LayerName, PodLayer] = {
+    LayerName.TIME_SLICING: _by_resource(
+        lambda request: replicas.choose_replica(request, LayerName.TIME_SLICING, memory_divided=False)
+    ),
+    LayerName.MPS: _by_resource(lambda request: replicas.choose_replica(request, LayerName.MPS, memory_divided=True)),
+    LayerName.MIG: _by_resource(mig.choose),
+    LayerName.HAMI: PodLayer(hami.render, hami.free),
+    LayerName.KAI: PodLayer(kai.render, kai.free),
+    LayerName.DRA: PodLayer(dra.render, dra.free, dra.objects, dra.same),
+    LayerName.METAGPU: _by_resource(replicas.choose_parts),
+    LayerName.NVSHARE: _by_resource(replicas.choose_place),
+    LayerName.KUBESHARE: PodLayer(kubeshare.render, kubeshare.free),
+}
+"""All layers but the native layer, which the hub's ledger places."""
 
 
 @dataclass(frozen=True)
