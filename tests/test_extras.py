@@ -32,7 +32,6 @@ NEED = {
         "gpushare_spawner.agent.kubernetes.",
         "gpushare_spawner.service.kubernetes.",
         "gpushare_spawner.spawner.kubernetes.",
-        "gpushare_spawner.clients.cluster",
     ),
     "systemd": ("gpushare_spawner.spawner.local.systemd",),
     "demo": ("gpushare_spawner.notebook.extension",),

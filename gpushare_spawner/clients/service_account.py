@@ -1,7 +1,7 @@
 """Connection to the API server with the service account of this pod, and the lines of a watch.
 
 It replaces kubernetes_asyncio on nodes: any import of that package loads all of its models, 37 MiB on each node
-(measured with version 36.1.0). Outside of a cluster: cluster.py.
+(measured with version 36.1.0). Outside of a cluster: api.py.
 """
 
 from __future__ import annotations

@@ -22,8 +22,7 @@ from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state_folder import StateFolder
-from gpushare_spawner.clients.api import ClusterApi
-from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.clients.api import ClusterApi, KubeconfigConnection
 from gpushare_spawner.model.kubernetes.annotations import PodSession, labels, pod_session
 from gpushare_spawner.model.kubernetes.objects import (
     HOSTNAME_LABEL,

@@ -14,8 +14,7 @@ from gpushare_spawner.agent.kubernetes.pods.sessions import PodEndpoints
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state_folder import StateFolder
-from gpushare_spawner.clients.api import ClusterApi
-from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.clients.api import ClusterApi, KubeconfigConnection
 from gpushare_spawner.model.frames import Feature, Role
 from gpushare_spawner.model.kubernetes.annotations import PodSession, gpu_names
 from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, OBSERVER

@@ -18,8 +18,7 @@ from gpushare_spawner.agent.kubernetes.claims import probe as probing
 from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, probe
 from gpushare_spawner.agent.kubernetes.claims.slices import OfferedGpu, PublishedSlice
 from gpushare_spawner.agent.kubernetes.devices import owners
-from gpushare_spawner.clients.api import ClusterApi
-from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.clients.api import ClusterApi, KubeconfigConnection
 from gpushare_spawner.doctor import cluster as doctor_cluster
 from gpushare_spawner.doctor.cluster import ClaimFacts
 from gpushare_spawner.model.controls import Cordon

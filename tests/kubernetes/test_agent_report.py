@@ -13,8 +13,7 @@ import pytest
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
 from gpushare_spawner.agent.kubernetes.settings import ClusterSettings, PublishSettings
 from gpushare_spawner.agent.session_records import Cordons
-from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
-from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json, KubeconfigConnection
 from gpushare_spawner.model.controls import Ask, Cordon
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.kubernetes.objects import (

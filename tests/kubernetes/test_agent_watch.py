@@ -13,8 +13,7 @@ from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
-from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json, ListAnswer
-from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json, KubeconfigConnection, ListAnswer
 from gpushare_spawner.clients.object_watch import TRIES_OF_A_WATCH
 from gpushare_spawner.clients.service_account import ServiceAccountConnection
 from gpushare_spawner.model.kubernetes.annotations import labels

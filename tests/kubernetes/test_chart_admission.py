@@ -14,8 +14,7 @@ import pytest
 
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
 from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
-from gpushare_spawner.clients.api import ClusterApi
-from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.clients.api import ClusterApi, KubeconfigConnection
 from gpushare_spawner.model.kubernetes.annotations import (
     BORROWED,
     EFFECTIVE_SHARE,

@@ -234,7 +234,7 @@ def _unit_size(text: str) -> int:
 
 def _namespace_of_this_pod() -> str | None:
     if not os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return None  # as in clients/cluster.py: the mounted files alone do not mean that the agent is in a pod
+        return None  # as in clients/api.py: the mounted files alone do not mean that the agent is in a pod
     try:
         return _SERVICE_ACCOUNT.read_text().strip() or None
     except OSError:

@@ -30,7 +30,7 @@ async def agents_of_cluster(
     """
     try:
         # an optional extra: one machine alone does not need it
-        from gpushare_spawner.clients.cluster import cluster_client
+        from gpushare_spawner.clients.api import cluster_client
         from gpushare_spawner.clients.service_account import NoCluster
         from gpushare_spawner.service.kubernetes.cluster import Cluster
         from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests

@@ -15,8 +15,7 @@ from typing import Any
 
 from kubernetes_asyncio.client import ApiClient
 
-from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
-from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json, KubeconfigConnection
 from gpushare_spawner.clients.object_watch import Object, Watched, whole
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.log_once import EachOnce

@@ -27,8 +27,7 @@ except ImportError as error:
 from kubernetes_asyncio.client.models import V1Pod
 from traitlets import Bool, Float, Integer, TraitError, default, validate
 
-from gpushare_spawner.clients.api import ApiFailure, ClusterApi
-from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.clients.api import ApiFailure, ClusterApi, KubeconfigConnection
 from gpushare_spawner.model.report import MOST_OVERCOMMIT
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kubernetes_asyncio.config import incluster_config
 
-from gpushare_spawner.clients.cluster import cluster_client
+from gpushare_spawner.clients.api import cluster_client
 from gpushare_spawner.clients.service_account import NoCluster
 
 
