@@ -488,6 +488,8 @@ class StrandingAwareFgd(RatingStrategy, PricedRating):
             return None
 
         def with_price(key: Key, loss: Loss) -> Key:
+            if not loss:
+                return key
             price = sum([prices[kind] * number for kind, number in loss])
             return (key[0], key[1] + self.steps(price), *key[2:])
 

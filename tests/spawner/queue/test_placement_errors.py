@@ -113,7 +113,7 @@ async def test_a_ledger_that_contradicts_itself_is_made_anew_by_the_first_look(
     for index in hub.reservations.feed.ledger.capacity._indexes.values():
         entry = ((-1,), "a-node-that-left", ("GPU-that-left",), ())
         index._entries["a-node-that-left"] = (entry,)
-        index._heaps[()].insert(0, entry)
+        index._heaps.setdefault((), []).insert(0, entry)
     page = await browser.open("/hub/spawn/ada")
     assert page.code == 200
     assert "a-node-that-left" in (logged(caplog)[0].exc_text or "")
