@@ -49,7 +49,6 @@ SLOWEST_FIRST = (
     "tests/kubernetes/test_main_job.py",
     "tests/notebook/test_lab.py",
     "tests/kubernetes/test_spawner_faults.py",
-    "tests/e2e/test_browser.py",
     "tests/test_wheels.py",
     "tests/kubernetes/test_hub_killed.py",
     "tests/agent/test_agent_process.py",
@@ -97,9 +96,17 @@ SLOWEST_FIRST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the packages and the tests' helpers once, before each of pytest's workers would do it."""
-    in_worker = "PYTEST_XDIST_WORKER" in os.environ
-    if not sys.dont_write_bytecode and not in_worker and config.getoption("dist", "no") != "no":
+    """Compile packages, the tests' helpers and C libraries once, before each of pytest's workers would do it."""
+    if "PYTEST_XDIST_WORKER" in os.environ or config.getoption("dist", "no") == "no":
+        return
+    from gpushare_spawner.native.build import BuildError
+    from tests.libraries import preload_library, simulated_driver
+
+    # the tests that need a library say why there is none
+    with contextlib.suppress(BuildError):
+        preload_library()
+        simulated_driver()
+    if not sys.dont_write_bytecode:
         for folder in (ROOT / "gpushare_spawner", ROOT / "packages" / "gpushare-simgpu", ROOT / "tests"):
             # pytest compiles those itself
             compileall.compile_dir(folder, quiet=2, workers=0, rx=re.compile(r"/(test_\w+|conftest)\.py$"))

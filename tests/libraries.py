@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import gpushare_simgpu
@@ -26,7 +27,10 @@ def simulated_driver() -> Path:
 
 
 def _compile_if_older(folder: Path) -> None:
-    sources = [path for path in folder.rglob("*") if path.suffix in (".c", ".h", ".map", ".toml")]
-    built = [path.stat().st_mtime for path in (folder / "lib").glob("*.so*")]
-    if not built or min(built) < max(path.stat().st_mtime for path in sources):
-        build.build(folder)
+    # one process compiles, the others wait for it: several at a time would take minutes
+    with (folder / "libraries.toml").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sources = [path for path in folder.rglob("*") if path.suffix in (".c", ".h", ".map", ".toml")]
+        built = [path.stat().st_mtime for path in (folder / "lib").glob("*.so*")]
+        if not built or min(built) < max(path.stat().st_mtime for path in sources):
+            build.build(folder)

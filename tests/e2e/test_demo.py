@@ -1,4 +1,4 @@
-"""`gpushare demo`, as `make demo` runs it: what it says, and that nothing of it is left when it ends."""
+"""`gpushare demo`, as `make demo` runs it: a user's way in a browser, and that nothing of it is left when it ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from selenium.webdriver import Chrome, Keys
+from selenium.webdriver.common.by import By
 
 from gpushare_spawner.demo.machine import simulated_state
+from tests.e2e.browser import CHROMEDRIVER, CHROMIUM, MISSING, click, log_in, open_browser, until
 from tests.e2e.running_demo import RunningDemo
 from tests.e2e.visitor import Visitor
 
@@ -26,6 +29,17 @@ def demo() -> Iterator[RunningDemo]:
     demo = RunningDemo()
     yield demo
     demo.close()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningDemo]:
+    """Started once, and ended by the last test that uses it."""
+    demo = RunningDemo()
+    try:
+        demo.start()
+        yield demo
+    finally:
+        demo.close()
 
 
 def start_server(demo: RunningDemo, name: str) -> None:
@@ -43,8 +57,64 @@ def gone(demo: RunningDemo, within: float = 10.0) -> dict[int, str]:
     return demo.processes()
 
 
-def test_any_name_gets_a_share_and_ctrl_c_ends_everything(demo: RunningDemo) -> None:
-    demo.start()
+@pytest.mark.browser
+@pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason=MISSING)
+def test_a_data_scientist_picks_a_quarter_and_works(running: RunningDemo, tmp_path: Path) -> None:
+    """Log in, pick 0.25 GPU, see JupyterLab, run cells, see the share, keep it and release it."""
+    browser = open_browser(tmp_path / "profile")
+    try:
+        works_in_the_browser(browser, running)
+    finally:
+        browser.quit()
+
+
+def works_in_the_browser(browser: Chrome, demo: RunningDemo) -> None:
+    log_in(browser, demo.url, "marie", demo.password)
+    cards = {card.get_attribute("value"): card for card in browser.find_elements(By.NAME, "profile")}
+    assert {"cpu-only", "tenth-gpu", "quarter-gpu", "half-gpu", "whole-gpu"} <= set(cards)
+    label = f"label[for='{cards['quarter-gpu'].get_attribute('id')}']"
+    quarter = browser.find_element(By.CSS_SELECTOR, label)
+    assert "0.25 GPU" in quarter.text
+    assert "starts now" in quarter.text.lower()
+    click(browser, label)
+    assert cards["quarter-gpu"].is_selected()
+    click(browser, "form#spawn_form [type=submit]")
+
+    # JupyterLab, with the demo's notebook open and its kernel there
+    until(browser, "return document.querySelector('.jp-NotebookPanel .jp-Cell')", 90)
+    until(browser, "return /\\/user\\/marie\\/lab/.test(location.pathname)")
+    until(browser, "return /0\\.25\\sGPU · active/.test(document.querySelector('#jp-bottom-panel')?.innerText)")
+
+    # run the first two code cells: what the share is, and that CUDA is there
+    until(browser, "return /Idle/.test(document.querySelector('.jp-Notebook-ExecutionIndicator')?.title || '') || "
+          "/idle/i.test(document.querySelector('#jp-bottom-panel')?.innerText)")  # fmt: skip
+    browser.find_element(By.CSS_SELECTOR, ".jp-NotebookPanel .jp-CodeCell .jp-Editor").click()
+    for _ in range(3):
+        browser.switch_to.active_element.send_keys(Keys.SHIFT, Keys.ENTER)
+    until(browser, "return /guaranteed now +0\\.25 GPU/.test(document.querySelector('.jp-OutputArea')?.innerText)")
+    until(
+        browser, "return /with 16 GiB: CUDA shows the whole GPU/.test(document.querySelector('.jp-Notebook').innerText)"
+    )
+
+    # keep the share, and release it: from JupyterLab through agent and service, and back
+    browser.execute_script("document.querySelector('.gpushare-Item button').click()")
+    for label, answer, line in (
+        ("Keep 1 h", "The GPU share is kept for 1 h.", "kept"),
+        ("End the keep", "The GPU share is no longer kept.", "active"),
+        ("Release now", "The GPU share is released.", "released"),
+    ):
+        spoken = answer.replace("1 h", "1\u00a0h")
+        press = (
+            "Array.from(document.querySelectorAll('.gpushare-Dialog button'))"
+            ".find(button => button.textContent === arguments[0]).click()"
+        )
+        browser.execute_script(press, label.replace("1 h", "1\u00a0h"))
+        until(browser, f"return document.querySelector('.gpushare-Answer').textContent.startsWith({spoken!r})", 30)
+        until(browser, f"return / {line} /.test(document.querySelector('.gpushare-Item').innerText)", 30)
+
+
+def test_any_name_gets_a_share_and_ctrl_c_ends_everything(running: RunningDemo) -> None:
+    demo = running
     assert "gpushare: sharing two simulated GPUs of 16 GiB (with --simulate)" in demo.said
     assert f"JupyterHub:  {demo.url}\n" in demo.said
     stranger = Visitor(demo.url, "eve", "")
@@ -52,7 +122,7 @@ def test_any_name_gets_a_share_and_ctrl_c_ends_everything(demo: RunningDemo) -> 
         stranger.log_in()
     start_server(demo, "ada")
     assert (demo.folder / "users" / "ada" / "gpu-sharing.ipynb").is_file()
-    running = demo.processes().values()
+    lines = demo.processes().values()
     for part in (
         "gpushare_spawner.cli agent",
         "jupyterhub -f",
@@ -61,7 +131,7 @@ def test_any_name_gets_a_share_and_ctrl_c_ends_everything(demo: RunningDemo) -> 
         "singleuser",
         "ipykernel",
     ):
-        assert any(part in line for line in running), f"{part} should run: {running}"
+        assert any(part in line for line in lines), f"{part} should run: {lines}"
 
     second = subprocess.run(demo.command(), capture_output=True, text=True, timeout=30)
     assert second.returncode == 1

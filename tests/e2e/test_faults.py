@@ -15,7 +15,8 @@ from tests.e2e import gpu_cells
 from tests.e2e.kernel import CellFailed, Kernel
 from tests.e2e.running_stack import RunningStack, session_when
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+# what dies here dies in quicker tests too, one part at a time: test_agent_process, test_mixin_faults, test_notices_end
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 HALF = """
 name: half-gpu

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -30,11 +29,20 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-async def browser(tmp_path: Path) -> AsyncIterator[Any]:
-    driver = await asyncio.to_thread(chromium.open_browser, tmp_path / "profile")
+@pytest.fixture(scope="module")
+def chromium_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    driver = chromium.open_browser(tmp_path_factory.mktemp("profile"))
     yield driver
-    await asyncio.to_thread(driver.quit)
+    driver.quit()
+
+
+@pytest.fixture
+async def browser(chromium_once: Any) -> AsyncIterator[Any]:
+    """With a window as it was opened; it forgets who was logged in, and leaves the hub before that ends."""
+    yield chromium_once
+    for command in ("Emulation.clearDeviceMetricsOverride", "Network.clearBrowserCookies"):
+        await asyncio.to_thread(chromium_once.execute_cdp_cmd, command, {})
+    await asyncio.to_thread(chromium_once.get, "about:blank")
 
 
 async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
@@ -79,9 +87,8 @@ async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
     assert (await hub.started("ada"))._attempt.template_name == "quarter-gpu"
 
 
-@pytest.mark.parametrize("server", ["", "lab-2"])
 async def test_the_page_of_a_waiting_spawn_leads_back_to_the_form(
-    make_hub: Any, agent: FakeAgent, browser: Any, server: str
+    make_hub: Any, agent: FakeAgent, browser: Any
 ) -> None:
     hub: RunningHub = await make_hub(
         lambda config: config.JupyterHub.update(
@@ -91,15 +98,17 @@ async def test_the_page_of_a_waiting_spawn_leads_back_to_the_form(
     agent.occupy("there-0", 100, 0)
     agent.occupy("there-1", 100, 1)
     page = Visitor(browser, hub)
-    await page.log_in("ada", server)
-    await page.start("half-gpu")
-    await page.wait("return document.querySelector('#progress-message time')")
-    await page.click("#gpushare-back")
-    await page.wait("return document.querySelector('#spawn_form')")
-    assert not hub.spawner("ada", server).active
-    assert len(hub.reservations.queue) == 0
-    chosen = "document.querySelector('input[name=profile]:checked').value"
-    assert await page.run(f"return {chosen}") == "half-gpu", "the form shows what was chosen last"
+    for user, server in (("ada", ""), ("bob", "lab-2")):
+        await page.log_in(user, server)
+        await page.start("half-gpu")
+        await page.wait("return document.querySelector('#progress-message time')")
+        await page.click("#gpushare-back")
+        await page.wait("return document.querySelector('#spawn_form')")
+        assert not hub.spawner(user, server).active
+        assert len(hub.reservations.queue) == 0
+        chosen = "document.querySelector('input[name=profile]:checked').value"
+        assert await page.run(f"return {chosen}") == "half-gpu", "the form shows what was chosen last"
+        await page.open("/hub/logout")
 
 
 async def test_the_form_shows_four_cards_and_a_card_that_never_starts_is_out_of_reach(
@@ -126,7 +135,7 @@ async def test_the_form_shows_four_cards_and_a_card_that_never_starts_is_out_of_
     assert "a100" not in names
     reached = []
     for _ in names:
-        await page.press_down()
+        await page.press(Keys.ARROW_DOWN)
         reached.append(await page.run("return document.querySelector('input[name=profile]:checked').value"))
         assert reached[-1] in await page.run(seen), "the keyboard scrolls to what it chooses"
         title = await page.run("return document.querySelector('input:checked ~ label .gs-title').textContent")
@@ -139,6 +148,15 @@ async def test_the_form_shows_four_cards_and_a_card_that_never_starts_is_out_of_
     assert await page.run("return document.querySelector('input[name=profile]:checked').value") == reached[-1]
     await page.run("location.hash = '#half-gpu'")
     await page.wait("return document.querySelector('#spawn_form [type=submit]').textContent === 'Start 0.50 GPU'")
+    # on a phone nothing sticks out, and each card is high enough for a thumb
+    await page.size(390, 844)
+    assert await page.run("return document.documentElement.scrollWidth") <= 390
+    heights = "[...document.querySelectorAll('.gpushare label')].map((card) => card.getBoundingClientRect().height)"
+    assert min(height for height in await page.run(f"return {heights}") if height > 0) >= 24
+    # the form works with the keyboard alone
+    await page.run("document.querySelector('input[name=profile]:checked').focus()")
+    await page.press(Keys.ENTER)
+    await page.wait("return /\\/(user|spawn-pending)\\//.test(location.pathname)")
 
 
 async def test_the_heading_of_the_page_follows_the_spawn(make_hub: Any, agent: FakeAgent, browser: Any) -> None:
@@ -226,9 +244,9 @@ class Visitor:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         await asyncio.to_thread(self._browser.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", metrics)
 
-    async def press_down(self) -> None:
+    async def press(self, key: str) -> None:
         active = await asyncio.to_thread(lambda: self._browser.switch_to.active_element)
-        await asyncio.to_thread(active.send_keys, Keys.ARROW_DOWN)
+        await asyncio.to_thread(active.send_keys, key)
 
     async def wait(self, so: str) -> None:
         await asyncio.to_thread(chromium.until, self._browser, so, 20)
