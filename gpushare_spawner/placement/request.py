@@ -121,11 +121,6 @@ HALF_LIFE_SECONDS = 7 * 86400.0
 """Half-life of a spawn's count. A week: notebook use follows the days of a week, and courses change by terms."""
 PRIOR = 1.0
 """Recent spawns that are added for each template: before the first spawn all templates count the same."""
-STEPS = 20
-"""Popularities are rounded to 1/20 of the highest: one more spawn seldom changes the workload, and the strategies'
-results stay valid."""
-
-
 MOST_DIFFERENCE = 0.05
 """Part of the requests that may be of other kinds before a strategy takes over a workload: then all nodes are rated
 again, and a difference of a twentieth seldom changes a choice."""
@@ -188,12 +183,9 @@ class RecentSpawns:
 
     def workload(self, templates: Mapping[str, Demand], now: float) -> Workload:
         """Return the workload of these templates. Others are ignored."""
-        counts = {name: self.count(name, now) + PRIOR for name in templates}
-        most = max(counts.values(), default=PRIOR)
         popularity: dict[Demand, float] = {}
         for name in sorted(templates):
-            steps = max(1, round(counts[name] / most * STEPS))
-            popularity[templates[name]] = popularity.get(templates[name], 0.0) + steps
+            popularity[templates[name]] = popularity.get(templates[name], 0.0) + self.count(name, now) + PRIOR
         return workload_of(popularity.items())
 
 

@@ -16,14 +16,14 @@ def popularity(workload: Workload) -> dict[Demand, float]:
 
 
 def test_before_there_is_any_spawn_all_templates_count_the_same() -> None:
-    assert popularity(RecentSpawns().workload(TEMPLATES, 5.0)) == {QUARTER: 20, WHOLE: 20}
+    assert popularity(RecentSpawns().workload(TEMPLATES, 5.0)) == {QUARTER: 1, WHOLE: 1}
 
 
 def test_what_is_spawned_often_counts_more() -> None:
     spawns = RecentSpawns()
     for _ in range(9):
         spawns.spawned("quarter", 0.0)
-    assert popularity(spawns.workload(TEMPLATES, 0.0)) == {QUARTER: 20, WHOLE: 2}  # 10 and 1, in twentieths of 10
+    assert popularity(spawns.workload(TEMPLATES, 0.0)) == {QUARTER: 10, WHOLE: 1}
 
 
 def test_a_spawn_counts_half_after_a_week() -> None:
@@ -42,14 +42,24 @@ def test_a_clock_that_was_set_back_makes_nothing_count_more() -> None:
     assert spawns.count("quarter", 0.0) == 1
 
 
-def test_one_spawn_more_of_many_leaves_the_workload_as_it_is() -> None:
+def test_one_spawn_more_of_many_leaves_a_workload_that_resembles_it() -> None:
     spawns = RecentSpawns()
     for _ in range(100):
         spawns.spawned("quarter", 0.0)
         spawns.spawned("whole", 0.0)
     before = spawns.workload(TEMPLATES, 0.0)
     spawns.spawned("quarter", 0.0)
-    assert spawns.workload(TEMPLATES, 1.0) == before
+    after = spawns.workload(TEMPLATES, 1.0)
+    assert before.resembles(after)
+    assert after.resembles(before)
+
+
+def test_a_workload_resembles_another_up_to_a_twentieth_of_the_requests() -> None:
+    half = workload_of([(QUARTER, 50), (WHOLE, 50)])
+    assert half.resembles(workload_of([(QUARTER, 5.4), (WHOLE, 4.6)]))
+    assert not half.resembles(workload_of([(QUARTER, 56), (WHOLE, 44)]))
+    assert not half.resembles(workload_of([(QUARTER, 50)]))
+    assert Workload().resembles(Workload())
 
 
 def test_a_template_that_nobody_wants_any_more_still_counts_a_little() -> None:
@@ -61,13 +71,13 @@ def test_a_template_that_nobody_wants_any_more_still_counts_a_little() -> None:
 
 def test_templates_that_ask_for_the_same_are_one_kind_of_request() -> None:
     same = {"a": QUARTER, "b": Demand(25, 1, cpu=1000), "c": WHOLE}
-    assert popularity(RecentSpawns().workload(same, 0.0)) == {QUARTER: 40, WHOLE: 20}
+    assert popularity(RecentSpawns().workload(same, 0.0)) == {QUARTER: 2, WHOLE: 1}
 
 
 def test_templates_that_are_gone_do_not_count() -> None:
     spawns = RecentSpawns()
     spawns.spawned("gone", 0.0)
-    assert popularity(spawns.workload({"whole": WHOLE}, 0.0)) == {WHOLE: 20}
+    assert popularity(spawns.workload({"whole": WHOLE}, 0.0)) == {WHOLE: 1}
     assert spawns.workload({}, 0.0) == Workload()
 
 

@@ -28,7 +28,7 @@ def test_before_any_spawn_all_templates_with_a_gpu_are_expected_alike() -> None:
         (kind.demand.units, kind.demand.cpu, set(kind.demand.models or ()), kind.popularity)
         for kind in strategy.workload.kinds
     ]
-    assert kinds == [(25, 1500, {"A100", "L4"}, 20), (100, 0, {"A100"}, 20)]
+    assert kinds == [(25, 1500, {"A100", "L4"}, 1), (100, 0, {"A100"}, 1)]
     assert strategy.workload.kinds[0].demand.memory == 2 * 2**30
 
 
@@ -41,7 +41,7 @@ def test_what_is_spawned_often_is_expected_more_and_an_equal_workload_keeps_the_
         expected.spawned("quarter", 1.0)
     after = expected.strategy(before, snapshot, 1.0)
     assert isinstance(after, StrandingAwareFgd)
-    assert [kind.popularity for kind in after.workload.kinds] == [20, 2]
+    assert [kind.popularity for kind in after.workload.kinds] == [10, 1]
 
 
 def test_a_strategy_that_looks_at_no_workload_is_left_as_it_is() -> None:
