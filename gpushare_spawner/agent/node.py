@@ -662,7 +662,6 @@ def report_of_session(
         keep=record.controls.keep,
         keeps=record.controls.keeps,
         exemption=record.controls.exemption,
-        message=record.messages[-1] if record.messages else None,
         messages=record.messages,
         asks=session.asks.waiting(),
     )

@@ -347,8 +347,6 @@ class SessionReport(MessagePart):
     keeps: tuple[Instant, ...] = ()
     """The instants at which keeps of the last 24 hours began, the earliest first."""
     exemption: Exemption | None = None
-    message: Message | None = None
-    """The last of `messages`, for readers that do not know that field."""
     messages: tuple[Message, ...] = ()
     """Messages of admins to the session's user, one of each cause, the earliest first."""
     asks: tuple[Ask, ...] = ()
@@ -364,14 +362,9 @@ class SessionReport(MessagePart):
         """The decisions of users and admins about the session."""
         return Controls(keep=self.keep, keeps=self.keeps[-MOST_KEEPS:], exemption=self.exemption)
 
-    @property
-    def standing_messages(self) -> tuple[Message, ...]:
-        """The present messages to its user, the earliest first."""
-        return self.messages or (() if self.message is None else (self.message,))
-
     def message_of(self, cause: MessageCause) -> Message | None:
         """Return the user's present message of this cause."""
-        return next((message for message in self.standing_messages if message.cause is cause), None)
+        return next((message for message in self.messages if message.cause is cause), None)
 
     @property
     def borrowed_now(self) -> int:

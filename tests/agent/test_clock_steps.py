@@ -39,7 +39,7 @@ class Ages:
             tier=now - session.tier_since,
             notice=now - present(session.notice).at,
             keep_begun=now - session.keeps[0],
-            message=now - present(session.message).at,
+            message=now - present(session.messages[0]).at,
         )
 
     def __eq__(self, other: object) -> bool:

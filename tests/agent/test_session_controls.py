@@ -52,8 +52,8 @@ async def test_controls_and_message_survive_a_restart_of_the_agent(agent: Agent)
     await agent.stop()
     await agent.start()
     after = session(agent)
-    assert (before.controls, before.message) == (CONTROLS, MESSAGE)
-    assert (after.controls, after.message) == (CONTROLS, MESSAGE)
+    assert (before.controls, before.messages) == (CONTROLS, (MESSAGE,))
+    assert (after.controls, after.messages) == (CONTROLS, (MESSAGE,))
 
 
 async def test_a_session_that_is_opened_again_begins_without_controls(agent: Agent) -> None:
@@ -61,7 +61,7 @@ async def test_a_session_that_is_opened_again_begins_without_controls(agent: Age
     await agent.node.requests.answer(ControlsRequest.of("ada", CONTROLS))
     await agent.node.requests.answer(MessageRequest(id="ada", message=MESSAGE))
     agent.node.requests.open(request_for("ada"))
-    assert (session(agent).controls, session(agent).message) == (Controls(), None)
+    assert (session(agent).controls, session(agent).messages) == (Controls(), ())
 
 
 async def test_controls_of_an_unknown_session_are_refused(agent: Agent) -> None:

@@ -260,14 +260,14 @@ async def test_controls_of_the_pod_reach_observers_and_survive_the_loss_of_the_s
     await agent.annotate("ada", ended | answers_patch([old], new))
     assert await observer.answer() == ServiceAnswer(7, True, "7.")
     found = await agent.session("ada")
-    assert (found.controls, found.asks, found.message) == (Controls(keeps=(1e9,)), (), message)
+    assert (found.controls, found.asks, found.messages) == (Controls(keeps=(1e9,)), (), (message,))
     await agent.stop()
     for record in agent.folder.glob("records/*"):
         record.unlink()
     await agent.annotate("ada", controls_patch(controls))
     await agent.start()
     found = await agent.session("ada")
-    assert (found.controls, found.message) == (controls, message)
+    assert (found.controls, found.messages) == (controls, (message,))
 
 
 async def test_borrowed_units_that_come_to_be_owned_are_written_to_the_pod(agent: NodeAgent) -> None:

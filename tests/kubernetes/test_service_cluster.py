@@ -595,7 +595,7 @@ async def test_controls_are_written_to_the_pod_and_seen_at_once(namespace: HubNa
     await agent.message(MessageRequest(id="ann", message=message))
     said = await namespace.session("ann")
     assert (said.controls, said.messages) == (controls, (message,))
-    await seen(nodes, "node-a", has("ann", keep=controls.keep, exemption=controls.exemption, message=message))
+    await seen(nodes, "node-a", has("ann", keep=controls.keep, exemption=controls.exemption, messages=(message,)))
 
 
 async def test_what_a_notebook_server_asks_is_carried_out_once_and_answered_on_the_pod(

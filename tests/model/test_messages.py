@@ -76,7 +76,7 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
         "memory_limit_hits": {"count": 1, "last": hit}, "host_use": {"cpu_millicores": 50, "memory_bytes": 64},
         "lacks_requests": True, "keep": {"until": 1600.0, "since": 1000.0, "by": "ada"}, "keeps": [1000.0],
         "exemption": {"until": None, "by": "root", "reason": "exam"},
-        "message": drained, "messages": [{**drained, "at": 997.0, "cause": "admin"}, drained],
+        "messages": [{**drained, "at": 997.0, "cause": "admin"}, drained],
         "asks": [{"number": 7, "kind": 1, "value": 3600.0, "at": 999.0}],
     }  # fmt: skip
     cordon = {

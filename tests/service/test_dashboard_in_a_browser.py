@@ -128,7 +128,7 @@ def test_all_times_of_a_page_are_the_browsers_with_the_zone_on_hover(browser: Ch
     stop_at, told, cancelled = NOW + 3 * 3600, "Restarted at 2026-11-03\u00a014:05\u00a0UTC.", NOW + 300
     drain = Cordon(by="ann", reason="new driver", since=NOW, drain=True, stop_at=stop_at)
     more = session(
-        "zoe", message=Message(text=told, by="ann", at=NOW), layer_trouble=daemon_restarted(0, NOW),
+        "zoe", messages=(Message(text=told, by="ann", at=NOW),), layer_trouble=daemon_restarted(0, NOW),
         exemption=Exemption(until=None, by="ann", reason="until 2026-11-03 14:05 UTC"),
     )  # fmt: skip
     stand_in = DashboardStandIn([afternoon(more).model_copy(update={"cordons": (drain,)})])

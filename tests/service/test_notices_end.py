@@ -210,7 +210,7 @@ async def test_a_notice_ends_with_its_cause_and_does_not_come_back(
     await world.rounds(12)
     assert set(world.shown) == {()}, "from the first round on"
     assert (await world.agent.report()).sessions[0].notice is None
-    assert not (await world.agent.report()).sessions[0].standing_messages
+    assert not (await world.agent.report()).sessions[0].messages
     if isinstance(world.agent, PodAgent):
         before = len(world.agent.patches)
         await world.rounds(3)

@@ -52,12 +52,9 @@ KEEPS = PREFIX + "keeps"
 """Annotation: JSON list of the instants at which keeps of the last 24 hours began; absent: none."""
 EXEMPTION = PREFIX + "exemption"
 """Annotation: JSON of `model.controls.Exemption`; absent: the session can have idle actions."""
-LAST_MESSAGE = PREFIX + "message"
-"""Annotation: JSON of the last `model.controls.Message` to the session's user; absent: there is none. For readers that
-do not know `MESSAGES`."""
 MESSAGES = PREFIX + "messages"
-"""Annotation: JSON list of the present `model.controls.Message`, one of each cause, the earliest first; absent: at most
-that of `LAST_MESSAGE`."""
+"""Annotation: JSON list of the present `model.controls.Message`, one of each cause, the earliest first; absent:
+none."""
 ANSWERS = PREFIX + "answers"
 """Annotation: JSON list of the last `model.controls.AskAnswer`, the latest last."""
 
@@ -221,8 +218,8 @@ class PodSession:
 
     def annotations(self) -> dict[str, str]:
         """Return the annotations for the pod's metadata. With `labels`, the inverse of `pod_session`."""
-        values = {**vars(self), **dict(self.controls), "message": _last(self.messages)}
-        written = {name: text for name, text in _patch(**values).items() if text is not None}
+        values = _patch(**vars(self), **dict(self.controls))
+        written = {name: text for name, text in values.items() if text is not None}
         if self.layer is not LayerName.NATIVE:
             del written[GPU], written[GPU_INDEX]
             if len(self.gpus) > 1:
@@ -242,10 +239,6 @@ def labels() -> dict[str, str]:
 def is_session(pod_labels: Mapping[str, str] | None) -> bool:
     """Return whether the labels are those of a pod with a share."""
     return (pod_labels or {}).get(SESSION_LABEL) == SESSION_LABEL_VALUE
-
-
-def _last(messages: Sequence[Message]) -> Message | None:
-    return messages[-1] if messages else None
 
 
 def _text(text: str) -> str:
@@ -328,7 +321,7 @@ class _Annotation:
     """The text of one field of a session. ``read`` raises ValueError."""
 
     field: str
-    """Of `PodSession` or of its controls; `message` is the last of `messages`."""
+    """Of `PodSession` or of its controls."""
     read: Callable[[str], Any]
     write: Callable[[Any], str] = str
     always: bool = False
@@ -361,7 +354,6 @@ def _json(field: str, kind: Any) -> _Annotation:
 _DEFAULTS: dict[str, Any] = {
     **{field.name: field.default for field in dataclasses.fields(PodSession)},
     **dict(NO_CONTROLS),
-    "message": None,
     "effective_units": None,  # the full share
 }
 _ANNOTATIONS = {
@@ -387,7 +379,6 @@ _ANNOTATIONS = {
     KEEP: _json("keep", Keep),
     KEEPS: _json("keeps", Annotated[tuple[Instant, ...], Field(max_length=MOST_KEEPS)]),
     EXEMPTION: _json("exemption", Exemption),
-    LAST_MESSAGE: _json("message", Message),
     MESSAGES: _json("messages", tuple[Message, ...]),
     ANSWERS: _json("answers", tuple[AskAnswer, ...]),
     RESIZE: _json("resize", ShareChange),
@@ -451,9 +442,6 @@ def _read_session(given: Mapping[str, str]) -> PodSession:
     if problems:
         raise AnnotationProblem(problems)
     controls = Controls(**{name: values.pop(name) for name in Controls.model_fields})
-    last = values.pop("message")
-    if last not in values["messages"]:
-        values["messages"] = () if last is None else (last,)  # of a writer that does not know MESSAGES
     return PodSession(controls=controls, **values)
 
 
@@ -504,7 +492,7 @@ def controls_patch(controls: Controls) -> dict[str, str | None]:
 
 def messages_patch(messages: Sequence[Message]) -> dict[str, str | None]:
     """Return the annotations of a merge patch that shows the user these messages, the earliest first, and no others."""
-    return _patch(message=_last(messages), messages=tuple(messages))
+    return _patch(messages=tuple(messages))
 
 
 def answers_patch(before: Iterable[AskAnswer], answer: AskAnswer) -> dict[str, str | None]:

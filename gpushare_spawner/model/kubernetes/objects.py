@@ -30,7 +30,6 @@ from gpushare_spawner.model.kubernetes.annotations import (
     EXEMPTION,
     GPU_COUNT,
     KEEP,
-    LAST_MESSAGE,
     MESSAGES,
     NOTICE,
     PREFIX,
@@ -218,8 +217,7 @@ SESSION_FILES_FOLDER = "/var/run/gpushare-session"
 SESSION_FILES = {
     name: name.removeprefix(PREFIX)
     for name in (
-        SESSION, TEMPLATE, SHARE, GPU_COUNT, TIER, TIER_SINCE, EFFECTIVE_SHARE, NOTICE, KEEP, EXEMPTION, LAST_MESSAGE,
-        MESSAGES,
+        SESSION, TEMPLATE, SHARE, GPU_COUNT, TIER, TIER_SINCE, EFFECTIVE_SHARE, NOTICE, KEEP, EXEMPTION, MESSAGES,
     )
 }  # fmt: skip
 """Names of files by annotation, for annotations that the user may see. The file of an absent annotation is empty."""

@@ -203,8 +203,8 @@ def session_entry(
         "in_quota": usage.in_quota(session.id) if usage is not None else None,
         "keep": controls.keep,
         "exemption": controls.exemption,
-        "message": session.standing_messages[-1] if session.standing_messages else None,
-        "messages": session.standing_messages,
+        "message": session.messages[-1] if session.messages else None,
+        "messages": session.messages,
         "keep_limits": {
             "longest_seconds": left.rule.longest,
             "per_day": left.rule.per_day,

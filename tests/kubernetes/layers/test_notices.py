@@ -59,7 +59,7 @@ async def test_a_notice_and_a_message_come_and_the_notice_goes(
             agent = await seen(nodes, node.name, has("ada", notice=stop))
             await agent.message(MessageRequest(id="ada", message=Message(text="Grüße", by="root", at=1.0)))
             await until(lambda: present(annotations.status().controls).messages)
-            agent = await seen(nodes, node.name, has("ada", message=Message(text="Grüße", by="root", at=1.0)))
+            agent = await seen(nodes, node.name, has("ada", messages=(Message(text="Grüße", by="root", at=1.0),)))
             await agent.notify(NoticeRequest.of("ada", None))
             await until(lambda: annotations.status().notice is None)
             assert [one.text for one in present(annotations.status().controls).messages] == ["Grüße"]

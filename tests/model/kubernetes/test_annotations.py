@@ -127,7 +127,7 @@ def test_what_the_annotations_look_like() -> None:
         ("keep", '{"until": 1e18, "since": 0, "by": "ann"}', "until"),
         ("keeps", "[NaN]", "keeps"),
         ("exemption", "for ever", "exemption"),
-        ("message", '{"text": "", "by": "root", "at": 0}', "text"),
+        ("messages", '[{"text": "", "by": "root", "at": 0}]', "text"),
         ("answers", '[{"number": 0, "done": true, "text": "", "at": 0}]', "number"),
         ("session", "", "empty"),
     ],

@@ -22,7 +22,6 @@ from gpushare_spawner.service.actions.context import (
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.wording import actions as words
 from gpushare_spawner.wording.amounts import utc
-from tests.present import present
 from tests.service.actions.conftest import ANN, ROOT, Acting
 from tests.service.conftest import HOUR, MINUTE, Clock
 from tests.service.fake_agent import FakeAgent
@@ -238,7 +237,7 @@ async def test_an_exemption_ends_in_the_future(acting: Acting, until: float) -> 
 async def test_a_message_reaches_the_agent_once(acting: Acting, clock: Clock) -> None:
     one = acting.seen()
     assert (await keeps.message(acting.actions, one, ROOT, " Please save your work. ")).changed
-    message = present(acting.agent.sessions["ann"].message)
+    message = acting.agent.sessions["ann"].messages[0]
     assert (message.text, message.by, message.at) == ("Please save your work.", "root", clock())
     assert not (await keeps.message(acting.actions, one, ROOT, "Please save your work.")).changed
     clock.forward(2 * MINUTE)

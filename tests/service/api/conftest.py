@@ -71,7 +71,7 @@ class StandInAgent:
 
     async def message(self, request: MessageRequest, /) -> None:
         session = present(self.now.session(request.id))
-        self._change(request.id, messages=request.messages(session.standing_messages))
+        self._change(request.id, messages=request.messages(session.messages))
 
     def _change(self, session: str, **changes: Any) -> None:
         self.now = self.now.model_copy(

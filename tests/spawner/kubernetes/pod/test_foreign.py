@@ -60,7 +60,7 @@ def test_the_server_reads_its_own_notices_and_no_other_annotations() -> None:
     (volume,) = fragment(pod)["spec"]["volumes"]
     items = {one["path"]: one["fieldRef"]["fieldPath"] for one in volume["downwardAPI"]["items"]}
     assert items[NOTICE.removeprefix(PREFIX)] == f"metadata.annotations['{NOTICE}']"
-    assert items["message"] == "metadata.annotations['gpushare-spawner.io/message']"
+    assert items["messages"] == "metadata.annotations['gpushare-spawner.io/messages']"
     assert not {"quota", "hub"} & set(items), "the user need not know them"
     (mount,) = pod.spec.containers[0].volume_mounts
     assert (mount.name, mount.mount_path, mount.read_only) == (volume["name"], "/var/run/gpushare-session", True)
