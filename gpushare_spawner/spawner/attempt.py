@@ -1,7 +1,7 @@
 """The state of one spawn, from the admin's hook to the end of its server, and the progress that the user sees.
 
-Each spawn has a new `SpawnAttempt`; nothing is reset. Does not choose a place: see ``queue``. Does not start a server:
-see the spawners in ``local`` and ``kubernetes``.
+Each spawn has a new `SpawnAttempt`, so no state needs a reset. This module does not choose a place (see ``queue``) and
+does not start a server (see the spawners in ``local`` and ``kubernetes``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Paragraph:
 
 
 class SpawnProgress:
-    """The events of one spawn, in JupyterHub's form for ``progress()``. A late listener gets all events."""
+    """The events of one spawn, in JupyterHub's form for ``progress()``. A late listener receives all events."""
 
     def __init__(self) -> None:
         self._events: list[dict[str, Any]] = []
@@ -51,7 +51,7 @@ class SpawnProgress:
     ) -> None:
         """Add an event with a text and the progress of the spawn (0 to 100). Empty paragraphs are left out.
 
-        ``queue``: the same for programs; None if the spawn does not wait.
+        ``queue``: the queue position as data for programs; None if the spawn does not wait.
         """
         parts = [part if isinstance(part, Paragraph) else Paragraph(part, escape(part)) for part in paragraphs]
         event: dict[str, Any] = {
@@ -81,7 +81,7 @@ class SpawnProgress:
         more.set()
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield all events, until `end`."""
+        """Yield all events until `end` is called."""
         sent = 0
         while True:
             while sent < len(self._events):
@@ -92,7 +92,7 @@ class SpawnProgress:
             await self._more.wait()
 
     def add_placement(self, reservation: Reservation) -> str:
-        """Add the GPUs of a reservation. Return the place for the log."""
+        """Add the GPUs of a reservation. Return the place as text for the log."""
         offer, share = reservation.offer, reservation.request.share
         if offer is not None:
             place = LAYERS[offer.layer].title
@@ -131,7 +131,7 @@ class SpawnProgress:
 
 
 def _alternatives(startable: Sequence[Template]) -> Paragraph:
-    """Return the templates that would start now; the hub's page of a pending spawn makes links of their names."""
+    """Return the templates that would start now; the hub's spawn-pending page turns their names into links."""
     marked = '<span class="gpushare-startable" data-template="{}">{}</span>'
     names = [marked.format(escape(template.name), escape(template.display_name)) for template in startable]
     html = f'<span class="gpushare-instead">{words.instead(names)}</span>' if names else ""
@@ -139,9 +139,9 @@ def _alternatives(startable: Sequence[Template]) -> Paragraph:
 
 
 def _with_time(text: str, at: float) -> Paragraph:
-    """Return a text with the instant ``at`` (seconds since the epoch) for ``{time}``.
+    """Return a text with ``{time}`` replaced by the instant ``at`` (seconds since the epoch).
 
-    The hub's page of a pending spawn shows it in the reader's time zone.
+    The hub's spawn-pending page shows the instant in the reader's time zone.
     """
     instant = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     shown = f'<time class="gpushare-wait-end" datetime="{instant}">{utc(at)}</time>'
@@ -149,7 +149,7 @@ def _with_time(text: str, at: float) -> Paragraph:
 
 
 async def interleaved(first: AsyncIterator[Any], second: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Yield the events of both as they come, until the first iterator ends."""
+    """Yield the events of both iterators as they arrive, until the first iterator ends."""
     sources = {"first": first, "second": second}
     coming: dict[str, asyncio.Task[Any]] = {}
     try:
@@ -179,9 +179,9 @@ class SpawnPhase(Enum):
     NEW = "new"
     """No request yet."""
     PLACING = "placing"
-    """The hook runs, options are checked, and the spawn waits for its share. There is no server to poll or to stop."""
+    """The hook runs, options are checked, and the spawn waits for its share. No server exists to poll or stop."""
     READY = "ready"
-    """Options are checked and applied, and the share is reserved. The spawner's ``start`` comes next."""
+    """Options are checked and applied, and the share is reserved. The next step is the spawner's ``start``."""
     STARTING = "starting"
     """The spawner's ``start`` runs."""
     STARTED = "started"
@@ -196,21 +196,21 @@ class SpawnAttempt(ABC, Generic[Reserved]):
     def __init__(self, overrides: Overrides) -> None:
         self.phase = SpawnPhase.NEW
         self.overrides = overrides
-        """The traits that the choice has set."""
+        """The traits that the choice set."""
         self.choice: Choice | None = None
         """None before the choice, and for a server that an earlier hub process started."""
         self.template_name = ""
-        """The template's name, which outlives the hub process; empty for the admin's own profiles."""
+        """The template's name, which survives a restart of the hub; empty for the admin's own profiles."""
         self.reservation: Reserved | None = None
         self.progress = SpawnProgress()
         """The events until the share is reserved."""
         self._waiting: asyncio.Task[Any] | None = None
         self.hub_task: asyncio.Future[Any] | None = None
-        """The hub's task of this spawn; None: a script starts the spawner without a hub."""
+        """The hub's task for this spawn; None: a script started the spawner without a hub."""
 
     @abstractmethod
     def give_back(self) -> None:
-        """Give the share back, if there is one. Idempotent."""
+        """Release the share, if any. Idempotent."""
 
     @property
     def cancelled(self) -> bool:
@@ -219,7 +219,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
 
     @property
     def settled(self) -> bool:
-        """Whether the options of this spawn were checked and applied, and its start is not over."""
+        """Whether this spawn's options have been checked and applied, and its start has not finished."""
         return self.phase in (SpawnPhase.READY, SpawnPhase.STARTING)
 
     @property
@@ -229,7 +229,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
 
     @property
     def hides_gpus(self) -> bool:
-        """Whether the server must not see a GPU: its template has none."""
+        """Whether the server must not see a GPU because its template has none."""
         return self.template is not None and self.template.gpu is None
 
     def chose(self, choice: Choice) -> None:
@@ -244,7 +244,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         self.overrides.apply_choice(choice)
 
     def settle(self, choice: Choice) -> None:
-        """Apply the choice without `placing`: a script starts a spawner without a hub."""
+        """Apply the choice without `placing`, for a script that starts a spawner without a hub."""
         self.apply(choice)
         self.phase = SpawnPhase.READY
 
@@ -283,16 +283,16 @@ class SpawnAttempt(ABC, Generic[Reserved]):
             raise
 
     def call_off(self) -> bool:
-        """Stop waiting for a share. Return whether there was such a wait."""
+        """Stop waiting for a share. Return whether the spawn was waiting."""
         if self._waiting is None:
             return False
         self._waiting.cancel()
         return True
 
     def cancel(self) -> None:
-        """Give the share back, restore the traits and forget the choice. Idempotent.
+        """Release the share, restore the traits and clear the choice. Idempotent.
 
-        Does not end a wait for a share: `call_off` does that, and the attempt ends with the wait.
+        Does not end a wait for a share; `call_off` ends it, and the attempt ends with the wait.
         """
         self.give_back()
         self.overrides.undo()

@@ -1,7 +1,7 @@
 """The base of all sharing spawners: their settings, and the objects that the spawners of one hub share.
 
-The common steps of a spawn are here (`_prepare`, `_reserve_share`), the others in `local.mixin` and
-`kubernetes.spawner`; its state is in `attempt`.
+The common steps of a spawn are here (`_prepare`, `_reserve_share`). The other steps are in `local.mixin` and
+`kubernetes.spawner`, and the state of a spawn is in `attempt`.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from gpushare_spawner.wording import spawn_failures
 from gpushare_spawner.wording.amounts import LOCAL_TIME_SCRIPT
 
 TEMPLATES_MAX_AGE = 10.0
-"""Age in seconds up to which passes over the queue reuse the templates and quotas without a new read."""
+"""Maximum age in seconds of templates and quotas that a pass over the queue reuses."""
 QUOTAS_MAX_AGE = 1.0
-"""Age in seconds up to which a form or a choice reuses the quotas; one form needs them for each card."""
+"""Maximum age in seconds of quotas that a form or a choice reuses; one form needs them for each card."""
 
 FORM_SECONDS = 1.0
-"""Seconds that the form waits for the free capacity; after that it says that free capacity is unknown. Our value: an
-agent answers within milliseconds, and a user should not wait for a form.
+"""Seconds that the form waits for the free capacity; after that it shows free capacity as unknown. Our value: an agent
+answers within milliseconds, and a user should not wait for a form.
 """
 DECIDED_WITHIN = 1.0
 """Seconds that a request for a server waits for the first decision. An admin's hook, or a cluster that does not answer,
@@ -66,7 +66,7 @@ server's spawner, which does not have the options of a named server.
 _Shared = TypeVar("_Shared")
 
 
-# A mixin, to be placed before a spawner class: the hub requires each subclass of Spawner to define start, stop and
+# This is a mixin for a spawner class, not a Spawner: the hub requires each Spawner subclass to define start, stop and
 # poll.
 _Part: Any = LoggingConfigurable
 
@@ -81,19 +81,19 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     """JupyterHub's: the user's choice."""
 
     _spawn_future: asyncio.Future[Any] | None
-    """JupyterHub's: the current spawn, or the last one if it failed; the hub's pages show its error."""
+    """JupyterHub's: the current spawn, or the last spawn if it failed; the hub's pages show its error."""
 
     unavailable: str
-    """Why the state of the GPUs is unknown, as half a sentence."""
+    """Why the state of the GPUs is unknown, as a clause."""
 
     enforces_resources = True
-    """Whether a template's CPU and memory limits hold for its servers. If not, cards do not show them, and placement
-    does not count them.
+    """Whether the spawner enforces a template's CPU and memory limits. If not, cards do not show the limits, and
+    placement does not count them.
     """
 
     @property
     def local_time_script(self) -> str:
-        """The script of `pages/hub/spawn_pending.html` that shows times in the user's time zone."""
+        """Script for `pages/hub/spawn_pending.html` that shows times in the user's time zone."""
         return Path(LOCAL_TIME_SCRIPT).read_text()
 
     templates_dir = Unicode(
@@ -101,7 +101,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         Folder of compute templates: one YAML file for each, see the templates reference.
 
         Files are read again when they change; the hub needs no restart. A file with a mistake does not affect the
-        others: the hub's log says which, where and what would be right, and ``gpushare templates check`` says the same.
+        others: the hub's log and ``gpushare templates check`` report the mistake, its location and the correction.
 
         Default: ``$GPUSHARE_TEMPLATES``, else ``/etc/gpushare/templates``.
         """,
@@ -115,11 +115,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         50,
         min=0,
         help="""
-        How many spawns may wait for free GPU capacity. The next one is refused at once, with a sentence that says so.
-        Spawns that wait for GPUs of different sharing layers are counted apart.
+        Maximum number of spawns that wait for free GPU capacity. Further spawns are refused immediately, with a
+        message. Spawns that wait for GPUs of different sharing layers are counted separately.
 
         0: no spawn waits. Queued spawns count against ``JupyterHub.concurrent_spawn_limit`` (100 by default): leave
-        some for those that do not wait.
+        some for spawns that do not wait.
         """,
     ).tag(config=True)
 
@@ -127,8 +127,8 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         600.0,
         min=0,
         help="""
-        Seconds that a spawn waits for free GPU capacity at most. Then it fails with a message, and nothing stays
-        reserved.
+        Maximum time in seconds that a spawn waits for free GPU capacity. After that the spawn fails with a message, and
+        nothing stays reserved.
 
         The wait is not part of ``Spawner.start_timeout``.
         """,
@@ -137,11 +137,10 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     quota_usage_file = Unicode(
         "gpushare-quota-usage.json",
         help="""
-        File in which the hub keeps how much each user and group used over quota recently, so that a restart does not
-        forget the use of sessions that have ended. A relative path starts at the hub's working directory; empty:
-        nothing is kept.
+        File in which the hub stores the recent use over quota of each user and group, so that the use of ended sessions
+        survives a restart. A relative path starts at the hub's working directory; empty: nothing is stored.
 
-        The file is written only where there are quotas. It names users and groups, and only its owner can read it.
+        The file is written only if there are quotas. It names users and groups, and only its owner can read it.
         """,
     ).tag(config=True)
 
@@ -151,9 +150,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         How nodes and GPUs are chosen: a class, an instance, or the import path of a class with the method
         ``choose(request, capacity)`` of ``gpushare_spawner.placement.strategy.Strategy``.
 
-        The default wastes least: after each placement as little capacity as possible is left that the templates cannot
-        use, weighted by how often each was spawned recently. ``BestFit`` of the same module takes the fullest GPU on
-        which the share fits, ``Spread`` the emptiest one.
+        The default minimizes waste: after each placement, as little capacity as possible is left that the templates
+        cannot use, weighted by how often each template was spawned recently. ``BestFit`` in the same module takes the
+        fullest GPU on which the share fits, ``Spread`` the emptiest GPU.
         """,
     ).tag(config=True)
 
@@ -163,15 +162,14 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         Names of user options that belong to your own hooks (``pre_spawn_hook``, ``apply_user_options``).
 
         Any other option that is neither ``profile`` nor one of the chosen profile's ``profile_options`` is refused: a
-        misspelt one must not silently start something else.
+        misspelled option must not silently start a different server.
         """,
     ).tag(config=True)
 
     form_template_paths = List(
         Unicode(),
         help="""
-        Folders with Jinja templates of yours that replace those of the form: ``form.html``, ``card.html`` and
-        ``style.css``.
+        Folders with your own Jinja templates, which replace the form's ``form.html``, ``card.html`` and ``style.css``.
         """,
     ).tag(config=True)
 
@@ -199,15 +197,15 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     @abstractmethod
     def _new_attempt(self) -> SpawnAttempt[Any]:
-        """Return the state of a spawn that has not begun."""
+        """Return the state of a new spawn."""
 
     @abstractmethod
     async def _choose(self) -> Choice:
-        """Return the choice that ``user_options`` mean. Raises SpawnRefused."""
+        """Return the choice that ``user_options`` describe. Raises SpawnRefused."""
 
     @abstractmethod
     def _ineligible_for(self, template: Template) -> Callable[[], frozenset[str]]:
-        """Return a function that returns the nodes that cannot run a server of this template, whatever is free."""
+        """Return a function that returns the nodes that cannot run this template, regardless of free capacity."""
 
     @abstractmethod
     async def _get_ready(self, choice: Choice) -> None:
@@ -220,13 +218,13 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     @property
     def policy_folder(self) -> PolicyFolder:
-        """The folder of compute templates and the files beside them, shared by all spawners of the hub."""
+        """The folder of compute templates and related files, shared by all spawners of the hub."""
         return self._shared(("templates", self.templates_dir), lambda: PolicyFolder(self.templates_dir, self.log))
 
     def templates_of_user(self, max_age: float = 0.0) -> tuple[Template, ...]:
         """Return the templates in force, with the idle actions that apply to the server's user.
 
-        ``max_age``: seconds for which the files are not read again.
+        ``max_age``: maximum age in seconds of templates that are returned without reading the files again.
         """
         policy, groups = self.policy_folder.load(max_age), self.group_names
         if policy.idle is None:
@@ -253,8 +251,8 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         }
 
     def _policy_in_force(self) -> Callable[[], Policy]:
-        """Return a function that returns the policy in force. It keeps no spawner alive."""
-        # every pass over the queue calls it
+        """Return a function that returns the policy in force. The function does not reference the spawner."""
+        # Every pass over the queue calls this function.
         return functools.partial(self.policy_folder.load, TEMPLATES_MAX_AGE)
 
     def _strategy(self) -> Strategy:
@@ -271,24 +269,24 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     def group_names(self) -> frozenset[str]:
         """The hub groups of the server's user."""
         groups = getattr(self.user, "groups", None)
-        # outside of a hub, a user has no groups
+        # outside a hub, a user has no groups
         return frozenset(group.name for group in groups) if isinstance(groups, Iterable) else frozenset()
 
     def _allowed(self, profiles: Iterable[Profile]) -> list[Profile]:
         return [profile for profile in profiles if profile.allows(self.user.name, self.group_names)]
 
     def _accounts(self) -> tuple[Account, ...]:
-        """Return the accounts that the user may charge a server to, the default first; empty without quotas."""
+        """Return the accounts to which the user may charge a server, the default first; empty without quotas."""
         quotas = self.policy_folder.load(max_age=QUOTAS_MAX_AGE).quotas
         return QuotaAccounts(quotas).of_user(self.user.name, self.group_names) if quotas is not None else ()
 
     def _quota_choices(self, share: Share) -> list[QuotaChoice]:
-        """Return the accounts that can be charged for this share, each with its admission if that can be determined."""
+        """Return the accounts that can be charged for this share, each with its admission if it can be determined."""
         tenants = ((account, Tenant(self.user.name, self.name, quota=account.key)) for account in self._accounts())
         return [QuotaChoice(account, self._admission(tenant, share)) for account, tenant in tenants]
 
     def _admission(self, tenant: Tenant, share: Share) -> Admission | None:
-        """Return the quota's decision on a server now; None if it is unknown, or placement failed."""
+        """Return the quota's decision on a server now; None if it is unknown or if placement failed."""
         try:
             return self.reservations.quotas.admission(tenant, share)
         except Exception as error:
@@ -298,7 +296,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     def _running(self) -> Counter[str]:
         """Return the number of the user's other servers that run or start, by template."""
         servers = getattr(self.user, "spawners", None)
-        # outside of a hub, a user has no servers
+        # outside a hub, a user has no servers
         spawners: Iterable[Any] = servers.values() if isinstance(servers, Mapping) else ()
         others = (spawner for spawner in spawners if spawner is not self and spawner.active)
         names = (other._attempt.template_name for other in others if isinstance(other, GPUShareBase))
@@ -307,31 +305,31 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     # -- the form --
 
     def _remember_submitted(self, options: dict[str, Any]) -> None:
-        """Remember the options for the form that the hub shows again after a refusal."""
+        """Save the options for the form that the hub shows again after a refusal."""
         _submitted.set(options)
 
     def _chosen_before(self) -> dict[str, Any]:
-        """Return the options that the form shows as chosen."""
+        """Return the options that the form preselects."""
         chosen = _submitted.get()
         if chosen is None:
             chosen = self.user_options if isinstance(self.user_options, dict) else {}
         return chosen
 
     def _rendered_form(self, cards: Sequence[Profile], chosen: Mapping[str, Any], availability_now: Any) -> str:
-        """Return our form's HTML, below the reason for which the server was stopped. See `Form.render`."""
+        """Return our form's HTML, below the reason why the server was stopped. See `Form.render`."""
         form = Form(self.form_template_paths)
         return self._below_stop_note(
             form.render(cards, chosen, availability_now, self.unavailable, self.enforces_resources, self._quota_choices)
         )
 
     def _below_stop_note(self, form: str) -> str:
-        """Return the form's HTML, below the reason for which the server was stopped."""
+        """Return the form's HTML, below the reason why the server was stopped."""
         if not self._stop_note:
             return form
         return f'<p class="gpushare-stopped alert alert-info" role="status">{escape(self._stop_note)}</p>\n{form}'
 
     async def _availability_now(self) -> Any:
-        """Return the result that a spawn would have now; None if it cannot be determined in time."""
+        """Return the availability of templates now; None if it cannot be determined in time."""
         reservations = self.reservations
         unknown: tuple[type[Exception], ...] = (TimeoutError, *reservations.unreachable)
         account = next(iter(self._accounts()), None)
@@ -346,12 +344,12 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     # -- a spawn --
 
     async def _prepare(self, hook: Callable[[], Any]) -> None:
-        """Run the admin's hook, check the options and get the share; a spawn without a place waits here.
+        """Run the admin's hook, check the options and reserve the share; a spawn without a place waits here.
 
-        Raises SpawnRefused, and then nothing is reserved.
+        Raises SpawnRefused; then nothing is reserved.
         """
         if self._attempt.phase is not SpawnPhase.NEW:
-            # This is the spawner of a script. A hub clears the state before each spawn.
+            # A script uses this spawner without a hub. A hub clears the state before each spawn.
             self._forget_attempt()
         attempt = self._attempt
         attempt.hub_task = self._spawn_future
@@ -369,47 +367,47 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         self._stop_note = ""
 
     def _noted(self) -> str:
-        """Take the service's note out of the options and return its text on the previous spawn; empty without a note.
+        """Remove the service's note from the options. Return its text on the previous spawn; empty without a note.
 
-        Raises SpawnRefused if nothing is to be started. After a spawn that was cancelled the hub's page shows the text
-        as the reason. After a server that was stopped no spawn has failed, and the text stays in the state.
+        Raises SpawnRefused if no server should be started. After a cancelled spawn the hub's page shows the text as the
+        reason. After a stopped server no spawn has failed, and the text stays in the state.
         """
         extracted = taken_out(self.user_options)
         if extracted is None:
             return ""
         self.user_options, note = extracted
         if note.cancelled or note.stopped:
-            # as the user gave them: the hub's API shows them with the default template's name
+            # the user's original options: the hub's API shows them with the default template's name
             self.user_options = self._accepted_options.get((self.user.name, self.name), self.user_options)
         if self.orm_spawner is not None:
             self.orm_spawner.user_options = self.user_options
-            # each request to the hub begins with a rollback
+            # commit now: each request to the hub begins with a rollback
             self.user.db.commit()
         if note.stopped:
             self._stop_note = note.text
             if self._spawn_future is not None:
                 self._spawn_future.add_done_callback(self._forget_spawn)
-            log_message = "nothing is started: the hub's pages now say why the server was stopped"
+            log_message = "no server is started; the hub's pages now show why the server was stopped"
             raise SpawnRefused(note.text, reason="stopped", status=409, log_message=log_message)
         if note.cancelled:
             raise SpawnRefused(note.text, reason="cancelled", status=409)
         return note.text
 
     def _forget_spawn(self, spawn: asyncio.Future[Any]) -> None:
-        """Make the hub's pages show that the server does not run, instead of an error of its last spawn."""
+        """Make the hub's pages show that the server is not running, instead of an error from its last spawn."""
         if self._spawn_future is spawn:
             self._spawn_future = None
 
     @property
     def _accepted_options(self) -> dict[tuple[str, str], Any]:
-        """The options that were accepted last, by user and server."""
+        """The most recently accepted options, by user and server."""
         return self._shared(("accepted-options",), dict)
 
     async def _accepted_choice(self) -> Choice:
-        """Return the choice that the options mean. Raises SpawnRefused.
+        """Return the choice that the options describe. Raises SpawnRefused.
 
-        The hub saves options before they are checked, and uses them again for a spawn without options. Refused options
-        are replaced there by the options that were accepted last.
+        The hub saves options before they are checked, and reuses them for a spawn without options. This method replaces
+        refused options in the hub's record by the most recently accepted options.
         """
         server = (self.user.name, self.name)
         try:
@@ -424,10 +422,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         return choice
 
     def _show_template(self, name: str) -> None:
-        """Add the template's name to the options that the hub's API shows: a spawn without options has none there.
+        """Add the template's name to the options that the hub's API shows; a spawn without options has none.
 
-        The hub's database keeps the options as the user gave them: the next spawn without options uses the default
-        again.
+        The hub's database keeps the user's original options, so the next spawn without options uses the default again.
         """
         if name and not self.user_options.get("profile"):
             self.user_options = {**self.user_options, "profile": name}
@@ -435,7 +432,8 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     def _chosen(self, offered: Sequence[Profile], options: Any) -> Choice:
         """Check options against the offered profiles. Raises SpawnRefused.
 
-        Callers do not await between this and `SpawnAttempt.chose`, so that two starts at the same time see each other.
+        Callers must not await between this method and `SpawnAttempt.chose`, so that two simultaneous spawns see each
+        other.
         """
         others = set(self.other_options)
         if isinstance(self.apply_user_options, dict):
@@ -452,11 +450,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     @property
     def _waiting_for_response(self) -> bool:
-        """JupyterHub's: whether `poll` can return more than "starting" for a spawn under way.
+        """JupyterHub's: whether `poll` can return more than "starting" for a pending spawn.
 
         A request for a server waits `slow_spawn_timeout` seconds, which zero-to-jupyterhub sets to 0. The answer is
         then 202 unless this is true (jupyterhub/handlers/base.py, spawn_single_user). So it is true until the first
-        decision, and the answer to a spawn that is refused at once contains the reason.
+        decision, and the answer to an immediately refused spawn contains the reason.
         """
         return self._responding or self._is_undecided
 
@@ -466,11 +464,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     @property
     def ready(self) -> bool:
-        """JupyterHub's: whether the server can be used. The server of a cancelled spawn cannot.
+        """JupyterHub's: whether the server can be used. False for a cancelled spawn.
 
-        The hub cancels its task of a spawn, and stops the server a second later (apihandlers/users.py,
-        UserServerAPIHandler.delete). Meanwhile nothing is pending and the server's row still exists, so the hub would
-        take the server for ready, and its pages would redirect to each other.
+        The hub cancels the task of a spawn, and stops the server a second later (apihandlers/users.py,
+        UserServerAPIHandler.delete). In between, nothing is pending and the server's row still exists, so the hub would
+        treat the server as ready, and its pages would redirect to each other.
         """
         ready: bool = super().ready
         return ready and not self._attempt.cancelled
@@ -493,7 +491,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     async def _reserve_share(
         self, request: SpawnRequest, alternatives: Iterable[Template], patience: float, progress: SpawnProgress
     ) -> Any:
-        """Return a reservation, after a wait of at most ``patience`` seconds. ``progress`` reports position and place.
+        """Return a reservation, waiting at most ``patience`` seconds. ``progress`` reports position and place.
 
         ``alternatives``: the other templates that the user may start; ``progress`` reports which of them would start
         now. Sets `_decided` after the first decision: the spawn has a place, or the first pass over the queue left it
@@ -525,7 +523,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     async def _decide_when_considered(self, ticket: Ticket) -> None:
         await ticket.considered.wait()
-        # a pass also sets the event for a spawn that it refuses or places: that wait ends by itself
+        # a pass also sets the event when it refuses or places the spawn; then the wait ends anyway
         if not ticket.result.done():
             self._decided.set()
 
@@ -537,9 +535,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     # -- the state of a server --
 
     def clear_state(self) -> None:
-        """Forget the server: give its share back and restore the traits that its template set.
+        """Clear the server's state: release its share and restore the traits that its template set.
 
-        A cancelled spawn keeps its reason, as a failed one does: the hub does not remember the cancellation.
+        A cancelled spawn keeps its reason, as a failed spawn does, because the hub does not record the cancellation.
         """
         cancelled = self._stop_pending and self._attempt.cancelled
         self._forget_attempt()
@@ -559,7 +557,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         return {**state, **({"gpushare": ours} if ours else {}), **stopped}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load the state of a server that runs, or that was stopped, after a restart of the hub."""
+        """Load the state of a running or stopped server after a restart of the hub."""
         super().load_state(state)
         self._stop_note = str(state.get(STATE_KEY) or "")
         kept = state.get("gpushare")
@@ -572,4 +570,4 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
 
 def applied_when_placed(spawner: Any, user_options: dict[str, Any]) -> None:
-    """Do nothing in place of the hub's own hook: options are checked and applied after the admin's pre_spawn_hook."""
+    """Replace the hub's own hook and do nothing: options are checked and applied after the admin's pre_spawn_hook."""

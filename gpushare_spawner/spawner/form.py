@@ -1,4 +1,4 @@
-"""The form on which a user chooses a template: renders cards as HTML, and reads user options from submitted fields.
+"""Form on which a user chooses a template. Renders cards as HTML and reads user options from submitted fields.
 
 Does not check the options: see ``options``. On Kubernetes KubeSpawner reads the fields: see kubernetes/spawner.py.
 """
@@ -31,7 +31,7 @@ from gpushare_spawner.wording import spawn_form
 from gpushare_spawner.wording.amounts import unbroken
 
 OTHER = "unlisted-choice"
-"""Value of a select for the text field beside it; KubeSpawner's."""
+"""Value of a select that activates its text field; KubeSpawner's."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Card:
     choosable: bool
     """False: the profile can never start here."""
     units: int
-    """Width of the share's part of the bar, per cent; 0 without a GPU."""
+    """Width of the share in the bar, in percent; 0 without a GPU."""
     borrowed: int
     """Units of the share that a spawn now would borrow."""
     guaranteed: str
@@ -70,7 +70,7 @@ class Card:
     machine: str
     models: str
     now: Availability | None
-    """None for a profile without a template: its needs are unknown."""
+    """None for a profile without a template, because its requirements are unknown."""
     options: Sequence[Option]
     layer: str
     """The sharing layer of the GPU; empty: our own."""
@@ -93,11 +93,11 @@ class Form:
         enforces_resources: bool = True,
         quotas: Callable[[Share], Sequence[QuotaChoice]] = lambda share: (),
     ) -> str:
-        """Return the HTML inside the hub's form element. ``chosen`` are user options to show as chosen.
+        """Return the HTML inside the hub's form element. ``chosen``: the user options to preselect.
 
-        ``unavailable``: why the state of the GPUs is unknown, as half a sentence. ``enforces_resources``: whether the
-        spawner enforces a template's CPU and memory; the cards show them only then. ``quotas``: returns the accounts
-        that the user can charge for a share.
+        ``unavailable``: why the state of the GPUs is unknown, as a clause. ``enforces_resources``: whether the spawner
+        enforces a template's CPU and memory limits; otherwise the cards do not show them. ``quotas``: function that
+        returns the accounts that the user can charge for a share.
         """
         now = {profile.slug: _now(profile.template, availability_now) for profile in offered}
         choosable = [profile for profile in offered if not _never(now[profile.slug])]
@@ -114,7 +114,7 @@ class Form:
 
     @staticmethod
     def read(form_data: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """Return the user options of the chosen card from submitted fields, with KubeSpawner's names."""
+        """Return the chosen card's user options from the submitted fields, under KubeSpawner's names."""
         slug = _first(form_data.get("profile"))
         if not slug:
             return {}
@@ -126,9 +126,9 @@ class Form:
 
 
 def without_idle_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of our form that count.
+    """Return the fields of our form without inactive text fields.
 
-    A text field is submitted even when it is hidden: it counts only where "other" is selected.
+    A text field is submitted even when it is hidden; it counts only if "other" is selected.
     """
     return {
         name: value
@@ -193,14 +193,14 @@ def _card(
 
 
 def quota_now(accounts: Sequence[QuotaChoice]) -> str:
-    """Return the state of a user's quota for a spawn now. With several quotas: of the default."""
+    """Return the state of the user's quota for a spawn now; with several quotas, the state of the default quota."""
     if not accounts or (admission := accounts[0].admission) is None:
         return ""
     return quota_texts.on_card(admission) if len(accounts) == 1 else quota_texts.choice(accounts[0].account, admission)
 
 
 def _never(now: Availability | None) -> bool:
-    """Return whether no spawn of a card can start here: the card is shown, and cannot be chosen."""
+    """Return whether a spawn of this card can never start here; the card is then shown but cannot be chosen."""
     return now is not None and now.kind == "never"
 
 

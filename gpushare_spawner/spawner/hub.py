@@ -1,7 +1,7 @@
-"""Objects that all spawners of one hub share, the hub's pages that we extend, and refusals of a spawn.
+"""Objects shared by all spawners of one hub, the hub pages that we extend, and refusals of a spawn.
 
-The template folder, the queue and the snapshots are made once and live as long as the hub. The pages show whether a
-spawn waits for a GPU, and why a server was stopped.
+The template folder, the queue and the snapshots are created once and live as long as the hub. The pages show whether a
+spawn is waiting for a GPU and why a server was stopped.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _without_loop: dict[tuple[str, ...], Any] = {}
 
 
 def shared(user: Any, key: tuple[str, ...], make: Callable[[], Shared]) -> Shared:
-    """Return the object of this key that all spawners of the user's hub share; the first call makes it."""
-    # in the hub's settings and not in a module: it lives as long as the hub, and two hubs in one process stay apart
+    """Return the object with this key that all spawners of the user's hub share; the first call creates it."""
+    # The object is in the hub's settings, not in a module: it lives as long as the hub, and two hubs in one process do
+    # not share it.
     settings = getattr(user, "settings", None)
     if isinstance(settings, dict):
         store: dict[tuple[str, ...], Any] = settings.setdefault("gpushare", {})
@@ -54,7 +55,7 @@ def hub_runs(user: Any, name: str, server: str) -> bool:
 
 
 HUB_PAGES = str(Path(__file__).parent / "pages" / "hub")
-"""For ``c.JupyterHub.template_paths``."""
+"""Folder for ``c.JupyterHub.template_paths``."""
 
 
 _SPAWN_EXCEPTION: type[HTTPError] | None = getattr(jupyterhub.spawner, "SpawnException", None)
@@ -64,7 +65,7 @@ _Base: Any = _SPAWN_EXCEPTION or HTTPError
 
 
 class SpawnRefused(_Base):  # type: ignore[misc]
-    """A refused spawn. The hub shows ``message`` on the form, on the spawn page and in the API's answer.
+    """A refused spawn. The hub shows ``message`` on the form, on the spawn page and in the API response.
 
     ``reason`` is a short word for metrics. ``retry_after`` (seconds) is sent as the header of that name.
     """
@@ -84,10 +85,11 @@ class SpawnRefused(_Base):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def refusals_reported(spawner: Any) -> Iterator[None]:
-    """Log a refusal in this part of a spawn, and keep it from counting as a failed start on JupyterHub 5.
+    """Log a refusal in this part of a spawn, and do not let JupyterHub 5 count it as a failed start.
 
-    There ``consecutive_failure_limit`` counts every start that raises, refusals too, and the hub exits at the limit
-    (zero-to-jupyterhub sets it to 5). The hub adds 1 after the spawn has raised, so this subtracts 1 before.
+    JupyterHub 5 counts every start that raises, including refusals, toward ``consecutive_failure_limit`` and exits at
+    the limit (zero-to-jupyterhub sets it to 5). The hub adds 1 after the spawn has raised, so this function subtracts 1
+    beforehand.
     """
     try:
         yield

@@ -1,8 +1,9 @@
 """Profiles on the form, the check of user options, and the settings of one spawn.
 
 A profile is a compute template or an admin's own entry in KubeSpawner's profile_list conventions. `choose` checks a
-request on the server, the same for the form and for the API. `Overrides` sets the traits of a kubespawner_override on
-any spawner for one spawn, and restores them afterwards. Does not render, nor read the form's fields: see ``form``.
+request on the server, in the same way for the form and for the API. `Overrides` sets the traits of a
+kubespawner_override on any spawner for one spawn, and restores them afterwards. The form's HTML and fields are handled
+in ``form``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gpushare_spawner.wording import spawn_form as words
 from gpushare_spawner.wording.spawn_form import named
 
 UNLISTED = "--unlisted-choice"
-"""KubeSpawner's suffix of a user option with text instead of a listed choice."""
+"""KubeSpawner's suffix for a user option that contains text instead of a listed choice."""
 
 
 class ProfileError(ValueError):
@@ -85,12 +86,12 @@ class Profile:
 
     @property
     def title(self) -> str:
-        """The display name as plain text; KubeSpawner's may hold HTML."""
+        """The display name as plain text; a name in KubeSpawner's profiles may contain HTML."""
         return self.display_name.striptags() if isinstance(self.display_name, Markup) else self.display_name
 
     @property
     def name_in_sentences(self) -> str:
-        """The profile's name in texts of the form and the API."""
+        """The profile's name as used in sentences of the form and the API."""
         return named(self.title, self.slug)
 
     def allows(self, user: str, groups: frozenset[str]) -> bool:
@@ -99,12 +100,12 @@ class Profile:
 
 
 def slug_of(display_name: str) -> str:
-    """Return a slug for a profile without one: lower case letters, digits and dashes."""
+    """Return a slug (lower-case letters, digits and dashes) for a profile without one."""
     return re.sub(r"[^a-z0-9]+", "-", display_name.lower()).strip("-") or "profile"
 
 
 def profiles(templates: Iterable[Template], entries: Sequence[Any] | Mapping[str, Any]) -> list[Profile]:
-    """Return all cards: the templates in their order, then the admin's own profiles; those of a dict by their keys.
+    """Return all cards: the templates in their order, then the admin's own profiles (a dict sorted by its keys).
 
     Raises ProfileError for an invalid entry, and for a duplicate slug.
     """
@@ -125,12 +126,12 @@ def _dict(entry: Any) -> dict[str, Any]:
 
 
 def default_of(offered: Sequence[Profile]) -> Profile | None:
-    """Return the default profile: the one with the mark, else the first; None if there are no profiles."""
+    """Return the profile that is marked as default, else the first profile; None if there are no profiles."""
     return next((profile for profile in offered if profile.default), offered[0] if offered else None)
 
 
 def resource_override(template: Template | None) -> dict[str, Any]:
-    """Return the spawner's settings for the template's resources and image; values that are not set are left out."""
+    """Return the spawner's settings for the template's resources and image, without values that are not set."""
     if template is None:
         return {}
     cpu, memory = template.resources.cpu, template.resources.memory
@@ -147,7 +148,7 @@ def resource_override(template: Template | None) -> dict[str, Any]:
 def replaced(value: Any, text: str) -> Any:
     """Return a copy of an unlisted choice's override with ``{value}`` replaced by the user's text."""
     if isinstance(value, str):
-        # Do not use str.format, because braces in an admin's text (JSON, for instance) must survive.
+        # Do not use str.format: braces in an admin's text (JSON, for example) must be preserved.
         return value.replace("{value}", text)
     if isinstance(value, Mapping):
         return {key: replaced(item, text) for key, item in value.items()}
@@ -160,12 +161,12 @@ MAX_TEXT = 1000
 """Longest text of an unlisted choice, in characters."""
 
 QUOTA_OPTION = "quota"
-"""The user option that names the group that is charged, or the user for their own quota."""
+"""The user option that names the account to charge: a group, or the user for their own quota."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A profile with the options that were chosen on its card."""
+    """A profile with the options chosen on its card."""
 
     profile: Profile
     overrides: tuple[Mapping[str, Any], ...] = ()
@@ -175,7 +176,7 @@ class Choice:
     quota: str = ""
     """The account that the share is charged to, see `quota.Account`; empty: there are no quotas."""
     user_units: int | None = None
-    """Units of 1 % that the user's sessions in that quota may have together on one GPU; None if there is no limit."""
+    """Units of 1 % that the user's sessions in that quota may have in total on one GPU; None if there is no limit."""
 
 
 def choose(
@@ -188,10 +189,10 @@ def choose(
     others: frozenset[str] = frozenset(),
     accounts: Sequence[Account] = (),
 ) -> Choice:
-    """Return the choice that ``options`` mean. Raises SpawnRefused, with a sentence for the user, for any mistake.
+    """Return the choice that ``options`` describe. Raises SpawnRefused, with a sentence for the user, for any mistake.
 
-    ``running`` counts the user's other servers that run or start, by profile. ``others`` are names of options for the
-    admin's own hooks. ``accounts``: the user's accounts, the default first; empty: no quotas.
+    ``running``: the number of the user's other servers that run or start, by profile. ``others``: names of options for
+    the admin's own hooks. ``accounts``: the user's accounts, the default first; empty: no quotas.
     """
     if options is None:
         options = {}
@@ -227,7 +228,7 @@ def _account(profile: Profile, options: Mapping[str, Any], accounts: Sequence[Ac
     """Return the chosen account, or the user's default account; None for a profile without a GPU."""
     if not accounts or profile.template is None or profile.template.gpu is None:
         return None
-    # a profile's own option of that name is not ours
+    # a profile may have its own option of that name
     name = None if QUOTA_OPTION in profile.options else options.get(QUOTA_OPTION)
     if name is None or name == "":
         return accounts[0]
@@ -289,7 +290,7 @@ def _chosen(profile: Profile, name: str, option: Mapping[str, Any], options: Map
         if not isinstance(text, str) or len(text) > MAX_TEXT:
             raise SpawnRefused(words.text_too_long(where, MAX_TEXT), reason="bad-options")
         pattern = unlisted.get("validation_regex")
-        # the whole text, as for the pattern attribute of the form's field
+        # match the whole text, as the pattern attribute of the form's field does
         if pattern and not _matches(where, pattern, text):
             advice = unlisted.get("validation_message") or f"it must match {pattern}"
             raise SpawnRefused(words.text_does_not_match(where, text, advice), reason="unknown-choice")
@@ -305,10 +306,10 @@ def _chosen(profile: Profile, name: str, option: Mapping[str, Any], options: Map
 
 
 class Overrides:
-    """The traits of one spawner that a spawn has changed, with their earlier values."""
+    """The traits of one spawner that a spawn has changed, with their previous values."""
 
     def __init__(self, spawner: Spawner, also: Collection[str] = ()) -> None:
-        """Keep the spawner. ``also``: names of plain attributes that can be set like traits."""
+        """Store the spawner. ``also``: names of plain attributes that can be set like traits."""
         self._spawner = spawner
         self.also = also
         self._before: dict[str, Any] = {}
@@ -331,7 +332,7 @@ class Overrides:
     def apply(self, settings: Mapping[str, Any], template: str) -> None:
         """Set traits as KubeSpawner does: merge dicts into the current value, call callables with the spawner.
 
-        Raises SpawnRefused, with the name of the setting, for an unknown trait and for an invalid value.
+        Raises SpawnRefused, with the setting's name, for an unknown trait or an invalid value.
         """
         for name, value in settings.items():
             if not self._spawner.has_trait(name) and name not in self.also:
@@ -347,9 +348,10 @@ class Overrides:
                 raise self._wrong(template, f"{name!r} cannot be {value!r}: {error}") from None
 
     def instead(self, profile: Profile, names: Sequence[str]) -> Mapping[str, Any] | None:
-        """Return the values that these traits would have with this profile; set nothing.
+        """Return the values that these traits would have with this profile, without setting them.
 
-        None if only a spawn can decide: a value is a function, or a choice on the profile's card sets one of them.
+        None if the values are known only at a spawn: a value is a function, or a choice on the profile's card sets a
+        trait.
         """
         chosen_later = [override for option in profile.options.values() for override in _overrides_of(option)]
         if any(name in override for override in chosen_later for name in names):
@@ -364,19 +366,19 @@ class Overrides:
         return traits
 
     def undo(self) -> None:
-        """Restore the traits' values from before the first `apply`."""
+        """Restore the values that the traits had before the first `apply`."""
         for name, value in self._before.items():
             setattr(self._spawner, name, value)
         self._before.clear()
 
     def _wrong(self, template: str, why: str) -> SpawnRefused:
-        # This is an admin's mistake, not the user's. Say so, and write it to the hub's log.
+        # This is an admin's mistake, not the user's: the message says so, and the hub's log has the details.
         self._spawner.log.error("The template %s: %s", template, why)
         return SpawnRefused(words.cannot_apply(template, why), reason="bad-template", status=500)
 
 
 def _merged(current: Any, value: Any) -> Any:
-    """Return the new value of a trait: a dict is merged into the current one."""
+    """Return the new value of a trait; a dict is merged into the current value."""
     if not isinstance(value, Mapping) or not isinstance(current, dict):
         return value
     merged = copy.deepcopy(current)
@@ -385,6 +387,6 @@ def _merged(current: Any, value: Any) -> Any:
 
 
 def _overrides_of(option: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the overrides of the choices of an option."""
+    """Yield the overrides of an option's choices."""
     for choice in (*(option.get("choices") or {}).values(), option.get("unlisted_choice") or {}):
         yield choice.get("kubespawner_override") or {}

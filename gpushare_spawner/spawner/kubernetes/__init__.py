@@ -1,1 +1,1 @@
-"""Spawners of pods, with shared GPUs of a cluster."""
+"""Spawners of pods that share the GPUs of a cluster."""

@@ -1,9 +1,9 @@
-"""The state of one spawn of a pod, whether its node admits the pod, and the tries to start it.
+"""The state of one spawn of a pod, the admission of the pod by its node, and the attempts to start it.
 
-`PodAdmission` detects a refusal by the kubelet at once, and a refusal by the scheduler after the times in `LASTS`.
-`Unschedulable` has the scheduler's reasons. `api_refused` and `request_succeeded` handle failed calls to the cluster's
-API: errors that can pass are retried, others are shown to the user. `PodLauncher` starts the pod, and tries again. The
-sentences are in `wording.spawn_failures`.
+`PodAdmission` detects a refusal by the kubelet immediately, and a refusal by the scheduler after the times in `LASTS`.
+`Unschedulable` contains the scheduler's reasons. `api_refused` and `request_succeeded` handle failed calls to the
+cluster's API: temporary errors are retried, other errors are shown to the user. `PodLauncher` starts the pod and
+retries. The texts are in `wording.spawn_failures`.
 """
 
 from __future__ import annotations
@@ -42,50 +42,50 @@ from gpushare_spawner.wording.amounts import http_status, reason
 from gpushare_spawner.wording.spawn_failures import cannot_start, missing, not_taken
 
 UNSCHEDULABLE = "Unschedulable"
-"""Kubernetes' word for a pod without a suitable node."""
+"""Kubernetes' reason for a pod without a suitable node."""
 
 CLAIMS = "cannot allocate all claims"
 """The scheduler's text if a claim of the pod cannot be allocated (its plugin dynamicresources, 1.34 to 1.36)."""
 
 SCHEDULER_ERROR = "SchedulerError"
-"""Kubernetes' word for an error of the scheduler on a pod."""
+"""Kubernetes' reason for a scheduler error on a pod."""
 GATE_OFF = "feature is disabled"
-"""The scheduler's text if a claim needs a feature gate that is off there and on in the API server (kubernetes
-dynamic-resource-allocation/structured, 1.34 to 1.36).
+"""The scheduler's text if a claim needs a feature gate that is off in the scheduler and on in the API server
+(kubernetes dynamic-resource-allocation/structured, 1.34 to 1.36).
 """
 
 TRIGGERED_SCALE_UP = "TriggeredScaleUp"
-"""Reason of the cluster autoscaler's event when it adds a node for a pod."""
+"""The reason in the cluster autoscaler's event when it adds a node for a pod."""
 
 
 class Cause(Enum):
-    """Kinds of reasons."""
+    """Kinds of reasons why a pod is unschedulable."""
 
     UNITS = "units"
-    """The node's status, or its ResourceSlice, lacks units of a GPU."""
+    """The node's status or its ResourceSlice lacks units of a GPU."""
     NOT_READY = "not ready"
-    """The node is being added, or its kubelet restarts."""
+    """The node is being added, or its kubelet is restarting."""
     CLAIM = "claim"
-    """A volume claim is not bound. No other node helps."""
+    """A volume claim is not bound. Another node does not help."""
     GATE = "gate"
-    """A feature gate of the scheduler is off. No other node helps."""
+    """A feature gate of the scheduler is off. Another node does not help."""
     NODE = "node"
-    """Any other reason of the node: CPU, memory, pods, taints, affinity, volumes."""
+    """Any other reason that concerns the node: CPU, memory, pods, taints, affinity, volumes."""
 
 
 LASTS: dict[Cause, float] = {
-    # Units that idle neighbours have lent reach the status within 10 s (the kubelet's nodeStatusUpdateFrequency).
+    # Units that idle sessions on the node lend reach its status within 10 s (the kubelet's nodeStatusUpdateFrequency).
     Cause.UNITS: 15.0,
     # The node lifecycle controller waits 50 s for a kubelet (node-monitor-grace-period).
     Cause.NOT_READY: 60.0,
-    # Our value: the scheduler may be being updated.
+    # Our value: an update of the scheduler may be in progress.
     Cause.GATE: 5.0,
     # Our value: provisioners of cloud disks take 10 to 40 s.
     Cause.CLAIM: 60.0,
     # Our value: another pod of the node may be about to end.
     Cause.NODE: 5.0,
 }
-"""Seconds for which a reason of each kind may last. Then the pod counts as not admitted."""
+"""Seconds for which a reason of each kind may last; after that the pod counts as not admitted."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Unschedulable:
 
     reasons: tuple[str, ...]
     message: str
-    """The whole text of the scheduler."""
+    """The scheduler's full text."""
 
     @property
     def causes(self) -> frozenset[Cause]:
@@ -103,15 +103,15 @@ class Unschedulable:
 
     @property
     def concerns_node(self) -> bool:
-        """Whether another node can help."""
+        """Whether another node may admit the pod."""
         return not self.causes <= {Cause.CLAIM, Cause.GATE}
 
 
 def unschedulable(pod: Mapping[str, Any]) -> Unschedulable | None:
-    """Return why a pod does not get its node; None if it is not unschedulable, or waits for pods that it preempts."""
+    """Return why a pod is not scheduled; None if it is not unschedulable, or waits for pods that it preempts."""
     status = pod.get("status") or {}
     if status.get("nominatedNodeName"):
-        # The scheduler has preempted pods there. The node is free after their end.
+        # The scheduler has preempted pods on the node, which has enough capacity after they end.
         return None
     for condition in status.get("conditions") or []:
         if condition.get("type") != "PodScheduled" or condition.get("status") != "False":
@@ -119,7 +119,7 @@ def unschedulable(pod: Mapping[str, Any]) -> Unschedulable | None:
         message = str(condition.get("message") or "")
         if condition.get("reason") == UNSCHEDULABLE:
             return Unschedulable(own_reasons(message), message)
-        # Most scheduler errors pass, for instance if the API server does not answer.
+        # Most scheduler errors are temporary, for example if the API server does not answer.
         if condition.get("reason") == SCHEDULER_ERROR and GATE_OFF in message:
             return Unschedulable((message,), message)
     return None
@@ -128,8 +128,9 @@ def unschedulable(pod: Mapping[str, Any]) -> Unschedulable | None:
 def own_reasons(message: str) -> tuple[str, ...]:
     """Return the reasons in the scheduler's message, without the reasons of other nodes.
 
-    The message counts nodes by reason: "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) didn't match Pod's node
-    affinity/selector. preemption: ...". A pod is pinned to one node, so the others do not match it.
+    The message contains a count of nodes for each reason: "0/3 nodes are available: 1 Insufficient cpu, 2 node(s)
+    didn't match Pod's node affinity/selector. preemption: ...". A pod is pinned to one node, so the others do not match
+    it.
     """
     match = re.match(r"\d+/\d+ nodes are available: (.*?)\.(?:\s|$)", message, re.DOTALL)
     if match is None:
@@ -146,7 +147,7 @@ def _mismatch(reason: str) -> bool:
 def _cause(reason: str) -> Cause:
     if GATE_OFF in reason:
         return Cause.GATE
-    # The scheduler's text about claims does not contain the cause.
+    # The scheduler's text on claims does not contain the cause.
     if RESOURCE_PREFIX in reason or CLAIMS in reason:
         return Cause.UNITS
     if "node.kubernetes.io/not-ready" in reason or "node.kubernetes.io/unreachable" in reason:
@@ -157,26 +158,27 @@ def _cause(reason: str) -> Cause:
 
 
 NOT_PREPARED = "FailedPrepareDynamicResources"
-"""Reason of the kubelet's event if a claim of the pod could not be prepared. It tries again, after 15 to 65 s."""
+"""The reason in the kubelet's event if a claim of the pod could not be prepared. The kubelet retries after 15 to 65 s.
+"""
 BY_AGENT = "gpushare: "
-"""Prefix of the agent's text in that event; without it the agent has not started yet."""
+"""Prefix of the agent's text in that event; if it is missing, the agent has not started yet."""
 
 
 class NotAdmitted(Exception):
-    """A pod that did not get onto its node. ``str()`` is a sentence for people, without a full stop."""
+    """A pod that its node did not admit. ``str()`` is a sentence for people, without a period."""
 
     def __init__(
         self, sentence: str, missing: str, *, distrust: bool, elsewhere: bool = True, detail: str = ""
     ) -> None:
         super().__init__(sentence)
         self.missing = missing
-        """The missing resource of the node, as a phrase for a message."""
+        """The resource that the node lacks, as a phrase for a message."""
         self.distrust = distrust
-        """Whether the agent's report of the node is doubtful for all spawns."""
+        """Whether the agent's report on the node must be distrusted for all spawns."""
         self.elsewhere = elsewhere
-        """Whether another node can help."""
+        """Whether another node may admit the pod."""
         self.detail = detail
-        """The cluster's own words, for the log."""
+        """The cluster's original message, for the log."""
 
     @classmethod
     def ended(cls, ended: Ended) -> NotAdmitted:
@@ -199,16 +201,16 @@ class NotAdmitted(Exception):
 
 @dataclass
 class PodAdmission:
-    """One try to get a pod onto its node. While the cluster autoscaler adds a node, no time counts against the node."""
+    """One attempt to get a pod admitted by its node. While the cluster autoscaler adds a node, time is not counted."""
 
     token: str
-    """The pod's annotation."""
+    """The value of the pod's reservation annotation."""
     node: str
     clock: Callable[[], float] = time.monotonic
     events: Callable[[], Iterable[Mapping[str, Any]]] = tuple
-    """Returns the events about pods of that name."""
+    """Returns the events for pods of that name."""
     unlimited: bool = False
-    """Whether no time counts at all: another layer's scheduler can keep a pod waiting."""
+    """Whether time is not counted at all, because another layer's scheduler can keep a pod waiting."""
     _seen: Any = field(default=None, init=False)
     _unschedulable: Unschedulable | None = field(default=None, init=False)
     _since: dict[Cause, float] = field(default_factory=dict, init=False)
@@ -220,7 +222,7 @@ class PodAdmission:
         differ from the scheduler's, or the hub does not check the missing resource.
         """
         if pod is not None and pod is self._seen and self._unschedulable is None:
-            # KubeSpawner calls this repeatedly with the same object until the watch has a new version
+            # KubeSpawner calls this method with the same object until the watch has a new version
             self._check_prepared(pod)
             return False
         if runs(pod):
@@ -241,7 +243,7 @@ class PodAdmission:
             raise NotAdmitted.ended(ended)
         self._unschedulable = unschedulable(pod) if ours else None
         causes = self._unschedulable.causes if self._unschedulable is not None else frozenset()
-        # A reason of another kind starts a new wait; other figures in the message do not.
+        # A reason of another kind starts a new wait; changed figures in the message do not.
         self._since = {cause: self._since.get(cause, self.clock()) for cause in causes}
 
     def _check_prepared(self, pod: Mapping[str, Any]) -> None:
@@ -286,15 +288,15 @@ def api_refused(error: Exception) -> SpawnRefused:
     except (ValueError, KeyError, TypeError):
         message = worded(error)
     if "exceeded quota" in message:
-        # These are the words of kubernetes plugin/pkg/admission/resourcequota. Other servers of the namespace may end.
+        # The text is from kubernetes plugin/pkg/admission/resourcequota. Other servers in the namespace may end.
         return SpawnRefused(words.quota_exceeded(message), reason="quota-exceeded", status=503, retry_after=60)
     return SpawnRefused(words.api_refused(message), reason="api-refused", status=502)
 
 
 async def request_succeeded(request: Awaitable[bool], what: str, log: logging.Logger) -> bool:
-    """Return whether a request has succeeded; False even after a failure of the API that can pass: the caller retries.
+    """Return whether a request has succeeded; False also after a temporary failure of the API: the caller retries.
 
-    ``what`` is the log's text for the unfinished step. Raises errors that will not pass.
+    ``what``: the log text for the unfinished step. Raises permanent errors.
     """
     try:
         return await request
@@ -308,7 +310,7 @@ async def request_succeeded(request: Awaitable[bool], what: str, log: logging.Lo
 class PodAttempt(SpawnAttempt[PodShare]):
     """One spawn of a pod.
 
-    ``give_back`` gets the reservation that is no longer needed, and whether a pod may have been created from it.
+    ``give_back`` is called with the unneeded reservation and with whether a pod may have been created from it.
     """
 
     def __init__(self, overrides: Overrides, give_back: Callable[[PodShare, bool], None]) -> None:
@@ -318,14 +320,14 @@ class PodAttempt(SpawnAttempt[PodShare]):
         self.perhaps_created = False
         """Whether the reservation's pod may exist."""
         self.admission: PodAdmission | None = None
-        """The current try of a pod with a share. None if there is no try."""
+        """The current attempt of a pod with a share; None if there is none."""
         self.secret: tuple[object, Callable[[str], dict[str, Any]] | None] = (None, None)
         """The pod's manifest, and a function that takes the pod's uid and returns the Secret with the pod's secret
         values. None if there is no Secret."""
         self._give_back = give_back
 
     def reserved(self, reservation: PodShare) -> None:
-        """Record the share; no pod exists for it."""
+        """Record the share. No pod exists for it yet."""
         self.reservation, self.perhaps_created = reservation, False
 
     def give_back(self) -> None:
@@ -335,9 +337,9 @@ class PodAttempt(SpawnAttempt[PodShare]):
             self._give_back(reservation, perhaps_created)
 
     async def pod_created(self, request: Awaitable[bool], name: str, log: logging.Logger) -> bool:
-        """Return whether the request has created the pod. With a share: False even after a failure that can pass.
+        """Return whether the request has created the pod. With a share, return False after a temporary failure too.
 
-        ``name``: the pod's, for the log. Raises errors that will not pass.
+        ``name``: the pod's name, for the log. Raises permanent errors.
         """
         if self.reservation is None:
             return bool(await request)
@@ -345,14 +347,14 @@ class PodAttempt(SpawnAttempt[PodShare]):
         try:
             return await request_succeeded(request, f"Pod {name} is not created yet", log)
         except ApiException:
-            # This is a final refusal. Only an earlier request, with a lost answer, can have made a pod.
+            # The refusal is final. Only an earlier request whose response was lost can have created a pod.
             self.perhaps_created = before
             raise
 
     def ended_by_node(self, pod: Mapping[str, Any] | None) -> Ended | None:
         """Return how the node ended the server's pod; None while the server starts, and if the node did not end it.
 
-        After a hub was killed before it saved the server's state, this restores the template from the pod.
+        If the hub was killed before it saved the server's state, this method restores the template from the pod.
         """
         if pod is None or not of_session(pod):
             return None
@@ -360,7 +362,7 @@ class PodAttempt(SpawnAttempt[PodShare]):
         return ended_by_node(pod) if self.phase is not SpawnPhase.STARTING else None
 
     async def events(self, placing: bool, of_pod: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
-        """Yield the events of placement if ``placing``, then those of the pod and of nodes that refuse it."""
+        """Yield the events of placement if ``placing``, then the events of the pod and of nodes that refuse it."""
         if placing:
             async for event in self.progress.events():
                 yield event
@@ -375,8 +377,9 @@ class PodAttempt(SpawnAttempt[PodShare]):
 
 
 START_ATTEMPTS = 4
-"""Refusals by nodes and failures of the API until a spawn fails. Our value: a report may be a moment old, and each try
-reads the GPUs anew. Refusals by the scheduler do not count, as each leaves one node less.
+"""Number of refusals by kubelets and failures of the API after which a spawn fails. Our value: a report may be slightly
+outdated, and each attempt reads the GPUs again. Refusals by the scheduler do not count, because each excludes one more
+node.
 """
 
 
@@ -387,35 +390,35 @@ class ServerPod:
     reserve: Callable[[], Awaitable[PodShare]]
     """Reserves another share."""
     start: Callable[[], Awaitable[Any]]
-    """Makes the pod of the attempt's share, and waits until it runs. Returns the server's address."""
+    """Creates the pod for the attempt's share and waits until it runs. Returns the server's address."""
     remove: Callable[[], Awaitable[None]]
     read: Callable[[], Mapping[str, Any] | None]
-    """Returns the pod from the watch."""
+    """Returns the pod as last seen by the watch."""
     events: Callable[[], Iterable[Mapping[str, Any]]] = tuple
     """Returns the pod's events."""
 
 
 @dataclass
 class PodLauncher:
-    """The tries of one spawn: again after a refusal by a node or a failure of the cluster's API.
+    """The attempts of one spawn, repeated after a refusal by a node or a failure of the cluster's API.
 
-    In every case, a pod's annotations have the share, or it is free again.
+    Afterwards, either a pod's annotations contain the share, or the share is free again.
     """
 
     attempt: PodAttempt
     reservations: PodReservations
     pod: ServerPod
     start_timeout: float
-    """Seconds for all tries."""
+    """Seconds for all attempts together."""
     log: logging.Logger
     name: str
     _refused: dict[str, str] = field(default_factory=dict)
-    """The missing resources of the nodes that refused the pod."""
+    """The nodes that refused the pod, each with its missing resource."""
 
     async def launch(self) -> Any:
-        """Return the server's address. Raises SpawnRefused and KubeSpawner's errors; then the share is free again.
+        """Start the server and return its address. Raises SpawnRefused or KubeSpawner's errors; then the share is free.
 
-        It ends a moment before the hub's own limit, for a clear error.
+        It ends shortly before the hub's own timeout, so that the user gets a clear error.
         """
         limit = asyncio.timeout(self.start_timeout - min(1.0, 0.05 * self.start_timeout))
         try:
@@ -436,10 +439,10 @@ class PodLauncher:
         while True:
             share = self.attempt.reservation
             if share is None:
-                # a pod that a node refused is tried again without optional parts
+                # after a refusal by a node, retry the pod without optional parts
                 share = replace(await self._reserve_elsewhere(), observed=not failures)
                 self.attempt.reserved(share)
-            # another layer's scheduler can keep a pod waiting without limit
+            # another layer's scheduler can keep a pod waiting indefinitely
             self.attempt.admission = PodAdmission(
                 share.token, share.placement.node, events=self.pod.events, unlimited=share.offer is not None
             )
@@ -467,7 +470,7 @@ class PodLauncher:
             raise SpawnRefused(message, reason="not-admitted", status=503, retry_after=60) from refusal
 
     async def _leave(self, error: NotAdmitted, share: PodShare, last: bool) -> None:
-        """Remove a pod that its node did not admit, and free its place; the caller reserves another place."""
+        """Remove a pod that its node did not admit and free its place. The caller reserves another place."""
         self.log.warning("%s: %s%s", self.name, error, f" ({error.detail})" if error.detail else "")
         node = share.placement.node
         if error.elsewhere and node:
@@ -477,7 +480,7 @@ class PodLauncher:
             self.reservations.cluster.distrust(node)
         self.reservations.give_back(share)
         self.attempt.reservation = None
-        # if that fails, the creation of the next pod sees this pod and retries
+        # if the removal fails, the creation of the next pod finds this pod and retries
         await self.pod.remove()
         if last or not error.elsewhere:
             message = words.not_admitted(str(error), START_ATTEMPTS if last else None)
@@ -491,7 +494,7 @@ class PodLauncher:
         if self.reservations.arrived(share, self.pod.read()):
             self.attempt.reservation = None
         else:
-            # it stays reserved until the server stops, so that no unit is allocated twice while this hub runs
+            # the share stays reserved until the server stops, so that no unit is allocated twice while this hub runs
             self.log.error(
                 "The pod of %s has lost the annotations or the label of its GPU share; does a modify_pod_hook replace "
                 "them?",

@@ -1,8 +1,8 @@
-"""The cluster's form, and the choice that a user's options mean.
+"""The cluster's form, and the choice that a user's options describe.
 
 Cards are compute templates and the profiles of KubeSpawner's ``profile_list``. The form is ours, or an admin's
-replacement of KubeSpawner's with templates as entries. Options of templates are checked by `spawner.options`, options
-of profiles by KubeSpawner.
+replacement for KubeSpawner's form, with templates as entries. `spawner.options` checks options of templates, and
+KubeSpawner checks options of profiles.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from gpushare_spawner.spawner.queue.quotas import QuotaChoice
 from gpushare_spawner.wording import spawn_form as words
 
 SHOWN = ("display_name", "description", "display_name_in_choices", "validation_message")
-"""Fields of a profile, its options and their choices that the form shows; in KubeSpawner they may hold HTML."""
+"""Fields of a profile, its options and their choices that the form shows; in KubeSpawner they may contain HTML."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """All cards of the cluster, before the check of users and groups."""
+    """All cards of the cluster, before users and groups are checked."""
 
     cards: tuple[Profile, ...]
     """Templates first, then the admin's profiles."""
@@ -39,11 +39,11 @@ class Offer:
     own_default: str | None
     """The slug of the profile that the admin marked as default."""
     clashes: tuple[str, ...]
-    """Names of templates that are left out because a profile has the same slug."""
+    """Names of templates that are not offered because a profile has the same slug."""
 
     @classmethod
     def of(cls, templates: Iterable[Template], written: Any, own: Sequence[dict[str, Any]]) -> Offer:
-        """Return the offer. ``written``: the admin's ``profile_list``; ``own``: the list completed by KubeSpawner."""
+        """Return the offer. ``written``: the admin's ``profile_list``; ``own``: that list, completed by KubeSpawner."""
         taken, cards, clashes = {str(entry["slug"]) for entry in own}, [], []
         for template in templates:
             if template.name in taken:
@@ -54,14 +54,14 @@ class Offer:
         return cls(tuple(cards), tuple(own), marked_default(written, own), tuple(clashes))
 
     def card(self, slug: Any) -> Profile | None:
-        """Return the card of a slug; None if there is no such card."""
+        """Return the card with a slug; None if there is none."""
         return next((card for card in self.cards if card.slug == slug), None)
 
     def default_of(self, cards: Sequence[Profile]) -> Profile | None:
-        """Return the card, of those that a user may start, of a spawn without a profile in its options.
+        """Return the card for a spawn without a profile in its options. ``cards``: those that the user may start.
 
-        The profile that the admin marked as default counts first, then the template marked so, then KubeSpawner's rule
-        (its first profile), then the first template.
+        The order is: the profile that the admin marked as default, the template marked as default, KubeSpawner's
+        default (its first profile), the first template.
         """
         marked = [profile for profile in cards if profile.template is not None and profile.default]
         own = [profile for profile in cards if profile.template is None]
@@ -101,10 +101,10 @@ class Offer:
         check_template: Callable[[Sequence[Profile], Any], Choice],
         own_profile: Callable[[str, Sequence[Mapping[str, Any]]], Mapping[str, Any]],
     ) -> Choice:
-        """Return the choice that ``options`` mean; without a profile in them, the default card's.
+        """Return the choice that ``options`` describe; if they name no profile, the default card.
 
         ``allowed`` returns the cards that the user may start, ``check_template`` checks options of templates, and
-        ``own_profile`` returns the profile of a slug after KubeSpawner's own check (ValueError). Raises SpawnRefused.
+        ``own_profile`` returns the profile with a slug after KubeSpawner's own check (ValueError). Raises SpawnRefused.
         """
         options = {} if options is None else options
         slug = options.get("profile") if isinstance(options, Mapping) else None
@@ -115,7 +115,7 @@ class Offer:
         card = self.card(slug)
         if card is None or card.template is not None:
             return check_template(self.cards, options)
-        # checked before the start, for a clear answer
+        # checked before the start, so that the user gets a clear error
         try:
             profile = own_profile(card.slug, self.own)
         except ValueError as error:
@@ -125,7 +125,7 @@ class Offer:
 
 
 def card_of(entry: Mapping[str, Any]) -> Profile:
-    """Return the card of an (initialized) KubeSpawner profile. Its texts are HTML, as in KubeSpawner."""
+    """Return the card for an initialized KubeSpawner profile. Its texts are HTML, as in KubeSpawner."""
     return Profile(
         slug=str(entry["slug"]),
         display_name=Markup(entry["display_name"]),
@@ -137,7 +137,7 @@ def card_of(entry: Mapping[str, Any]) -> Profile:
 
 
 def marked_default(written: Any, initialized: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the slug of the profile that an admin marked as default; None if KubeSpawner marked the first."""
+    """Return the slug of the profile that an admin marked as default; None if KubeSpawner marked its first profile."""
     entries = written.values() if isinstance(written, Mapping) else written or []
     if not any(entry.get("default") for entry in entries):
         return None
@@ -145,7 +145,7 @@ def marked_default(written: Any, initialized: Sequence[Mapping[str, Any]]) -> st
 
 
 def check_choices(entry: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Raise SpawnRefused for a choice that a KubeSpawner profile does not have; KubeSpawner itself fails on it."""
+    """Raise SpawnRefused for a choice that a KubeSpawner profile does not have; KubeSpawner itself would fail."""
     for name, option in (entry.get("profile_options") or {}).items():
         choice = options.get(name)
         if options.get(name + UNLISTED) or not choice:
@@ -160,9 +160,9 @@ def check_choices(entry: Mapping[str, Any], options: Mapping[str, Any]) -> None:
 
 
 def checked_texts(profiles: Sequence[Mapping[str, Any]], options: Any) -> list[dict[str, Any]]:
-    """Return KubeSpawner's profiles without patterns of texts, after a check of the user's texts in linear time.
+    """Return KubeSpawner's profiles without text patterns, after checking the user's texts in linear time.
 
-    KubeSpawner would match them with `re`, in the event loop. Raises ValueError, as KubeSpawner does.
+    KubeSpawner would match the texts with `re` in the event loop. Raises ValueError, as KubeSpawner does.
     """
     slug = options.get("profile") if isinstance(options, Mapping) else None
     return [_checked(profile, options if profile.get("slug") == slug else {}) for profile in profiles]
@@ -182,7 +182,7 @@ def _checked(profile: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str
             except ValueError as error:
                 raise ValueError(words.unusable_pattern(where, str(error))) from None
             if not matches:
-                # KubeSpawner's own sentence
+                # KubeSpawner's own text
                 raise ValueError(f"Received unlisted_choice for {name} that failed validation regex.")
         checked[name] = {**option, "unlisted_choice": unlisted} if "unlisted_choice" in option else option
     return {**profile, "profile_options": checked} if checked else dict(profile)
@@ -196,8 +196,8 @@ def _plain(html: Any) -> str:
 def as_entry(profile: Profile, now: Availability | None, quota: str = "") -> dict[str, Any]:
     """Return a template as a KubeSpawner profile for an admin's own form, with escaped text.
 
-    ``gpushare`` has the further data: ``kind`` (now, wait, never, unknown), ``text``, ``detail``, and ``quota``: the
-    state of the user's quota for a spawn now, empty without quotas.
+    ``gpushare`` contains additional data: ``kind`` (now, wait, never, unknown), ``text``, ``detail``, and ``quota``,
+    the state of the user's quota for a spawn now (empty without quotas).
     """
     entry: dict[str, Any] = {
         "slug": profile.slug,
@@ -234,7 +234,7 @@ def _escaped(value: Any) -> Any:
 
 
 NAMES = ("pvc_name", "pod_name", "dns_name", "secret_name")
-"""Plain attributes of KubeSpawner that a ``kubespawner_override`` may set as if they were traits."""
+"""Plain attributes of KubeSpawner that a ``kubespawner_override`` may set like traits."""
 
 
 def names_template(options: Any, templates: Sequence[Template]) -> bool:

@@ -1,4 +1,4 @@
-"""The private names of KubeSpawner that this package uses, each with its reason. Other modules use none.
+"""KubeSpawner's private names that this package uses, each with its reason. Other modules use none.
 
 `OVERRIDDEN` lists the names that `GPUShareSpawner` overrides; `KubeSpawnerPrivate` has a method for each name that it
 calls.
@@ -27,25 +27,25 @@ class KubeSpawnerPrivate:
 
     spawner: Any
     inherited: Any
-    """`super` of our class, for the methods that it overrides."""
+    """``super()`` of our class, for the methods that it overrides."""
 
     # -- watches --
 
     def reflector_key(self, kind: str) -> tuple[Any, ...]:
-        """Return the key of a shared reflector: there is no public way to get the key for the spawner's namespace."""
+        """Return the key of a shared reflector; there is no public way to get the key for the spawner's namespace."""
         key: tuple[Any, ...] = self.spawner._get_reflector_key(kind)
         return key
 
     async def start_reflector(self, kind: str, reflector_class: Any, replace: bool, **settings: Any) -> Any:
-        """Start and share a reflector as KubeSpawner does, with its handling of settings and failures."""
+        """Start and share a reflector as KubeSpawner does, including its handling of settings and failures."""
         return await self.inherited._start_reflector(kind, reflector_class, replace, **settings)
 
     async def watch_pods(self) -> None:
-        """Make sure that pods are watched: `poll` and `stop` do it too, but do more."""
+        """Make sure that pods are watched; `poll` and `stop` do this too, but do more."""
         await self.spawner._start_watching_pods()
 
     def default_namespace(self) -> str:
-        """Return the hub's own namespace: ``namespace`` does not have it if each user has a namespace."""
+        """Return the hub's own namespace; ``namespace`` differs from it if each user has a namespace."""
         return str(self.spawner._namespace_default())
 
     # -- settings and profiles --
@@ -66,9 +66,9 @@ class KubeSpawnerPrivate:
         return complete
 
     def profile_of(self, slug: str, profiles: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the profile of a slug, after a check of the user's options. Raises ValueError for wrong options.
+        """Return the profile with a slug, after checking the user's options. Raises ValueError for invalid options.
 
-        KubeSpawner checks in `start` only, which is too late for a clear answer.
+        KubeSpawner checks only in `start`, which is too late for a clear error.
         """
         entries = list(profiles)
         self.spawner._validate_user_options(entries)
@@ -76,17 +76,17 @@ class KubeSpawnerPrivate:
         return profile
 
     def rendered_form(self, entries: Sequence[Mapping[str, Any]]) -> str:
-        """Return an admin's replacement of KubeSpawner's form, with our entries in it."""
+        """Return an admin's replacement for KubeSpawner's form, with our entries."""
         return str(self.spawner._render_options_form(entries))
 
     # -- a spawn --
 
     async def start_pod(self) -> Any:
-        """Start the server as KubeSpawner does: volumes, pod, and a wait until it runs. Return its address."""
+        """Start the server as KubeSpawner does (volumes, pod, wait until it runs). Return its address."""
         return await self.inherited._start()
 
     def forget_last_start(self) -> None:
-        """Make `progress` wait for the next spawn: for it, a finished spawn means that no more events follow."""
+        """Make `progress` wait for the next spawn; it treats a finished spawn as the end of all events."""
         self.spawner._start_future = None
 
     @property

@@ -1,9 +1,9 @@
-"""Makes the objects of a pod, the claim of its share and the Secret with its server's token, and removes pods.
+"""Creates a pod's objects, which are the claim for its share and the Secret with its server's token, and removes pods.
 
-The pod exists first: it owns these objects, so that an aborted start leaves none. The scheduler waits for the claims
-that a pod names, and the kubelet for the Secrets. `PodObjects` also makes a layer's objects in the server's namespace
-before the pod, like a ResourceClaimTemplate, and it removes pods of an earlier or a failed start, and of servers that
-the hub has forgotten.
+The pod is created first and owns these objects, so that an aborted start leaves none. The scheduler waits for the
+claims that a pod names, and the kubelet for the Secrets. `PodObjects` also creates a layer's objects in the server's
+namespace before the pod, such as a ResourceClaimTemplate, and removes pods of an earlier or failed start and pods of
+servers that the hub no longer knows.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from gpushare_spawner.spawner.queue.snapshot import LayerOffer
 from gpushare_spawner.wording import spawn_form as words
 
 PAUSES = 0.1, 2.0
-"""Seconds between tries: the first, and the longest."""
+"""Seconds between attempts: the first pause and the longest pause."""
 ASK_AGAIN_SECONDS = 300.0
-"""Seconds until the right to make Secrets is checked again: rights can change. Our value: as
-`cluster.capacity.ASK_AGAIN_SECONDS`.
+"""Seconds until the permission to create Secrets is checked again, because permissions can change. Our value: the same
+as `cluster.capacity.ASK_AGAIN_SECONDS`.
 """
 _TRIES = 3
-"""Tries for an object that another client deletes as soon as it exists."""
+"""Number of attempts for an object that another client deletes as soon as it exists."""
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _APIS = {"Pod": "/api/v1", "Secret": "/api/v1", "ResourceClaim": CLAIMS_API, "ResourceClaimTemplate": CLAIMS_API}
 """The API of each kind."""
 
 Object = dict[str, Any]
 OfOwner = Callable[[str], Object]
-"""Returns the manifest of an object for the uid of the pod that owns it."""
+"""Function that returns the manifest of an object for the uid of the pod that owns it."""
 
 
 def token_secret(pod: V1Pod, token: str) -> OfOwner | None:
-    """Move the variables with the server's token in the pod's containers to a Secret of a new name. Return the Secret.
+    """Move the variables that contain the server's token from the pod's containers to a new Secret. Return the Secret.
 
-    Every user with the right to read pods could read the values. JupyterHub writes the token into two variables. None
-    if no variable has it, or the pod's layer replaces the pod, and the Secret would be deleted with it. The same values
-    in an admin's containers are moved too.
+    Otherwise every user who may read pods could read the values. JupyterHub writes the token into two variables.
+    Returns None if no variable contains it, or if the pod's layer replaces the pod, because the Secret would be deleted
+    with it. The same values in an admin's containers are moved too.
     """
     layer = (pod.metadata.labels or {}).get(LAYER)
     if layer is not None and LAYERS[LayerName(layer)].replaces_pods:
         return None
     name, values = claim_name(pod.metadata.name, secrets.token_hex(4)), dict[str, str]()
     for container in [*(pod.spec.init_containers or ()), *pod.spec.containers]:
-        # the additions of an admin's hooks and settings are dicts
+        # additions by an admin's hooks and settings are dicts
         env = (container.get("env") if isinstance(container, Mapping) else container.env) or []
         for index, variable in enumerate(env):
             current = variable if isinstance(variable, Mapping) else {"name": variable.name, "value": variable.value}
@@ -78,13 +78,13 @@ def token_secret(pod: V1Pod, token: str) -> OfOwner | None:
 
 
 def claim_of(share: PodShare | None, pod: str, namespace: str) -> OfOwner | None:
-    """Return the claim of the pod of a share, if its node gives GPUs by claims."""
+    """Return the claim for the pod of a share, if its node allocates GPUs by claims."""
     layer = claim_layer(share, time.time(), pod, namespace) if share is not None else None
     return None if layer is None else lambda uid: layer.manifest(pod, uid)
 
 
 def _path(namespace: str, kind: str, name: str = "") -> str:
-    """Return the path of an object; without a name, of all objects of its kind."""
+    """Return the path of an object; without a name, the path of all objects of its kind."""
     return f"{_APIS[kind]}/namespaces/{namespace}/{kind.lower()}s" + (f"/{name}" if name else "")
 
 
@@ -94,27 +94,27 @@ def _owners(item: Object) -> list[str]:
 
 
 ORPHANS_EVERY = 60.0
-"""Minimum seconds between two searches for pods without a server."""
+"""Minimum time in seconds between two searches for pods without a server."""
 ORPHAN_AGE = 120.0
-"""Seconds for which a new pod without a server is left alone."""
+"""Seconds for which a new pod without a server is not removed."""
 
 
 @dataclass
 class PodObjects:
-    """The objects that pods own or need, and the pods that are in the way. One object for a hub."""
+    """The objects that pods own or need, and the pods that obstruct a spawn. One instance for each hub."""
 
     api: ClusterApi
     reservations: PodReservations
     log: logging.Logger
     _rights: dict[str, tuple[bool, float]] = field(default_factory=dict, init=False)
-    """By namespace: whether the hub may make Secrets, and when to check it again (monotonic clock, seconds)."""
+    """By namespace: whether the hub may create Secrets, and when to check again (monotonic clock, seconds)."""
     _searched_at: float = field(default=-ORPHANS_EVERY, init=False)
     """Time of the last search for pods without a server (monotonic clock, seconds)."""
 
     async def may_make_secrets(self, namespace: str) -> bool:
-        """Return whether the hub may make Secrets in a namespace. Raises ApiFailure.
+        """Return whether the hub may create Secrets in a namespace. Raises ApiFailure.
 
-        Checks again later, and logs the start of a refusal.
+        Repeats the check from time to time, and logs when the permission becomes missing.
         """
         before, ask_at = self._rights.get(namespace, (True, 0.0))
         if time.monotonic() < ask_at:
@@ -125,17 +125,18 @@ class PodObjects:
         self._rights[namespace] = (allowed, time.monotonic() + ASK_AGAIN_SECONDS)
         if before and not allowed:
             self.log.warning(
-                "The hub may not create Secrets in the namespace %s, so the tokens of servers stand in their pods, "
-                "where whoever may read pods reads them. Give the hub's service account get, create and delete on "
+                "The hub may not create Secrets in the namespace %s, so servers' tokens are in their pods, where "
+                "every user who may read pods can read them. Give the hub's service account get, create and delete on "
                 "secrets there.",
                 namespace,
             )
         return allowed
 
     async def make(self, pod: str, namespace: str, *objects: OfOwner | None) -> None:
-        """Make the objects of a new pod; None is left out.
+        """Create the objects of a new pod; None is skipped.
 
-        Retries until it is done or cancelled, after failures of the API that can pass. Raises ApiFailure for others.
+        After temporary failures of the API, retries until it succeeds or is cancelled. Raises ApiFailure for other
+        failures.
         """
         missing = [of_owner for of_owner in objects if of_owner is not None]
         if not missing:
@@ -149,17 +150,17 @@ class PodObjects:
                     return
             except ApiFailure as failure:
                 if failure.status == 404 and f'pods "{pod}"' in str(failure):
-                    return  # the pod was deleted meanwhile, and its start ends by that
+                    return  # the pod was deleted in the meantime, which ends its start
                 if not failure.may_pass:
                     raise
-                self.log.warning("What belongs to pod %s is not made yet: %s", pod, failure)
+                self.log.warning("The objects of pod %s are not created yet: %s", pod, failure)
             await asyncio.sleep(pause)
 
     async def missing(self, pod: Mapping[str, Any]) -> bool:
         """Return whether a pod names a missing Secret or claim of its own. ``pod``: the API's object.
 
-        The hub ended before it had made the object, and the token is lost: the pod can never run. False if the API does
-        not answer.
+        In that case the hub ended before it created the object, the token is lost, and the pod can never run. False if
+        the API does not answer.
         """
         metadata, spec = pod["metadata"], pod.get("spec") or {}
         containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
@@ -178,7 +179,7 @@ class PodObjects:
     async def _create(self, namespace: str, manifest: Object, uid: str) -> bool:
         """Return whether the object exists and belongs to this pod."""
         existing = await self._existing(namespace, manifest)
-        # an answer was lost, or the object belongs to an earlier pod of this spawn and awaits the garbage collector
+        # a response was lost, or the object belongs to an earlier pod of this spawn and awaits garbage collection
         if existing is None or uid in _owners(existing):
             return True
         try:
@@ -189,7 +190,7 @@ class PodObjects:
         return False
 
     async def _existing(self, namespace: str, manifest: Object) -> Object | None:
-        """Create an object. Return the existing object of its name; None if it was created."""
+        """Create an object. Return None, or the existing object if the name is taken."""
         kind, tries = manifest["kind"], 0
         while True:
             tries += 1
@@ -207,10 +208,10 @@ class PodObjects:
                     raise
 
     async def make_for_layer(self, namespace: str, offer: LayerOffer) -> None:
-        """Create the objects of an offer that do not exist yet: its pod is not their owner, other pods use them too.
+        """Create the missing objects of an offer. Its pod does not own them, because other pods use them too.
 
-        Raises SpawnRefused if another object has the name of one of them, ApiFailure, and LayerCannot if the layer can
-        no longer give the share.
+        Raises SpawnRefused if a name is taken by another object, ApiFailure, and LayerCannot if the layer can no longer
+        provide the share.
         """
         layer = POD_LAYERS[offer.layer]
         for manifest in layer.objects(offer.request):
@@ -222,10 +223,10 @@ class PodObjects:
                 message = words.other_object(kind, name, namespace)
                 raise SpawnRefused(message, reason="other-object", status=409)
 
-    # -- pods that are in the way --
+    # -- obstructing pods --
 
     def give_back(self, share: PodShare, perhaps_created: bool) -> None:
-        """Give back the share of a failed spawn or an ended server, once no pod can have it any more."""
+        """Release the share of a failed spawn or an ended server once no pod can hold it any more."""
         if not perhaps_created:
             self.reservations.give_back(share)
             return
@@ -233,14 +234,15 @@ class PodObjects:
         self.reservations.in_background(self._remove_late_pod(share.token))
 
     async def _remove_late_pod(self, token: str) -> None:
-        """Remove the late pod of a failed start: the hub stops only a pod that the reflector has shown by then."""
+        """Remove the late pod of a failed start; the hub stops only a pod that the reflector already shows."""
         async for pod in self.reservations.late_pods(token):
             await self._remove(pod["metadata"], "its start has failed")
 
     def remove_orphans_soon(self, hub: str, runs: Callable[[str, str], bool]) -> None:
-        """Remove the hub's pods with a share but without a server, unless the last search was recent.
+        """Remove the hub's pods that have a share but no server, unless the last search was recent.
 
-        ``hub``: the URL of its API, as in the pods' annotations. ``runs`` returns whether the hub runs a user's server.
+        ``hub``: the URL of the hub's API, as in the pods' annotations. ``runs`` returns whether the hub runs a user's
+        server.
         """
         now = time.monotonic()
         if now - self._searched_at < ORPHANS_EVERY:
@@ -252,17 +254,17 @@ class PodObjects:
             )
 
     async def remove_leftover(self, pod: Mapping[str, Any] | None, stop: Callable[[], Awaitable[None]]) -> None:
-        """Remove a server's own pod that an earlier spawn left, with ``stop``.
+        """Remove, with ``stop``, a server's own pod left by an earlier spawn.
 
-        KubeSpawner would remove it when it creates the new pod; until then it would hold capacity that the new pod
-        needs.
+        KubeSpawner would remove the pod only when it creates the new pod; until then the old pod would hold capacity
+        that the new pod needs.
         """
         if pod is not None and holds_share(pod) and not pod["metadata"].get("deletionTimestamp"):
-            self.log.warning("Removing pod %s, which an earlier spawn of this server left", pod["metadata"]["name"])
+            self.log.warning("Removing pod %s, left by an earlier spawn of this server", pod["metadata"]["name"])
             await self.remove_own(pod["metadata"]["name"], stop)
 
     async def remove_own(self, name: str, stop: Callable[[], Awaitable[None]]) -> None:
-        """Remove a server's own pod with ``stop``. A failure is logged: the creation of the next pod tries again."""
+        """Remove a server's own pod with ``stop``. A failure is logged; the next pod's creation retries it."""
         try:
             await stop()
         except Exception as error:

@@ -1,9 +1,9 @@
-"""The pod of one server: its requests and constraints before it exists, and its manifest with the share.
+"""The pod of one server: its requests and constraints before its creation, and its manifest with the share.
 
 `build_pod` adds a share to KubeSpawner's manifest: the sharing layer renders the share, and `with_last_word` keeps the
-values that the admin's template sets. `fragment` and `put_back` convert between the client's models, as KubeSpawner and
-an admin's `modify_pod_hook` use them, and the plain data of sharing layers. Does not call the API server: see
-`owned_objects`. ``settings`` are values of the spawner's traits, by their names.
+values that the admin's template sets. `fragment` and `put_back` convert between the client's models, which KubeSpawner
+and an admin's `modify_pod_hook` use, and the plain data of sharing layers. This module does not call the API server:
+see `owned_objects`. ``settings`` are values of the spawner's traits by name.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ from gpushare_spawner.spawner.queue.snapshot import LayerOffer
 from gpushare_spawner.wording import spawn_failures as words
 
 _SPEC = {"scheduler_name": "schedulerName", "priority_class_name": "priorityClassName"}
-"""KubeSpawner's settings of one value, with their fields in a pod's spec."""
+"""KubeSpawner's single-valued settings, with their fields in a pod's spec."""
 _BY_KEY = {
     "extra_annotations": ("metadata", "annotations"),
     "extra_labels": ("metadata", "labels"),
     "node_selector": ("spec", "nodeSelector"),
 }
-"""KubeSpawner's settings with names and values, with their places in a pod."""
+"""KubeSpawner's settings that map names to values, with their places in a pod."""
 _VOLUME = "gpushare-session"
 """The volume with the server's notices."""
 _RESOURCES = {"extra_resource_limits": "limits", "extra_resource_guarantees": "requests"}
 
 
 def rendered_elsewhere(form: PodSpec, share: PodShare, offer: LayerOffer, since: float) -> PodSpec:
-    """Return the pod with a share that a layer's own scheduler places.
+    """Return a pod whose share a layer's own scheduler places.
 
     ``since``: when the share was granted, in seconds since the epoch.
 
-    Settings of the template's ``kubespawner_override`` stay as they are. Raises LayerCannot.
+    Settings in the template's ``kubespawner_override`` are not changed. Raises LayerCannot.
     """
     request, gpu_share, tenant = offer.request, offer.request.gpu.share, share.request.tenant
     session = PodSession(
@@ -91,7 +91,7 @@ def rendered_elsewhere(form: PodSpec, share: PodShare, offer: LayerOffer, since:
     ).apply(made)
     made = with_last_word(form, made, request.template.kubespawner_override)
     if offer.kept_off:
-        # even if the template sets its own affinity: an earlier spawn would wait for ever
+        # even if the template sets its own affinity; otherwise an earlier spawn would wait forever
         affinity = kept_off(made["spec"].get("affinity"), offer.kept_off)
         made = {**made, "spec": {**made["spec"], "affinity": affinity}}
     metadata = made["metadata"]
@@ -107,9 +107,9 @@ def rendered_elsewhere(form: PodSpec, share: PodShare, offer: LayerOffer, since:
 def observable(offer: LayerOffer) -> bool:
     """Return whether the pod can request the library of an observing agent.
 
-    On a node without a free library device the pod could not run, so each suitable node must have one: pods of others
-    can request them too. Without the library the agent observes the pod's GPU work in the driver's counters; without an
-    agent the work is not observed.
+    On a node without a free library device the pod could not run, so each suitable node must have a free device; other
+    pods can request these devices too. Without the library the agent observes the pod's GPU work in the driver's
+    counters; without an agent the work is not observed.
     """
     nodes, facts = offer.request.suitable_nodes(), offer.request.facts
     by_library = LAYERS[offer.layer].observed_by is ObservedBy.LIBRARY
@@ -117,7 +117,7 @@ def observable(offer: LayerOffer) -> bool:
 
 
 def with_last_word(form: PodSpec, made: PodSpec, override: Mapping[str, Any]) -> PodSpec:
-    """Return a layer's result, with the values of the form for all settings of an admin's override."""
+    """Return a layer's result with the original values of all settings in an admin's override."""
     spec, metadata = dict(made["spec"]), {name: dict(made["metadata"][name]) for name in ("annotations", "labels")}
     extra: Mapping[str, Any] = override.get("extra_pod_config") or {}
     for setting, field in _SPEC.items():
@@ -139,10 +139,9 @@ def with_last_word(form: PodSpec, made: PodSpec, override: Mapping[str, Any]) ->
 
 
 def rendered(form: PodSpec, share: PodShare, unit_size: int, pod: str, namespace: str) -> PodSpec:
-    """Return the pod with a share, as its sharing layer renders it. Raises LayerCannot.
+    """Return the pod with its share, as the sharing layer renders it. Raises LayerCannot.
 
-    ``unit_size``: units of 1 % of one device of the agent's plugin; ``pod``: the name of the pod that is made in
-    ``namespace``.
+    ``unit_size``: units of 1 % of one device of the agent's plugin; ``pod``: the name of the pod in ``namespace``.
     """
     since = time.time()
     if share.offer is not None:
@@ -159,7 +158,7 @@ def _session(share: PodShare, since: float) -> PodSession:
 
 
 def claim_layer(share: PodShare, since: float, pod: str, namespace: str) -> NativeClaimLayer | None:
-    """Return the layer of a share on a node that gives GPUs by claims; None for another node."""
+    """Return the layer of a share on a node that allocates GPUs by claims; None for any other node."""
     if share.claims is None:
         return None
     claim = claim_name(pod, share.token)
@@ -176,7 +175,7 @@ REQUESTING = (
 
 
 def pinned_node(settings: Mapping[str, Any]) -> str:
-    """Return the node that the settings pin a server to; empty: no node."""
+    """Return the node to which the settings pin a server; empty: none."""
     pinned = settings["node_selector"].get(HOSTNAME_LABEL)
     for key in ("nodeSelector", "node_selector"):
         pinned = (settings["extra_pod_config"].get(key) or {}).get(HOSTNAME_LABEL, pinned)
@@ -186,11 +185,11 @@ def pinned_node(settings: Mapping[str, Any]) -> str:
 def pod_constraints(settings: Mapping[str, Any], values: Callable[[Any], list[Any]]) -> PodConstraints | None:
     """Return the pod's constraints on nodes; None if the hook or ``extra_pod_config`` may change them.
 
-    ``values`` returns the values of a setting that may be a list or a dict; they are models or dicts.
+    ``values`` returns the values (models or dicts) of a setting that may be a list or a dict.
     """
     extra = settings["extra_pod_config"]
     if settings["modify_pod_hook"] is not None:
-        # It may add tolerations. The scheduler decides.
+        # They may add tolerations, so only the scheduler can decide.
         return None
     if any(key in extra for key in ("nodeSelector", "node_selector", "affinity", "tolerations")):
         return None
@@ -203,7 +202,7 @@ def pod_constraints(settings: Mapping[str, Any], values: Callable[[Any], list[An
 
 
 def requested(settings: Mapping[str, Any]) -> Requested:
-    """Return the resources that the pod requests of its node."""
+    """Return the resources that the pod requests from its node."""
     own = {
         "name": NOTEBOOK,
         "resources": {
@@ -211,7 +210,7 @@ def requested(settings: Mapping[str, Any]) -> Requested:
             "limits": _amounts(settings, "limit"),
         },
     }
-    # containers that an admin wrote as models are rare, and the scheduler counts them in any case
+    # containers that an admin defines as models are rare, and the scheduler counts them in any case
     others = [container for container in settings["extra_containers"] if isinstance(container, Mapping)]
     before = [container for container in settings["init_containers"] if isinstance(container, Mapping)]
     amounts = pod_requests({"spec": {"containers": [own, *others], "initContainers": before}})
@@ -225,9 +224,10 @@ def _amounts(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 _POD = {"nodeSelector": "node_selector", "schedulerName": "scheduler_name", "priorityClassName": "priority_class_name"}
-"""Fields of a pod's spec that a layer can replace, with the model's names."""
+"""Fields of a pod's spec that a layer can replace, with their names in the client's model."""
 _POD_LISTS = {"resourceClaims": ("resource_claims", V1PodResourceClaim), "volumes": ("volumes", V1Volume)}
-"""Lists in a pod's spec that a layer can add to, with the model's names and the types of their items."""
+"""Lists in a pod's spec that a layer can extend, with their names in the client's model and the types of their items.
+"""
 _AMOUNTS = ("limits", "requests")
 
 
@@ -256,9 +256,9 @@ def fragment(pod: V1Pod) -> PodSpec:
 
 
 def put_back(pod: V1Pod, before: PodSpec, changed: PodSpec) -> V1Pod:
-    """Write a sharing layer's result for the manifest's `fragment` into the manifest; the rest stays as it is.
+    """Write a sharing layer's result for the manifest's `fragment` into the manifest; the rest is unchanged.
 
-    ``before``: the fragment, which layers do not change in place.
+    ``before``: the original fragment; layers do not change it in place.
     """
     pod.metadata.annotations = changed["metadata"]["annotations"]
     pod.metadata.labels = changed["metadata"]["labels"]
@@ -288,7 +288,7 @@ def _put_back_container(container: Any, was: Mapping[str, Any], rendered: Mappin
         for name in _AMOUNTS:
             if resources.get(name) != was["resources"].get(name):
                 setattr(container.resources, name, resources[name])
-        # the client's model of claims has another name in each of its versions
+        # the client's model of claims has a different name in each client version
         _add(container.resources, "claims", dict, was["resources"].get("claims") or [], resources.get("claims") or [])
     set_here = {variable["name"]: variable for variable in rendered["env"] if variable not in was["env"]}
     if set_here:
@@ -305,7 +305,7 @@ def _add(target: Any, attribute: str, model: type, before: Sequence[Any], items:
 
 
 def _require_node(spec: Any, affinity: Mapping[str, Any]) -> None:
-    """Set the required node affinity. An admin's hook sees models, as KubeSpawner makes them."""
+    """Set the required node affinity, as models, which is what KubeSpawner passes to an admin's hook."""
     required = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     if isinstance(spec.affinity, Mapping):
         spec.affinity = dict(affinity)
@@ -334,23 +334,23 @@ def _notebook(pod: V1Pod) -> Any:
 
 
 def _get(thing: Any, name: str) -> Any:
-    # KubeSpawner accepts both models and dicts in several settings, and leaves them as they are
+    # KubeSpawner accepts both models and dicts in several settings and does not convert them
     if thing is None:
         return None
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name)
 
 
 WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "-1"}
-"""Hides the node's GPUs from a server without a GPU in its template, even if its image says "all". (NVIDIA Container
-Toolkit, environment variables: void is "as if there were no GPU".)
+"""Environment that hides the node's GPUs from a server without a GPU in its template, even if its image requests "all".
+(NVIDIA Container Toolkit, environment variables: void is "as if there were no GPU".)
 """
 
 
 def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str, namespace: str = "") -> V1Pod:
-    """Return KubeSpawner's manifest with the share in it.
+    """Return KubeSpawner's manifest with the share.
 
-    ``hub``: the URL of the API of the hub that makes the pod in ``namespace``. Raises SpawnRefused for a manifest that
-    is pinned to another node than the share's, and for a share that its sharing layer cannot give.
+    ``hub``: the API URL of the hub that creates the pod in ``namespace``. Raises SpawnRefused for a manifest that is
+    pinned to a node other than the share's, and for a share that its sharing layer cannot provide.
     """
     placed, pinned = share.placement.node, (pod.spec.node_selector or {}).get(HOSTNAME_LABEL)
     if placed and pinned not in (None, placed):

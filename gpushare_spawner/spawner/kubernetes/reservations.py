@@ -1,6 +1,6 @@
-"""Shares in flight in a cluster: from a placement until a pod's annotations have the share.
+"""Shares in flight in a cluster, from their placement until a pod's annotations contain the share.
 
-`Exclusions` has the nodes that one server's spawns avoid for minutes, because its pod was not admitted there.
+`Exclusions` contains the nodes that one server's spawns avoid for minutes because they did not admit its pod.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, LayerOffer, Spa
 from gpushare_spawner.wording import spawn_failures
 
 LEFT_OUT_SECONDS = 180.0
-"""Seconds for which a node is left out. Our value: a user's retry after a failed spawn gets another node, and a node
-that has become free is used again soon.
+"""Seconds for which a node is excluded. Our value: a user's retry after a failed spawn gets another node, and a node
+that has become free is soon used again.
 """
 
 
 @dataclass
 class Exclusions:
-    """Avoided nodes by server and template: another server may request less, and the node can admit it."""
+    """Avoided nodes by server and template; the node may admit another server that requests less."""
 
     clock: Callable[[], float] = time.monotonic
     _left_out: dict[tuple[str, str, str], tuple[float, str]] = field(default_factory=dict, init=False)
-    """Until when, and the missing resource, by session, template and node."""
+    """The end of the exclusion and the missing resource, by session, template and node."""
 
     def leave_out(self, request: SpawnRequest, node: str, missing: str) -> None:
-        """Avoid a node for this request. ``missing``: its missing resource, as half a sentence."""
+        """Avoid a node for this request. ``missing``: the node's missing resource, as a phrase."""
         key = (request.session, request.template.name, node)
         self._left_out[key] = (self.clock() + LEFT_OUT_SECONDS, missing)
 
@@ -53,27 +53,27 @@ class Exclusions:
 
 
 LINGER_SECONDS = 20.0
-"""Seconds for which a place is kept after its pod may have been created and was not seen: the API server finishes a
-request with a lost answer within its own time limits, and the reflector shows a new pod within a second.
+"""Seconds for which a place is kept if its pod may have been created but has not been seen: the API server finishes a
+request whose response was lost within its own time limits, and the reflector shows a new pod within a second.
 """
 SHOWN_SECONDS = 5.0
-"""Seconds for which a place is kept after its late pod was seen: longer than a read of the pods of a large cluster."""
+"""Seconds for which a place is kept after its late pod was seen; longer than reading the pods of a large cluster."""
 _POLL_SECONDS = 0.5
 
 
 class NoNodeNow(SnapshotStale):
-    """Fresh data, in which no node can run a server. ``str()`` is a sentence for its user."""
+    """Fresh data according to which no node can run a server. ``str()`` is a sentence for the user."""
 
 
 @dataclass(frozen=True)
 class PodShare(Reservation):
-    """A share that is reserved for a pod. ``token`` is the pod's annotation that identifies it."""
+    """A share that is reserved for a pod. ``token``: the pod annotation that identifies the reservation."""
 
     token: str
     claims: ClaimsReport | None = None
-    """The node's report on claims; None if it gives GPUs as extended resources."""
+    """The node's report on claims; None if the node allocates GPUs as extended resources."""
     observed: bool = True
-    """With another layer: whether the pod may request an observer's library. A node with an agent that is starting
+    """Whether the pod may request an observer's library, if it uses another layer. A node whose agent is starting
     refuses such a pod.
     """
 
@@ -81,8 +81,8 @@ class PodShare(Reservation):
 class PodReservations(Reservations[PodShare]):
     """The shares that this hub process has reserved for pods, and the queue.
 
-    They exist in the hub's memory only. The annotations of a created pod have its allocation: a hub that is killed
-    between any two steps forgets only places without a pod.
+    They exist only in the hub's memory. The annotations of a created pod contain its allocation, so a hub that is
+    killed at any point loses only places without a pod.
     """
 
     where: ClassVar[str] = "this cluster"
@@ -109,7 +109,7 @@ class PodReservations(Reservations[PodShare]):
         return replace(share, units=self.cluster.whole_devices(share.units))
 
     def in_flight(self) -> Iterable[Allocation]:
-        """Return places with pods that are not confirmed to run, or that may yet appear."""
+        """Return the places whose pods are not confirmed to run or may still appear."""
         self._settle()
         reserved = {**self._in_flight, **{token: allocation for token, (_, allocation) in self._lingering.items()}}
         counted = self.cluster.capacity.bound()
@@ -120,7 +120,7 @@ class PodReservations(Reservations[PodShare]):
 
     async def _remove_obstacles(self, snapshot: GpuSnapshot) -> GpuSnapshot:
         if not len(snapshot.inventory) and snapshot.layers is None:
-            # no spawn can be placed, for a reason that concerns all of them
+            # no spawn can be placed, for a reason that applies to all spawns
             raise NoNodeNow(snapshot.awaited)
         return snapshot
 
@@ -146,7 +146,7 @@ class PodReservations(Reservations[PodShare]):
         )
         gpus = tuple(snapshot.gpus[gpu] for gpu in placement.gpus)
         self._in_flight[token] = allocation
-        # the user's share may be less than the devices that it takes
+        # the user's share may be smaller than the devices that it takes
         placement = replace(placement, borrowed=min(placement.borrowed, ticket.request.share.units))
         ticket.result.set_result(
             PodShare(ticket.request, placement, gpus, token, claims=self.cluster.claims_of(placement.node))
@@ -154,7 +154,7 @@ class PodReservations(Reservations[PodShare]):
         return allocation
 
     def _give_elsewhere(self, ticket: Ticket, offer: LayerOffer, placement: Placement, token: str) -> Allocation:
-        """Reserve GPUs of another layer: they count in quotas and in the layer's free capacity."""
+        """Reserve GPUs of another layer, which count in quotas and in the layer's free capacity."""
         request = ticket.request
         self._in_flight[token] = allocation_elsewhere(
             f"{request.session}#{token}", request.share, request.tenant.user, request.tenant.quota, time.time()
@@ -164,19 +164,19 @@ class PodReservations(Reservations[PodShare]):
         return self._in_flight[token]
 
     def _pending(self) -> Mapping[str, Pending]:
-        """Return the reservations on GPUs of other layers, by the annotation that their pods have."""
+        """Return the reservations on GPUs of other layers, by the annotation of their pods."""
         self._settle()
         kept = self._in_flight.keys() | self._lingering.keys()
         self._elsewhere = {token: pending for token, pending in self._elsewhere.items() if token in kept}
         return self._elsewhere
 
     def give_back(self, reservation: PodShare) -> None:
-        """Free a reservation without a pod."""
+        """Cancel a reservation without a pod."""
         if self._in_flight.pop(reservation.token, None) is not None:
             self.place_soon()
 
     def perhaps_created(self, reservation: PodShare) -> None:
-        """Keep the place of a failed start with a pod that may exist: the pod's annotations count once it appears."""
+        """Keep the place of a failed start whose pod may exist. Once the pod appears, its annotations count."""
         allocation = self._in_flight.pop(reservation.token, None)
         if allocation is not None:
             self._lingering[reservation.token] = (time.monotonic() + LINGER_SECONDS, allocation)
@@ -184,7 +184,7 @@ class PodReservations(Reservations[PodShare]):
             self.place_soon()
 
     async def late_pods(self, token: str) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield the pods of a reservation with a failed start, again until they are being deleted."""
+        """Yield the pods of a reservation whose start failed, repeatedly until they are being deleted."""
         until = time.monotonic() + LINGER_SECONDS
         breaks = LoopBreaks()
         while time.monotonic() < until:
@@ -197,20 +197,20 @@ class PodReservations(Reservations[PodShare]):
             await asyncio.sleep(_POLL_SECONDS)
 
     def _has_shown(self, token: str) -> None:
-        """Shorten the wait for a late pod that has appeared: the next read counts the pod, or it is gone."""
+        """Shorten the wait for a late pod that has appeared; the next read counts the pod unless it was deleted."""
         if token in self._lingering:
             until, allocation = self._lingering[token]
             self._lingering[token] = (min(until, time.monotonic() + SHOWN_SECONDS), allocation)
 
     def arrived(self, reservation: PodShare, pod: Mapping[str, Any] | None) -> bool:
-        """Count a running pod by its annotations from now on. False without these; then the share stays reserved."""
+        """Count a running pod by its annotations from now on. False if they are missing; the share stays reserved."""
         if pod is None or not holds_share(pod) or annotation(pod, RESERVATION) != reservation.token:
             return False
         self._in_flight.pop(reservation.token, None)
         return True
 
     def _settle(self) -> None:
-        """Forget places that waited for a pod: it exists and is counted, or it will not appear any more."""
+        """Remove places that waited for a pod which is now counted or can no longer appear."""
         now = time.monotonic()
         for token, (until, _) in list(self._lingering.items()):
             if now >= until or self.cluster.shows(token):

@@ -1,8 +1,9 @@
-"""KubeSpawner with shared GPUs: an adapter from its methods to the parts in this package.
+"""KubeSpawner with shared GPUs; an adapter from KubeSpawner's methods to the parts in this package.
 
-A spawn goes through `base` (the common steps), `options` (the choice), `reservations` (a place, perhaps after a
-wait), `pod` (the pod) and `attempt` (its state and tries, and whether the node admits the pod). `cluster.reflectors`
-keeps the watches running, `cluster.snapshot` reads them; `owned_objects` removes obstructing pods.
+A spawn goes through `base` (the common steps), `options` (the choice), `reservations` (a place, perhaps after a wait),
+`pod` (the manifest) and `attempt` (the spawn's state, its attempts, and the admission of the pod by its node).
+`cluster.reflectors` keeps the watches running, `cluster.snapshot` reads them, and `owned_objects` removes obstructing
+pods.
 """
 
 from __future__ import annotations
@@ -71,14 +72,14 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TEMPLATES = "/etc/gpushare/templates"
 
 _TEMPLATES_FOR = 0.5
-"""Seconds for which templates are not read again: one spawn needs them many times."""
+"""Seconds for which templates are reused without reading them again; one spawn needs them many times."""
 
 
 class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     """KubeSpawner with shared GPUs.
 
-    Every setting, hook and profile of KubeSpawner works unchanged. Compute templates are offered beside
-    ``profile_list``; without templates all behaviour is KubeSpawner's.
+    Every setting, hook and profile of KubeSpawner works unchanged. Compute templates are offered in addition to
+    ``profile_list``; without templates, the spawner behaves like KubeSpawner.
     """
 
     unavailable = CLUSTER_UNREADABLE
@@ -90,7 +91,8 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         min=1,
         max=100,
         help="""
-        How many units of 1 % of a GPU one device of the agents' device plugin stands for; the agents' ``--unit-size``.
+        Number of units of 1 % of a GPU that one device of the agents' device plugin represents; the agents'
+        ``--unit-size``.
         """,
     ).tag(config=True)
 
@@ -99,24 +101,23 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         min=1,
         max=MOST_OVERCOMMIT,
         help="""
-        How many times the units of a GPU may be promised at most on nodes where pods get GPUs by claims: the agents'
+        Maximum factor by which the units of a GPU are overcommitted on nodes where pods get GPUs by claims: the agents'
         ``--overcommit`` (the chart's ``gpus.overcommit``).
 
-        The status of such a node does not say how many units its GPUs have. A report with more units is refused.
+        The status of such a node does not contain the number of units of its GPUs. A report with more units is refused.
         """,
     ).tag(config=True)
 
     nodes_are_added = Bool(
         False,
         help="""
-        Whether nodes are added to the cluster now and then with GPU models that no node has now, or with more GPUs,
-        CPU or memory than any node has now.
+        Whether nodes are sometimes added to the cluster with GPU models that no current node has, or with more GPUs,
+        CPU or memory than any current node.
 
-        Then a spawn that none of the present nodes could take, even when nothing runs there, waits in the queue for
-        such a node.
-        Without this setting it is refused at once, and its user reads what is missing. The queue itself makes no pod
-        for a spawn that waits, so a cluster autoscaler adds no node for it: set this where nodes come by a schedule,
-        for placeholder pods, or by hand.
+        If true, a spawn that no current node could take, even an empty node, waits in the queue for such a node. If
+        false, the spawn is refused immediately, and its user sees what is missing. The queue creates no pod for a
+        waiting spawn, so a cluster autoscaler adds no node for it: set this if nodes are added on a schedule, for
+        placeholder pods, or manually.
         """,
     ).tag(config=True)
 
@@ -146,7 +147,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             return namespace
         if NAMESPACE_FILE.exists():
             return NAMESPACE_FILE.read_text().strip()
-        # a user's namespace is not the hub's
+        # a user's namespace differs from the hub's
         return self._kube.default_namespace() if self.enable_user_namespaces else str(self.namespace)
 
     def _new_reservations(self) -> PodReservations:
@@ -193,7 +194,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     # -- profiles --
 
     def _templates(self) -> tuple[Template, ...]:
-        """Return the templates in force. Without templates all behaviour is KubeSpawner's."""
+        """Return the templates in force. Without templates, the spawner behaves like KubeSpawner."""
         if self.templates_dir == _TEMPLATES and not os.path.isdir(_TEMPLATES):
             # Templates are optional here, so log no error.
             return ()
@@ -224,7 +225,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return self._kubespawners_form
 
     async def get_options_form(self) -> Any:
-        """Return KubeSpawner's form, or an admin's ``options_form``; with templates, a form with all cards."""
+        """Return KubeSpawner's form or an admin's ``options_form``; with templates, a form with all cards."""
         if not self._templates() or self._has_own_options_form():
             return await super().get_options_form()
         return await self.show_form()
@@ -296,9 +297,9 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return applied_when_placed if self._templates() else None
 
     def run_pre_spawn_hook(self) -> Any:
-        """Run the admin's hook; with templates, check the options and get the share too, perhaps after a wait.
+        """Run the admin's hook; with templates, also check the options and reserve the share, perhaps after a wait.
 
-        The hub's ``start_timeout`` begins with `start`. Raises SpawnRefused, and then nothing is reserved.
+        The hub's ``start_timeout`` begins with `start`. Raises SpawnRefused; then nothing is reserved.
         """
         if not self._templates():
             self._refuse_while_templates_are_awaited()
@@ -308,9 +309,9 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return self._prepare(super().run_pre_spawn_hook)
 
     def _refuse_while_templates_are_awaited(self) -> None:
-        """Raise SpawnRefused if the hub's environment promises templates, and there is no other choice.
+        """Raise SpawnRefused if the hub's environment promises templates and nothing else is offered.
 
-        KubeSpawner would start a server without a GPU, which the user did not request.
+        Otherwise KubeSpawner would start a server without a GPU, which the user did not request.
         """
         if self.templates_dir == os.environ.get("GPUSHARE_TEMPLATES") and not self.profile_list:
             self.log.warning("%s", words.templates_awaited(self.templates_dir))
@@ -324,7 +325,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     async def _get_ready(self, choice: Choice) -> None:
         template = choice.profile.template
         if template is None:
-            # KubeSpawner applies its own profiles itself, when it starts
+            # KubeSpawner applies its own profiles when it starts
             return
         attempt = self._attempt
         attempt.overrides.apply_choice(choice)
@@ -332,7 +333,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             attempt.reserved(await self._reserve(choice, template, self.queue_timeout, attempt.progress))
 
     async def _reserve(self, choice: Choice, template: Template, patience: float, progress: SpawnProgress) -> PodShare:
-        """Get a share, after a wait of at most ``patience`` seconds. ``progress`` gets the events."""
+        """Reserve a share, waiting at most ``patience`` seconds. ``progress`` receives the events."""
         await self._watch()
         await self._clear_way()
         request = self._request(choice, template)
@@ -340,7 +341,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return share
 
     def _request(self, choice: Choice, template: Template) -> SpawnRequest:
-        """Return the spawn's placement request, with the settings after the choice was applied."""
+        """Return the spawn's placement request, with the settings that result from the choice."""
         settings = {name: getattr(self, name) for name in (*CONSTRAINING, *REQUESTING)}
         node = pinned_node(settings)
         request = SpawnRequest(
@@ -374,7 +375,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     def start(self) -> Any:
         """Start as KubeSpawner does. A pod with a share that its node does not admit is tried on another node."""
         if self._attempt.phase not in (SpawnPhase.NEW, SpawnPhase.READY):
-            # This is the spawner of a script. A hub clears the state before each spawn.
+            # A script uses this spawner without a hub. A hub clears the state before each spawn.
             self._forget_attempt()
         return super().start()
 
@@ -408,7 +409,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return await launcher.launch()
 
     async def _start_pod(self, attempt: PodAttempt) -> Any:
-        """Create the sharing layer's further objects, then start the pod as KubeSpawner does."""
+        """Create the sharing layer's additional objects, then start the pod as KubeSpawner does."""
         offer = attempt.reservation.offer if attempt.reservation is not None else None
         if offer is not None:
             try:
@@ -422,7 +423,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         super()._validate_user_options(checked_texts(profile_list, self.user_options))
 
     async def load_user_options(self) -> None:
-        """Apply the choice: a template if the options name a template, else as KubeSpawner does."""
+        """Apply the chosen template if the options name one; otherwise do as KubeSpawner does."""
         attempt = self._attempt
         if attempt.settled:
             if attempt.template is None:
@@ -435,7 +436,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             attempt.apply(choice)
 
     async def _template_choice(self) -> Choice | None:
-        """Return the choice for options that name a template; None if KubeSpawner handles them."""
+        """Return the choice for options that name a template; None if KubeSpawner handles the options."""
         if not names_template(self.user_options, self._templates()):
             return None
         offer = await self._offer()
@@ -495,8 +496,8 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     async def poll(self) -> int | None:
         """Return KubeSpawner's status.
 
-        A pod with a share that its node has ended counts as stopped, and the log says why. So does an incomplete pod of
-        an earlier hub process.
+        A pod with a share that its node has ended counts as stopped, and the log contains the reason. The same applies
+        to an incomplete pod of an earlier hub process.
         """
         if self._is_undecided:
             return 1 if await self._refused_at_once() else None

@@ -1,1 +1,1 @@
-"""Spawners of processes, with shared GPUs of this machine's agent."""
+"""Spawners of processes that share GPUs through this machine's agent."""

@@ -1,7 +1,7 @@
-"""Adds GPU shares to a spawner of processes.
+"""Mixin that adds GPU shares to a spawner of processes.
 
 `ProcessAttempt` is the state of one spawn of a process: its session with this machine's agent. `GPUShareMixin` adapts
-the spawner. Does not open sessions: see ``reservations``. The common part with pods is in `spawner.base`.
+the spawner. Sessions are opened in ``reservations``; code shared with pods is in `spawner.base`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from gpushare_spawner.wording import spawn_form as layer_words
 from gpushare_spawner.wording.spawn_form import AGENT_SILENT
 
 CHECK_EVERY = 20.0
-"""Seconds between two checks that the agent still has a running server's session."""
+"""Seconds between two checks whether the agent still has a running server's session."""
 
 
 class ProcessAttempt(SpawnAttempt[OpenedShare]):
-    """One spawn of a process. ``release`` closes the session of an id in the background."""
+    """One spawn of a process. ``release`` closes the session with a given id in the background."""
 
     def __init__(self, overrides: Overrides, release: Callable[[str], None]) -> None:
         super().__init__(overrides)
         self.session: OpenRequest | None = None
-        """The session that was requested from the agent; the server's, from its reservation to its end."""
+        """The session that was requested from the agent; set from the server's reservation until its end."""
         self._release = release
         self._checked_at: float | None = None
 
@@ -55,7 +55,7 @@ class ProcessAttempt(SpawnAttempt[OpenedShare]):
             self._release(session.id)
 
     def check_due(self, now: float) -> bool:
-        """Return whether to check the session with the agent; ``now``: seconds on a monotonic clock."""
+        """Return whether the session should be checked with the agent now; ``now``: seconds on a monotonic clock."""
         if self._checked_at is not None and now - self._checked_at < CHECK_EVERY:
             return False
         self._checked_at = now
@@ -78,8 +78,8 @@ class ProcessAttempt(SpawnAttempt[OpenedShare]):
 
 
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
-"""Hides the machine's GPUs from a server without a GPU in its template. (CUDA C++ Programming Guide, environment
-variables: GPUs from the first invalid index on are invisible.)
+"""Environment that hides the machine's GPUs from a server without a GPU in its template. (CUDA C++ Programming Guide,
+environment variables: GPUs from the first invalid index on are invisible.)
 """
 
 
@@ -90,8 +90,8 @@ class GPUShareMixin(GPUShareBase):
 
         class MySpawner(GPUShareMixin, SomeSpawner): ...
 
-    If servers run under another uid than the local user of that name, override `share_uid`;
-    for a spawner without a ``pid``, override `share_pid`.
+    If servers do not run under the uid of the local user of the same name, override `share_uid`; for a spawner without
+    a ``pid``, override `share_pid`.
     """
 
     unavailable = AGENT_SILENT
@@ -113,11 +113,11 @@ class GPUShareMixin(GPUShareBase):
         [List(trait=traitlets.Dict()), traitlets.Any()],
         default_value=[],
         help="""
-        Further profiles beside the compute templates, in KubeSpawner's conventions: a list of dicts, a dict of them by
+        Profiles in addition to the compute templates, in KubeSpawner's conventions: a list of dicts, a dict of them by
         slug, or a callable (it may be async) that takes the spawner and returns either.
 
         Each has ``display_name`` and may have ``slug``, ``description``, ``default``, ``kubespawner_override``
-        (settings of this spawner) and ``profile_options``. They hold no GPU share; for that write a template.
+        (settings of this spawner) and ``profile_options``. They hold no GPU share; for a share, write a template.
         Descriptions are plain text.
 
         Example::
@@ -136,20 +136,20 @@ class GPUShareMixin(GPUShareBase):
     # -- implemented for the platform of a server --
 
     def share_uid(self) -> int:
-        """Return the uid of the server: only that user may connect to the session's socket."""
+        """Return the uid of the server; only that user may connect to the session's socket."""
         import pwd
 
         return pwd.getpwnam(self.user.name).pw_uid
 
     async def share_pid(self) -> int:
-        """Return the pid of the running server, on the agent's machine; the agent ends the session with it."""
+        """Return the running server's pid on the agent's machine; the agent ends the session when this process ends."""
         return int(getattr(self, "pid", 0))
 
     # -- profiles --
 
     @property
     def reservations(self) -> AgentReservations:
-        """The shares in flight and the queue, one for all spawners of the hub that use the same agent."""
+        """The shares in flight and the queue; one object for all spawners of the hub that use the same agent."""
         return self._shared(("agent", self.agent_socket), self._new_reservations)
 
     def _new_reservations(self) -> AgentReservations:
@@ -165,7 +165,7 @@ class GPUShareMixin(GPUShareBase):
     async def offered(self) -> list[Profile]:
         """Return all profiles, allowed to this user or not.
 
-        A mistake in ``profile_list`` is logged and hides that list.
+        A mistake in ``profile_list`` is logged, and the list is not offered.
         """
         templates = self.templates_of_user()
         entries = self.profile_list
@@ -208,9 +208,9 @@ class GPUShareMixin(GPUShareBase):
     # -- a spawn --
 
     async def run_pre_spawn_hook(self) -> None:
-        """Run the admin's hook, check the options, and get the share; a spawn without a place waits here.
+        """Run the admin's hook, check the options, and reserve the share; a spawn without a place waits here.
 
-        The hub's ``start_timeout`` begins with `start`. Raises SpawnRefused, and then nothing is reserved.
+        The hub's ``start_timeout`` begins with `start`. Raises SpawnRefused; then nothing is reserved.
         """
         await self._prepare(super().run_pre_spawn_hook)
 
@@ -240,14 +240,14 @@ class GPUShareMixin(GPUShareBase):
             raise SpawnRefused(words.no_such_user(self.user.name), reason="no-user", status=403) from None
 
     def get_env(self) -> dict[str, str]:
-        """Return the spawner's environment with the share."""
+        """Return the spawner's environment, including the share."""
         environment: dict[str, str] = super().get_env()
         if self._attempt.reservation is not None:
             return process_environment(environment, self._attempt.reservation.environment)
         return {**environment, **_WITHOUT_GPU} if self._attempt.hides_gpus else environment
 
     async def start(self) -> Any:
-        """Start the server and send its pid to the agent. After a failure or a cancellation the share is given back."""
+        """Start the server and send its pid to the agent. After a failure or a cancellation the share is released."""
         attempt = self._attempt
         with refusals_reported(self), attempt.cancelled_on_failure(), attempt.starting():
             address = await maybe_future(super().start())
@@ -278,7 +278,7 @@ class GPUShareMixin(GPUShareBase):
         session = attempt.session
         runs = status is None and attempt.phase is SpawnPhase.STARTED and not self._stop_pending
         if runs and session is not None and attempt.check_due(time.monotonic()):
-            # the agent, or this hub, may have been restarted
+            # the agent or this hub may have been restarted
             self.reservations.adopt_soon(
                 session, self.share_pid, lambda: attempt.session is session and not self._stop_pending
             )
@@ -288,7 +288,7 @@ class GPUShareMixin(GPUShareBase):
         """Stop the server, then close its session. A spawn that still waits for its share is cancelled."""
         attempt = self._attempt
         if attempt.call_off():
-            # no process yet; signals to pid 0 would reach the hub's own process group
+            # There is no process yet; signals to pid 0 would reach the hub's own process group.
             return
         try:
             await super().stop(now)

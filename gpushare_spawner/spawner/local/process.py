@@ -1,4 +1,4 @@
-"""Spawners of processes: of local users, or all of the hub's own user (for demos and tests)."""
+"""Spawners of processes that run as local users, or all as the hub's own user (for demos and tests)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gpushare_spawner.spawner.local.mixin import GPUShareMixin
 class GPUShareLocalSpawner(GPUShareMixin, LocalProcessSpawner):  # type: ignore[misc]
     """JupyterHub's LocalProcessSpawner with shared GPUs.
 
-    Each hub user is a user of the machine. CPU and memory of a template are not enforced (the base class cannot);
-    `GPUShareSystemdSpawner` does that.
+    Each hub user is a user of the machine. The base class cannot enforce a template's CPU and memory limits;
+    `GPUShareSystemdSpawner` can.
     """
 
     enforces_resources = False
@@ -22,7 +22,7 @@ class GPUShareLocalSpawner(GPUShareMixin, LocalProcessSpawner):  # type: ignore[
 class GPUShareSimpleSpawner(GPUShareMixin, SimpleLocalProcessSpawner):  # type: ignore[misc]
     """JupyterHub's SimpleLocalProcessSpawner with shared GPUs. Any user name works, and users are not isolated.
 
-    Never for real users: every server runs as the hub's user.
+    Do not use it for real users: every server runs as the hub's user.
     """
 
     enforces_resources = False

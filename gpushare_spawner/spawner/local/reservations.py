@@ -1,10 +1,10 @@
-"""Reservations on one machine: each is a session that its agent has opened.
+"""Reservations on one machine; each is a session that the machine's agent has opened.
 
 One `AgentReservations` serves all spawners of a hub process that use the same agent. Its data are only a hint: each
 pass over the queue starts with a fresh report, and the agent checks its capacity again when it opens a session.
-It opens, confirms and closes the sessions of this hub process. After a restart of the hub or the agent it keeps the
-sessions of running servers and closes abandoned ones. `left` counts CPU and memory for placement; it limits no
-server, see `GPUShareMixin.enforces_resources`.
+`AgentReservations` opens, confirms and closes the sessions of this hub process. After a restart of the hub or the agent
+it keeps the sessions of running servers and closes abandoned ones. `left` counts CPU and memory for placement but does
+not limit servers; see `GPUShareMixin.enforces_resources`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from gpushare_spawner.spawner.queue.snapshot import (
 from gpushare_spawner.wording import spawn_failures
 
 CONFIRM_WITHIN = 900.0
-"""Seconds that the agent keeps an unconfirmed session: longer than a start may take."""
+"""Seconds that the agent keeps an unconfirmed session; longer than a start may take."""
 LONGEST_PAUSE = 5.0
-"""Longest pause between two tries to close a session while the agent does not answer, in seconds."""
+"""Longest pause in seconds between two attempts to close a session while the agent does not answer."""
 
 
 def this_machine() -> NodeResources:
@@ -52,7 +52,7 @@ def this_machine() -> NodeResources:
 def left(machine: NodeResources, report: Report, templates: Iterable[Template]) -> NodeResources:
     """Return a machine's capacity without the current guarantees of the templates of a report's sessions.
 
-    A session of a removed template counts nothing, and neither does a server without a GPU: the report has none.
+    Sessions of a removed template and servers without a GPU, which are not in the report, are not counted.
     """
     guaranteed = {template.name: guaranteed_resources(template) for template in templates}
     taken = (guaranteed[session.template] for session in report.sessions if session.template in guaranteed)
@@ -71,8 +71,8 @@ class OpenedShare(Reservation):
 class AgentReservations(Reservations[OpenedShare]):
     """The shares that this hub process has requested from its machine's agent, and the queue.
 
-    ``machine``: the machine with its CPU and memory; None: neither counts. The other settings are those of
-    `Reservations`.
+    ``machine``: the machine with its CPU and memory; None: CPU and memory are not counted. The other settings are those
+    of `Reservations`.
     """
 
     where: ClassVar[str] = "this machine"
@@ -90,7 +90,7 @@ class AgentReservations(Reservations[OpenedShare]):
         self._running: dict[str, OpenRequest] = {}
         """Sessions with a process that was started or adopted here, until they are released."""
         self.closing: dict[str, asyncio.Task[None]] = {}
-        """Sessions that are being closed: the close might hit a session that is opened now."""
+        """Sessions that are being closed; a pending close could also close a session that is opened now."""
         self._adopting: set[str] = set()
         self._last: tuple[float, Report] | None = None
 
@@ -114,16 +114,16 @@ class AgentReservations(Reservations[OpenedShare]):
         leftovers = reported & waiting
         if not leftovers:
             return snapshot
-        # The server does not run, or it could not be starting. The agent's session is an earlier one.
+        # The old server is not running, because the server is being started. The agent's session is an earlier one.
         await asyncio.gather(*(self.close(session, timeout=1.0) for session in leftovers))
         return await self.snapshot()
 
     def _held_up(self, ticket: Ticket) -> str:
-        # a session that is opened now might be closed by the pending close
+        # the pending close could close a session that is opened now
         return spawn_failures.SESSION_CLOSES if ticket.request.session in self.closing else ""
 
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
-        """Request the place from the agent; None if the agent has no free capacity there."""
+        """Request the place from the agent. Return None if the agent has no free capacity there."""
         request = open_request(ticket.request.tenant, ticket.request.template, placement, CONFIRM_WITHIN)
         gpus = tuple(snapshot.gpus[gpu] for gpu in request.gpus)
         try:
@@ -144,13 +144,13 @@ class AgentReservations(Reservations[OpenedShare]):
         if ticket not in self.queue or ticket.result.done():
             self.release(request.id)
             return allocation
-        # the user knows the machine
+        # the user knows which machine it is
         shown = replace(placement, node="")
         ticket.result.set_result(OpenedShare(ticket.request, shown, gpus, request, environment))
         return allocation
 
     def give_back(self, reservation: OpenedShare) -> None:
-        """Close its session in the background."""
+        """Close the reservation's session in the background."""
         self.release(reservation.opened_with.id)
 
     async def report(self, max_age: float = 0.0) -> Report:
@@ -188,7 +188,7 @@ class AgentReservations(Reservations[OpenedShare]):
             self.in_flight.pop(request.id, None)
             raise
         except BaseException:
-            # it is no error to close a session that is not open
+            # closing a session that is not open is not an error
             self.release(request.id)
             raise
         return allocation, opened.environment
@@ -196,9 +196,10 @@ class AgentReservations(Reservations[OpenedShare]):
     # -- the process runs --
 
     async def confirm(self, request: OpenRequest, pid: int) -> None:
-        """Send the pid of a session's process to the agent, later if the agent is unavailable.
+        """Send the pid of a session's process to the agent; retry in the background if the agent is unavailable.
 
-        Raises SpawnRefused if the agent refuses it, also for a ``pid`` below 1: then the server has ended already.
+        Raises SpawnRefused if the agent refuses the pid, or if ``pid`` is below 1, because then the server has already
+        ended.
         """
         if pid < 1:
             raise SpawnRefused(spawn_failures.SERVER_ENDED, reason="exited", status=500)
@@ -219,13 +220,14 @@ class AgentReservations(Reservations[OpenedShare]):
         except ControlRefused as error:
             if error.code != "unknown-session" or self._running.get(request.id) is not request:
                 raise
-            # The agent lost it in a restart without its state. Request the same place again.
+            # The agent restarted without its state and lost the session. Request the same place again.
             await self.client.open(request)
             self.log.warning("The agent had lost GPU session %s; it was opened again", request.id)
             await self.client.confirm(request.id, pid)
         finally:
             if request.id not in self._running and request.id not in self.in_flight:
-                # It was stopped meanwhile, and not started again. The session from above must not stay open.
+                # The server was stopped in the meantime and not started again. The session opened above must not stay
+                # open.
                 self.release(request.id)
         self.in_flight.pop(request.id, None)
 
@@ -239,24 +241,24 @@ class AgentReservations(Reservations[OpenedShare]):
             except AgentUnreachable:
                 continue
             except ControlRefused as error:
-                self.log.warning("GPU session %s is not confirmed: %s. Its notebook runs on.", request.id, error)
+                self.log.warning("GPU session %s is not confirmed: %s. Its notebook keeps running.", request.id, error)
             return
 
     # -- the end of a session --
 
     def release(self, session: str) -> None:
-        """Close a session in the background; a new start of the same server waits for that."""
+        """Close a session in the background; a new spawn of the same server waits for the close."""
         self._running.pop(session, None)
         if session not in self.closing:
             self.closing[session] = self.in_background(self._close(session))
 
     async def close(self, session: str, timeout: float = 5.0) -> None:
-        """Close a session, and wait for it at most ``timeout`` seconds; the rest happens in the background."""
+        """Close a session. Wait for at most ``timeout`` seconds, then continue in the background."""
         self.release(session)
         await asyncio.wait({self.closing[session]}, timeout=timeout)
 
     async def _close(self, session: str) -> None:
-        """Retry until the agent has closed the session, or must have ended it by itself."""
+        """Retry until the agent has closed the session or must have ended it on its own."""
         try:
             for pause in pauses(0.25, LONGEST_PAUSE, CONFIRM_WITHIN):
                 try:
@@ -275,7 +277,7 @@ class AgentReservations(Reservations[OpenedShare]):
     def adopt_soon(self, request: OpenRequest, pid: Callable[[], Awaitable[int]], runs: Callable[[], bool]) -> None:
         """Make sure, in the background, that a running server has its session.
 
-        ``runs`` returns whether the server still runs under this session; ``pid`` returns its process.
+        ``runs`` returns whether the server still runs under this session; ``pid`` returns its process ID.
         """
         if request.id not in self._adopting and request.id not in self.closing:
             self._adopting.add(request.id)
@@ -312,14 +314,14 @@ class AgentReservations(Reservations[OpenedShare]):
             except AgentUnreachable:
                 await asyncio.sleep(pause)
             except Exception:
-                self.log.exception("Cannot look for sessions of an earlier hub")
+                self.log.exception("Cannot search for sessions of an earlier hub")
                 return
 
     async def sweep(self, runs: Callable[[str, str], bool]) -> list[str]:
         """Close sessions that an earlier hub process reserved and never confirmed. Return their ids.
 
-        ``runs`` returns whether a user's server runs or starts according to the hub. A confirmed session is left alone:
-        its process lives, perhaps under another hub, and the agent ends it with the process.
+        ``runs`` returns whether a user's server runs or starts according to the hub. A confirmed session is not closed:
+        its process is running, perhaps under another hub, and the agent ends the session with the process.
         """
         report = await self.report(0.0)
         swept = []

@@ -1,4 +1,4 @@
-"""Spawner of systemd units with shared GPUs, as The Littlest JupyterHub uses it."""
+"""Spawner of systemd units with shared GPUs, as used by The Littlest JupyterHub."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class GPUShareSystemdSpawner(GPUShareMixin, SystemdSpawner):  # type: ignore[mis
     """systemdspawner's SystemdSpawner with shared GPUs. CPU and memory limits of a template become limits of the unit.
 
     The unit gets the share in its environment file. Templates with a GPU are refused in two cases: with
-    ``isolate_devices`` a unit has no GPU devices; with ``dynamic_users`` the user for the session's socket is
-    undetermined before the start.
+    ``isolate_devices`` a unit has no GPU devices, and with ``dynamic_users`` the user for the session's socket is not
+    known before the start.
     """
 
     def share_uid(self) -> int:

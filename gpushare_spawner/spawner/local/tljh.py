@@ -1,6 +1,6 @@
-"""The spawner for The Littlest JupyterHub (TLJH): its users are users of the machine, called jupyter-NAME.
+"""Spawner for The Littlest JupyterHub (TLJH), whose users are users of the machine, named jupyter-NAME.
 
-Needs the package ``tljh``, which is in TLJH's hub environment and on no package index.
+Requires the package ``tljh``, which is part of TLJH's hub environment and not on any package index.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gpushare_spawner.wording import spawn_failures as words
 class GPUShareTLJHSpawner(GPUShareSystemdSpawner, UserCreatingSpawner):  # type: ignore[misc]
     """TLJH's own spawner with shared GPUs. All settings of TLJH's spawner and of SystemdSpawner apply.
 
-    TLJH creates the machine's user when the server starts. The session's socket needs that user earlier, so the user is
-    created when the GPU is reserved.
+    TLJH creates the user on the machine when the server starts. The session's socket needs that user earlier, so this
+    spawner creates the user when the GPU is reserved.
     """
 
     def share_uid(self) -> int:

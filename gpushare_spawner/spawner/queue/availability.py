@@ -1,7 +1,8 @@
 """Availability of a template on its card, and estimates of the wait of queued spawns.
 
-An estimate uses pending idle actions and the waits of recent spawns; on GPUs of other sharing layers, sessions with a
-notice of a stop. Without data there is no estimate. Pure: the time is an argument. Positions are computed in `queue`.
+An estimate uses pending idle actions and the waits of recent spawns; for GPUs of other sharing layers, it uses sessions
+with a notice of a stop. Without data there is no estimate. The module is pure: the time is an argument. Positions are
+computed in `queue`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from gpushare_spawner.wording.spawn_form import gpu_models, not_on_one_machine
 
 @dataclass(frozen=True)
 class Availability:
-    """The current state of a template on its card. ``kind`` is for colours and programs, ``text`` for people."""
+    """The current state of a template on its card. ``kind`` is for colors and programs, ``text`` for people."""
 
     kind: Literal["now", "wait", "never", "unknown"]
     text: str
@@ -38,11 +39,11 @@ class Availability:
     gpus: tuple[GpuKind, ...] = ()
     """Suitable GPUs, free or not."""
     borrowed: int = 0
-    """Units of each GPU that idle sessions would lend; none of these is guaranteed."""
+    """Units of each GPU that idle sessions would lend; these units are not guaranteed."""
     layer: LayerName | None = None
-    """The sharing layer of the server, if it is not the native one; None if it is the template's layer."""
+    """The sharing layer of the server, if it is not the native layer; None if it is the template's layer."""
     profile: MigProfile | None = None
-    """The profile of the server's MIG instance; None if there is no instance, or an unknown one."""
+    """The profile of the server's MIG instance; None if there is no instance or it is unknown."""
 
 
 NO_GPU_NEEDED = Availability("now", words.STARTS_NOW)
@@ -54,7 +55,7 @@ class UnknownNow:
     """Replacement for `AvailabilityNow` after an error in placement."""
 
     def availability(self, template: Template) -> Availability:
-        """Return that the availability of the template is unknown."""
+        """Return the kind "unknown" for the template."""
         return NO_GPU_NEEDED if template.gpu is None else UNKNOWN_AFTER_ERROR
 
 
@@ -64,13 +65,13 @@ def _raised(error: Exception) -> None:
 
 @dataclass(frozen=True)
 class AvailabilityNow:
-    """The result that a spawn would have now, computed from the GPUs, the free capacity and the queue."""
+    """The outcome that a spawn would have now, computed from the GPUs, the free capacity and the queue."""
 
     check: PlacementCheck
     queue: SpawnQueue
     where: str = "this machine"
     ineligible: Callable[[Template], frozenset[str]] = lambda _: frozenset()
-    """Returns the nodes that cannot run a server of a template, whatever is free there."""
+    """Returns the nodes that cannot run a server of a template, regardless of free capacity."""
     tenant: Tenant = field(default_factory=lambda: Tenant(""))
     """The user of the spawn; without a name: any user."""
     failed: Callable[[Exception], object] = _raised
@@ -78,10 +79,10 @@ class AvailabilityNow:
     _met: dict[Demand, Availability] = field(default_factory=dict, repr=False)
     _prepared: set[Demand] = field(default_factory=set, repr=False)
     _requests: dict[int, SpawnRequest] = field(default_factory=dict, repr=False)
-    """By the identity of the template, which the request keeps."""
+    """Requests by the identity of their template, which the request references."""
 
     def availability(self, template: Template) -> Availability:
-        """Return the result of a spawn of this template now."""
+        """Return the outcome that a spawn of this template would have now."""
         if template.gpu is None:
             return NO_GPU_NEEDED
         try:
@@ -99,14 +100,14 @@ class AvailabilityNow:
         return request
 
     def suitable_gpus(self, template: Template) -> str:
-        """Return the GPUs that suit a template, free or not, for people; empty: none are reported."""
+        """Return the suitable GPUs for a template, free or not, as text for people; empty: none are reported."""
         models = models_of(self.check.snapshot.suiting(template))
         return gpu_models(template.gpu.share, models) if template.gpu is not None else ""
 
     def startable(self, alternatives: Iterable[SpawnRequest], instead_of: str = "") -> tuple[Template, ...]:
         """Return the templates that would start now.
 
-        ``instead_of``: the hold of the spawn that would end first; it is ignored.
+        ``instead_of``: a hold to ignore, because its spawn would end first.
         """
         return tuple(request.template for request in alternatives if self._would_start(request, instead_of))
 
@@ -208,18 +209,18 @@ def models_of(gpus: tuple[GpuKind, ...]) -> Mapping[str, int]:
 
 
 RECENT_SECONDS = 3600.0
-"""The maximum age of a wait that counts: after that, other users work on the GPUs."""
+"""The maximum age of a wait that counts, in seconds; after that, other users work on the GPUs."""
 FEWEST_WAITS = 3
-"""The minimum number of waits for an estimate: the median of fewer depends on single users."""
+"""The minimum number of waits for an estimate; the median of fewer waits depends on single users."""
 MOST_WAITS = 200
-"""The maximum number of waits that are remembered."""
+"""The maximum number of stored waits."""
 _STEPS = ((5, 1), (30, 5), (120, 15))
-"""(minutes, step): an estimate up to so many minutes is rounded up to a multiple of the step."""
+"""Pairs (minutes, step): an estimate of at most ``minutes`` is rounded up to a multiple of ``step``."""
 
 
 @dataclass(frozen=True)
 class RecentWait:
-    """The time that one placed spawn had been the first in the queue for its GPUs."""
+    """The time for which a placed spawn was first in the queue for its GPUs."""
 
     ended: float
     """Seconds on a monotonic clock."""
@@ -230,7 +231,7 @@ class RecentWait:
 
 
 class WaitEstimates:
-    """Estimates for all spawns in one queue, by the waits of recently placed spawns."""
+    """Estimates for all spawns in one queue, from the waits of recently placed spawns."""
 
     def __init__(self) -> None:
         self.waits: deque[RecentWait] = deque(maxlen=MOST_WAITS)
@@ -244,7 +245,7 @@ class WaitEstimates:
     def expected(self, share: Share, kinds: frozenset[str], ahead: int, waited: float, now: float) -> float | None:
         """Return the seconds until a spawn of this share is placed; None if too few such spawns waited recently.
 
-        ``ahead``: spawns before it; ``waited``: seconds since it became the first, else 0.
+        ``ahead``: number of spawns before it; ``waited``: seconds since it became first, else 0.
         """
         waits = [
             wait.seconds
@@ -295,9 +296,9 @@ def gpu_kinds(request: SpawnRequest, snapshot: GpuSnapshot) -> frozenset[str]:
 
 
 async def after_pending_stops(snapshot: GpuSnapshot, queue: SpawnQueue, breaks: LoopBreaks) -> Mapping[Ticket, float]:
-    """Return when other layers can place queued spawns if all notified stops happen: seconds since the epoch.
+    """Return when other layers can place queued spawns if all notified stops happen, in seconds since the epoch.
 
-    Spawns without a benefit, or with an unknown one, are left out.
+    Spawns for which the benefit is zero or unknown are left out.
     """
     layers = snapshot.layers
     expected: dict[Ticket, float] = {}
@@ -310,7 +311,7 @@ async def after_pending_stops(snapshot: GpuSnapshot, queue: SpawnQueue, breaks: 
             continue
         await breaks.pause_if_due()
         request, units = ticket.request, ticket.request.share.total_units
-        # the number of servers of its size that the spawns before it and itself need
+        # the number of servers of its size that the earlier spawns and this spawn need together
         servers = 1 + -(-max(ahead.get(name, 0) for name in names) // units)
         at = layers.starts_by(request, servers)
         if at is not None:
@@ -321,17 +322,17 @@ async def after_pending_stops(snapshot: GpuSnapshot, queue: SpawnQueue, breaks: 
 
 
 def rounded_minutes(seconds: float) -> int:
-    """Return minutes, at least 1, rounded up to a number that suits an estimate: 6 min is 10, 31 min is 45."""
+    """Return minutes, at least 1, rounded up to a suitable number for an estimate: 6 min gives 10, 31 min gives 45."""
     minutes = max(1, math.ceil(seconds / 60))
     step = next((step for most, step in _STEPS if minutes <= most), 60)
     return math.ceil(minutes / step) * step
 
 
 async def after_idle_actions(check: PlacementCheck, queue: SpawnQueue, breaks: LoopBreaks) -> Mapping[Ticket, float]:
-    """Return when queued spawns can be placed if all notified idle actions happen: seconds since the epoch.
+    """Return when queued spawns can be placed if all notified idle actions happen, in seconds since the epoch.
 
-    Spawns without a benefit are left out. Changes nothing: the result is computed on copies of the nodes of the
-    actions.
+    Spawns without a benefit are left out. The ledger is not changed: the result is computed on copies of the affected
+    nodes.
     """
     supposed = SupposedLedger(check.ledger)
     native = check.snapshot.native

@@ -1,12 +1,14 @@
-"""The queue of spawns that wait for free GPU capacity, and one pass over it: a place now, a longer wait, or a refusal.
+"""The queue of spawns that wait for free GPU capacity, and one pass over it, which places, keeps or refuses each spawn.
 
-`SpawnQueue` has the order of the spawns. `PlacementCheck` decides on one snapshot whether a share can be placed now,
-later or never, for the queue and for the form's cards. `Positions` counts the earlier spawns that compete with a spawn.
-`KeptNodes` keeps nodes of other sharing layers free for overtaken spawns: no ledger has these GPUs, and their layer's
-scheduler chooses one, so a whole node is kept. GPUs with an agent are kept by holds, see `Placer.hold`. Positions,
-KeptNodes and Placer live for one pass over the queue. `LoopBreaks` divides long work, so that the event loop is free.
+`SpawnQueue` defines the order of the spawns. `PlacementCheck` decides on one snapshot whether a share can be placed
+now, later or never, for the queue and for the form's cards. `Positions` counts the earlier spawns that compete with a
+spawn. `KeptNodes` keeps nodes of other sharing layers free for overtaken spawns: the ledger does not contain these
+GPUs, and their layer's scheduler chooses the GPU, so a whole node is kept. GPUs with an agent are kept by holds, see
+`Placer.hold`. Positions, KeptNodes and Placer live for one pass over the queue. `LoopBreaks` divides long work so that
+the event loop is not blocked.
 
-Does not reserve anything and reads no clock: see `reservations`. The texts of refusals are in `wording.spawn_failures`.
+This module reserves nothing and reads no clock: see `reservations`. The texts of refusals are in
+`wording.spawn_failures`.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class WaitStatus:
     """The state of a queued spawn, for its user."""
 
     ahead: int
-    """Earlier spawns that could use the same GPUs."""
+    """Number of earlier spawns that could use the same GPUs."""
     hint: str = ""
     """The reason for the wait, as a sentence."""
     minutes: int | None = None
@@ -65,9 +67,9 @@ class WaitStatus:
     startable: tuple[Template, ...] = ()
     """Templates that the user could start now instead."""
     gpus: str = ""
-    """The suitable GPUs, for people; empty: none are reported."""
+    """The suitable GPUs as text for people; empty: none are reported."""
     elsewhere: bool = False
-    """Whether only other sharing layers can serve the spawn. Their state is largely unknown: without an estimate, the
+    """Whether only other sharing layers can serve the spawn. Their state is largely unknown; without an estimate, the
     user gets a text that says so.
     """
 
@@ -83,23 +85,23 @@ class Ticket:
     """Requests for the other templates that the user may start."""
     result: asyncio.Future[Reservation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     ahead: int | None = None
-    """Earlier spawns that could use the same GPUs, as of the last pass; None before the first."""
+    """Number of earlier spawns that could use the same GPUs, as of the last pass; None before the first pass."""
     hint: str = ""
     """The reason for the wait."""
     first_since: float | None = None
-    """The time since which no spawn is before it (monotonic clock, seconds); None if a spawn is before it."""
+    """The time at which it became first (monotonic clock, seconds); None while another spawn is before it."""
     status: WaitStatus | None = None
-    """The state that its user saw last."""
+    """The state that was last shown to its user."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when `status` changes, and when the wait ends."""
     considered: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once a pass over the queue has decided about it, with the GPUs available."""
+    """Set once a pass over the queue has decided on it while the GPUs were available."""
     offer: LayerOffer | None = None
-    """The offer of another sharing layer, once it has a place; None: on GPUs with an agent."""
+    """The offer of another sharing layer, once the spawn has a place; None on GPUs with an agent."""
     kept: str = ""
-    """The node of the GPUs that were last kept for it; empty: none."""
+    """The node of the GPUs most recently kept for it; empty: none."""
     moves: int = 0
-    """Number of changes of that node."""
+    """The number of times that this node has changed."""
     overtaken: int = 0
     """Number of later spawns that another layer has placed on nodes that suit this spawn."""
     kept_elsewhere: str = ""
@@ -113,7 +115,7 @@ class Ticket:
         return f"{self.request.session}#{id(self)}"
 
     def keeps(self, node: str) -> None:
-        """Record the node of the GPUs that are kept for it."""
+        """Record the node whose GPUs are kept for this spawn."""
         self.moves += self.kept not in ("", node)
         self.kept = node
 
@@ -140,7 +142,7 @@ class Ticket:
             self.changed.set()
 
     def refuse(self, error: Exception) -> None:
-        """End the wait with an error. Does nothing if it has ended."""
+        """End the wait with an error. Does nothing if the wait has ended."""
         if not self.result.done():
             self.result.set_exception(error)
             # the spawn may have left; an exception that is never retrieved must not be logged as a bug
@@ -148,7 +150,7 @@ class Ticket:
 
 
 class SpawnQueue:
-    """Spawns in the order in which they are served: first come first, unless quotas change it (`arrange`).
+    """Spawns in the order of service: first come, first served, unless quotas change the order (`arrange`).
 
     Policy: first come, first served among the spawns that fit. Later spawns that fit pass a spawn that does not fit.
     Meanwhile GPUs are kept for the first spawn that could use some node: see `Placer`.
@@ -157,13 +159,13 @@ class SpawnQueue:
     def __init__(self, length: int) -> None:
         self.length = length
         self._tickets: dict[int, Ticket] = {}
-        """By identity, in the order in which they are served: two tickets may have equal requests."""
+        """Tickets by identity, because two tickets may have equal requests, in the order in which they are served."""
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     def __iter__(self) -> Iterator[Ticket]:
-        """Return an iterator over a copy of the tickets, first come first: joining and leaving do not disturb it."""
+        """Return an iterator over a copy of the tickets; tickets can join and leave during the iteration."""
         return iter(tuple(self._tickets.values()))
 
     def __contains__(self, ticket: Ticket) -> bool:
@@ -172,13 +174,13 @@ class SpawnQueue:
     def is_full(self, competes: Callable[[Ticket], bool]) -> bool:
         """Return whether the queue is full, counting only competing spawns.
 
-        A spawn that no pass has considered may get a place at once: it does not count.
+        A spawn that no pass has considered does not count, because it may get a place immediately.
         """
         waiting = (ticket for ticket in self if ticket.ahead is not None and not ticket.result.done())
         return sum(map(competes, waiting)) >= self.length
 
     def kept_elsewhere(self, besides: str = "") -> frozenset[str]:
-        """Return the nodes of other layers that are kept for spawns. ``besides``: the hold of a spawn to leave out."""
+        """Return the nodes of other layers that are kept for spawns. ``besides``: the hold of a spawn to exclude."""
         return frozenset(
             ticket.kept_elsewhere
             for ticket in self
@@ -192,16 +194,16 @@ class SpawnQueue:
         return ticket
 
     def arrange(self, order: Iterable[Ticket]) -> None:
-        """Set the order. ``order``: tickets of the queue; tickets that are not in it come after the others."""
+        """Set the order. ``order``: tickets of the queue; tickets that are missing there follow at the end."""
         arranged = {id(ticket): ticket for ticket in order if ticket in self}
         self._tickets = arranged | {key: ticket for key, ticket in self._tickets.items() if key not in arranged}
 
     def leave(self, ticket: Ticket) -> None:
-        """Leave the queue. Does nothing for a ticket that is not in it."""
+        """Remove a ticket. Does nothing if the ticket is not in the queue."""
         self._tickets.pop(id(ticket), None)
 
     def ahead_of(self, competes: Callable[[Ticket], bool], ticket: Ticket | None = None) -> int:
-        """Return how many earlier tickets compete with this ticket; without a ticket, of all tickets."""
+        """Return how many tickets before this ticket compete with it; without a ticket, count all competing tickets."""
         count = 0
         for other in self._tickets.values():
             if other is ticket:
@@ -211,28 +213,28 @@ class SpawnQueue:
 
 
 LONGEST_SECONDS = 0.004
-"""Longest work without a break for the event loop, as far as the pieces of the work allow. Our value: the hub's own
-callbacks take about as long.
+"""Longest time in seconds that work blocks the event loop, unless one piece of the work takes longer. Our value: the
+hub's own callbacks take about as long.
 """
 
 
 MOST_FREEZES = 10000
-"""Breaks at which objects are excluded from garbage collection. Measured: the two first reads of 100,000 GPUs have
-2,000 to 3,500 each. A hub with failing first reads excludes no more than that.
+"""Maximum number of breaks at which objects are excluded from garbage collection, also for a hub whose first reads
+fail. Measured: each of the two first reads of 100,000 GPUs has 2,000 to 3,500 breaks.
 """
 
 
 class LoopBreaks:
-    """Breaks in which other tasks of the event loop run during one long task.
+    """Breaks during one long task in which other tasks of the event loop run.
 
-    The first read of a large cluster makes many objects that last, and Python's garbage collector would block the event
-    loop while it traverses them: at each break of such a read all existing objects are excluded from garbage
-    collection. An object without references is freed all the same; only cycles that were garbage at that moment are
-    not. So the exclusion happens at most `MOST_FREEZES` times in a process.
+    The first read of a large cluster creates many long-lived objects, and Python's garbage collector would block the
+    event loop while it traverses them. Each break of such a read therefore excludes all existing objects from garbage
+    collection. An excluded object is still freed when its last reference disappears; only cycles that are garbage at
+    that moment are never freed. Therefore the exclusion happens at most `MOST_FREEZES` times in a process.
     """
 
     freezes: ClassVar[int] = 0
-    """The exclusions until now."""
+    """The number of exclusions so far."""
 
     def __init__(
         self,
@@ -242,7 +244,7 @@ class LoopBreaks:
     ) -> None:
         """Start the clock. ``longest``: seconds of work between two breaks; ``clock``: returns seconds.
 
-        ``lasting``: whether the objects of the work last.
+        ``lasting``: whether the work creates long-lived objects.
         """
         self._longest = longest
         self._clock = clock
@@ -250,12 +252,12 @@ class LoopBreaks:
         self._lasting = lasting
 
     async def pause_if_due(self) -> None:
-        """Let other tasks run if the last break is too long ago."""
+        """Let other tasks run if the last break was too long ago."""
         if self._clock() - self._since >= self._longest:
             if self._lasting and LoopBreaks.freezes < MOST_FREEZES:
                 LoopBreaks.freezes += 1
-                # Collect the youngest generation first. Its garbage is freed, and tuples of numbers and strings need no
-                # collector at all.
+                # Collect the youngest generation first: its garbage is freed, and tuples of numbers and strings are
+                # untracked.
                 gc.collect(0)
                 gc.freeze()
             await asyncio.sleep(0)
@@ -277,18 +279,18 @@ class Verdict:
 
     outcome: LayerOutcome
     placement: Placement | None = None
-    """NOW: the place."""
+    """The place, for NOW."""
     why: str = ""
-    """WAIT and NEVER: the reason, as a sentence."""
+    """The reason as a sentence, for WAIT and NEVER."""
     reason: Reason | None = None
-    """WAIT and NEVER: the kind of the reason; None if earlier spawns or missing reports are the reason."""
+    """The kind of the reason, for WAIT and NEVER; None if earlier spawns or missing reports are the reason."""
 
 
 @dataclass(frozen=True)
 class PlacementCheck:
     """Check of shares against one snapshot and its ledger.
 
-    ``counted`` returns a share as the ledger counts it, where GPUs are allocated in coarser steps than 1 %.
+    ``counted`` returns a share as the ledger counts it if GPUs are allocated in coarser steps than 1 %.
     """
 
     snapshot: GpuSnapshot
@@ -296,10 +298,10 @@ class PlacementCheck:
     strategy: Strategy
     counted: Callable[[Share], Share] = field(default=lambda share: share)
     nodes_are_added: bool = False
-    """Nodes that are added later may suit a request that no current node can take."""
+    """Whether nodes that are added later may suit a request that no current node can take."""
 
     def verdict(self, request: PlacementRequest) -> Verdict:
-        """Return whether a request can be placed, in addition to everything that is kept for waiting spawns."""
+        """Return whether a request can be placed without the capacity that is kept for waiting spawns."""
         placement = self.ledger.place(self.counted_request(request), self.strategy)
         if placement is not None:
             return Verdict(LayerOutcome.NOW, placement)
@@ -319,14 +321,14 @@ class PlacementCheck:
         return Verdict(LayerOutcome.WAIT, why=why, reason=unplaceable.reason)
 
     def _no_instance(self, request: PlacementRequest) -> str:
-        """Return why no MIG instance suits the request; empty: one does, or none is requested."""
+        """Return why no MIG instance suits the request; empty if an instance suits or none is requested."""
         if request.layer is not LayerName.MIG or request.models:
             return ""
         profiles = [kind.mig.profile.name for kind in self.snapshot.kinds if kind.mig is not None]
         return spawn_form.no_instance(request.share, profiles)
 
     def _native_there(self, request: PlacementRequest, why: Unplaceable) -> str:
-        """Return that sessions of the native layer keep MPS from GPUs with enough free units; empty if they do not."""
+        """Return a sentence if native sessions block MPS on GPUs with enough free units; empty otherwise."""
         if request.layer is not LayerName.MPS or why.reason is not Reason.FULL:
             return ""
         native = replace(self.counted_request(request), layer=LayerName.NATIVE)
@@ -346,26 +348,26 @@ class PlacementCheck:
         return request if share == request.share else replace(request, share=share)
 
     def preparing(self, request: PlacementRequest) -> Iterator[None]:
-        """Prepare `verdict` in pieces: on a large cluster its first answer for a kind of request takes long."""
+        """Prepare `verdict` in pieces, because on a large cluster its first result for a kind of request takes long."""
         counted = self.counted_request(request)
         if request.node:
-            return  # one node needs no pieces
+            return  # no need for pieces
         if isinstance(self.strategy, RatingStrategy):
             while self.strategy.prepare(counted, self.ledger.capacity, NODES_AT_ONCE):
                 yield
         if self.ledger.place(counted, self.strategy) is None:
             while self.ledger.capacity.prepare_obstacles(request.demand, NODES_AT_ONCE):
                 yield
-            # for its position and its hold
+            # prepares the spawn's position and hold
             yield from preparing_hold(self.ledger.capacity, counted)
 
 
 _Kind = tuple[Demand, str]
-"""A request's demand on a node, and the only suitable node; empty: any."""
+"""A request's demand on a node, and the only suitable node (empty: any)."""
 
 
 class Positions:
-    """Counter of the spawns ahead. Models, taints and labels, and the size of nodes decide which spawns compete.
+    """Counter of competing earlier spawns. GPU models, taints, labels and node sizes determine which spawns compete.
 
     Prepared by `PlacementCheck.preparing`.
     """
@@ -378,7 +380,7 @@ class Positions:
         self._compete: dict[tuple[_Kind, _Kind], bool] = {}
 
     def ahead_of(self, request: PlacementRequest, ticket: Ticket | None = None) -> int:
-        """Return how many earlier tickets compete with a request; without a ticket, of all tickets."""
+        """Return how many tickets before ``ticket`` compete with a request; without a ticket, count all of them."""
         counted = self._check.counted_request(request)
         snapshot = self._check.snapshot
         return self._queue.ahead_of(
@@ -387,11 +389,11 @@ class Positions:
         )
 
     def ahead_of_template(self, template: Template, ticket: Ticket | None = None) -> int:
-        """Return how many earlier tickets have a layer in common with a template; without a ticket, of all tickets."""
+        """Return how many tickets before ``ticket`` share a layer with a template; without a ticket, count all."""
         return self._queue.ahead_of(self._meets(template), ticket)
 
     def is_full(self, template: Template) -> bool:
-        """Return whether the queue is full for a template: only spawns that have a layer in common with it count.
+        """Return whether the queue is full for a template; only spawns that share a layer with the template count.
 
         Spawns that wait for one layer take no place in the queue of another layer.
         """
@@ -407,7 +409,7 @@ class Positions:
             snapshot = self._check.snapshot
             others = snapshot.layers.names(template) if snapshot.layers is not None else ()
             names = {*others, *([LayerName.NATIVE] if snapshot.native(template) else [])}
-            # the value keeps the template, so that no other template gets its identity
+            # the value references the template, so that its id() is not reused
             entry = self._by_template[id(template)] = (template, names)
         return entry[1]
 
@@ -428,7 +430,7 @@ class Positions:
         if request.models is not None and other.models is not None and request.models.isdisjoint(other.models):
             return False
         these, those = self._able(request), self._able(other)
-        # There are no able nodes. The spawn waits for GPUs to become healthy, or for nodes that do not exist yet.
+        # No node can serve it. The spawn waits for GPUs to become healthy or for new nodes.
         return not (these and those) or not these.isdisjoint(those)
 
     def _able(self, request: PlacementRequest) -> Set[str]:
@@ -436,13 +438,13 @@ class Positions:
 
 
 MOST_OVERTAKEN = 5
-"""Later spawns that are placed before a waiting spawn, until a node is kept for it. Our value: a kept node stays partly
-empty, and most spawns wait no longer than for the next end of a session.
+"""Number of later spawns that may be placed before a waiting spawn until a node is kept for it. Our value: a kept node
+stays partly empty, and most spawns wait only until the next session ends.
 """
 
 
 class KeptNodes:
-    """Nodes of other layers that are kept for tickets. Call it for each ticket in the order of the queue."""
+    """Nodes of other layers that are kept for tickets. Call its methods for each ticket in queue order."""
 
     def __init__(self) -> None:
         self._kept: set[str] = set()
@@ -456,9 +458,9 @@ class KeptNodes:
         return Kept(frozenset(self._kept), ticket.kept_elsewhere)
 
     def waits(self, ticket: Ticket, able: frozenset[str], least_used: Callable[[Set[str]], str]) -> None:
-        """Record a ticket without a place, and keep a node for it after enough later spawns have overtaken it.
+        """Record a ticket without a place; keep a node for it if enough later spawns have overtaken it.
 
-        ``able``: the nodes that could serve it. Of one kind of nodes at most one is kept: a spawn gets none if earlier
+        ``able``: the nodes that could serve it. At most one node of each kind is kept: a spawn gets no node if earlier
         spawns with a kept node could use all of its nodes.
         """
         self._waiting.append((ticket, able))
@@ -474,7 +476,7 @@ class KeptNodes:
     def placed(self, able: frozenset[str]) -> None:
         """Record that a ticket got a place on one of these nodes.
 
-        It overtook earlier tickets that could use one of them.
+        The ticket has overtaken earlier tickets that could use one of these nodes.
         """
         for ticket, nodes in self._waiting:
             ticket.overtaken += not nodes.isdisjoint(able)
@@ -484,15 +486,15 @@ NOT_BY_THE_HUB = Placement("", ())
 """The placement of a server that a layer's scheduler places."""
 
 MOST_MOVES = 5
-"""The maximum number of moves of a spawn's hold to another node by pending idle actions. Our value: users come back
-before an action, other spawns fill the earlier node, and the spawn could wait for ever.
+"""The maximum number of times that pending idle actions move a spawn's hold to another node. Our value: users come back
+before an action, other spawns fill the previous node, and the spawn could wait forever.
 """
 
 
 class Placer:
-    """One pass over the queue, first come first.
+    """One pass over the queue, in queue order.
 
-    ``feed``: updates the ledger of ``check``. ``where`` is the GPUs' place, for people.
+    ``feed`` updates the ledger of ``check``. ``where``: the location of the GPUs, as text for people.
     """
 
     def __init__(self, check: PlacementCheck, feed: LedgerFeed, queue: SpawnQueue, where: str) -> None:
@@ -503,15 +505,15 @@ class Placer:
         self._positions = Positions(check, queue)
         self._kept = KeptNodes()
         self._reached: set[str] = set()
-        """Nodes that the spawns with a hold could use if everything were free there."""
-        # a spawn respects the holds of earlier spawns, but neither its own nor those of later spawns
+        """Nodes that the spawns with a hold could use if the nodes were empty."""
+        # a spawn respects the holds of earlier spawns, but not its own hold or those of later spawns
         for name in list(feed.ledger.holds):
             feed.hold(name, None)
 
     def place(self, ticket: Ticket) -> Placement | None:
-        """Return a place for the ticket; None if it waits on with its new position, or is refused.
+        """Return a place for the ticket; None if it continues to wait with its new position or is refused.
 
-        A place of another sharing layer has no node and no GPUs: the ticket has its offer.
+        A place of another sharing layer has no node and no GPUs; the ticket's offer describes it.
         """
         request, snapshot = ticket.request, self._check.snapshot
         layers = snapshot.other_layers(request.template)
@@ -520,7 +522,7 @@ class Placer:
         placement_request = request.placement(snapshot)
         verdict = self._check.verdict(placement_request)
         outcome, reason = verdict.outcome, verdict.reason
-        # Taints come and go. A spawn that waits already is not refused for one.
+        # Taints can be removed. A spawn that is already waiting is not refused because of a taint.
         if outcome is LayerOutcome.WAIT or (reason is Reason.INELIGIBLE and ticket.ahead is not None):
             if not self._refused_by_full_queue(ticket):
                 why = f"{refused_by_nodes(request.left_out())}." if reason is Reason.NOT_ADMITTED else verdict.why
@@ -551,7 +553,7 @@ class Placer:
             ahead = self._positions.ahead_of_template(request.template, ticket)
             ticket.says(ahead, (waits or elsewhere).why)
             ticket.elsewhere = not layers.native(request.template)
-            # if GPUs with an agent can serve it, some of these are kept for it: see `hold`
+            # if GPUs with an agent can serve the ticket, `hold` keeps some of these for it
             only_here = native is None or native.outcome is LayerOutcome.NEVER
             self._kept.waits(ticket, elsewhere.able if only_here else frozenset(), layers.least_used)
         return None
@@ -565,16 +567,17 @@ class Placer:
         return True
 
     def _refuse_for_ever(self, ticket: Ticket, why: str) -> None:
-        """Refuse a ticket that no wait would help. ``why``: a sentence."""
+        """Refuse a ticket that can never be placed. ``why``: the reason as a sentence."""
         request = ticket.request
         message = spawn_failures.impossible(request.template.display_name, self._where, request.node, why)
         ticket.refuse(SpawnRefused(message, reason="no-such-gpu", status=409))
 
     async def hold(self, ticket: Ticket, breaks: LoopBreaks) -> None:
-        """Keep GPUs for a waiting ticket if it is the first in the queue that could use their node.
+        """Keep GPUs for a waiting ticket if no earlier ticket could use their node.
 
-        Chooses the GPUs that will fit it first by notified idle actions. If no action helps, or after `MOST_MOVES`,
-        chooses the GPUs on which the least has to become free: that amount decreases from pass to pass.
+        Chooses the GPUs on which notified idle actions will free enough capacity first. If no action helps, or after
+        `MOST_MOVES` moves, chooses the GPUs on which the least capacity must become free; that amount decreases from
+        pass to pass.
         """
         check = self._check
         if not check.snapshot.native(ticket.request.template):
@@ -595,7 +598,7 @@ class Placer:
             self._feed.hold(ticket.hold_name, hold)
 
     async def _first_to_fit(self, request: PlacementRequest, breaks: LoopBreaks) -> NodeHold | None:
-        """Return the GPUs that will fit a request first by notified idle actions; None: these do not help it."""
+        """Return the GPUs on which notified idle actions will first make a request fit; None if no action helps."""
         ledger = self._check.ledger
         helpful: list[tuple[str, Notice]] = []
         for actions in helpful_actions(ledger, [request], self._check.snapshot.notices):

@@ -1,4 +1,4 @@
-"""Applies the quotas in force to the queue: the order of its spawns, and the limits that refuse a spawn.
+"""Quotas in force for the queue: they determine the order of its spawns and the limits that refuse a spawn.
 
 The rules are in the package `quota`. Current use comes from the ledger, so a restarted hub reads it again. Use over
 quota by ended sessions is kept in a file (`QuotaHistory`).
@@ -29,10 +29,10 @@ from gpushare_spawner.wording.amounts import reason
 from gpushare_spawner.wording.service import exceeds_cluster
 
 SAVE_EVERY = 30.0
-"""Seconds between two writes. Our value: a killed hub forgets at most the use of that time, a tenth of the entry
-penalty."""
+"""Seconds between two writes. Our value: a killed hub loses at most the use of that time, a tenth of the entry penalty.
+"""
 BAD = ".bad"
-"""Suffix of an invalid file, which is renamed."""
+"""Suffix with which an invalid file is renamed."""
 
 
 class PastUse(BaseModel):
@@ -48,14 +48,14 @@ class PastUse(BaseModel):
 
 
 class QuotaHistory:
-    """The file of past use. It is replaced as a whole: a killed hub leaves the old content or the new one.
+    """The file of past use. It is replaced as a whole: a killed hub leaves either the old or the new content.
 
-    An invalid file is renamed. A file that cannot be read or written is not used until the next start of the hub. The
-    log reports both once. Raises nothing.
+    An invalid file is renamed. A file that cannot be read or written is not used until the next start of the hub. Each
+    problem is logged once. No method raises.
     """
 
     def __init__(self, path: Path | None, log: logging.Logger) -> None:
-        """Keep the path. ``path`` None if nothing is saved."""
+        """Store the path. ``path``: None if nothing is saved."""
         self._path = path
         self._log = log
         self._saved: PastUse | None = None
@@ -104,7 +104,7 @@ class QuotaHistory:
 
     def _give_up(self, what: str, error: OSError) -> None:
         self._log.warning(
-            "%s cannot be %s (%s): what ended sessions used over quota is forgotten when the hub is restarted. "
+            "%s cannot be %s (%s): the use over quota by ended sessions is lost when the hub is restarted. "
             "Set quota_usage_file to a file that the hub can write",
             self._path,
             what,
@@ -125,8 +125,8 @@ class QuotaChoice:
 class QueueQuotas:
     """The accounts of one ledger.
 
-    ``read`` returns the quotas in force, None without quotas. ``clock``: seconds since the epoch. ``history`` keeps use
-    over quota beyond this process; None if there is no history.
+    ``read`` returns the quotas in force, None without quotas. ``clock``: seconds since the epoch. ``history`` stores
+    use over quota across restarts; None if nothing is stored.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class QueueQuotas:
             clock.was_set = self._clock_was_set
         self._clock = clock
         self.usage: QuotaUsage | None = None
-        """The use of each account; None without quotas. Up to date after `bring_up_to_date`."""
+        """The use of each account, as of the last `bring_up_to_date`; None without quotas."""
         self._fair: FairShare | None = None
         self._over_quota: dict[str, int] = {}
         self._capacity = 0
@@ -174,14 +174,14 @@ class QueueQuotas:
         self.note_use()
 
     def _warn(self, quotas: Quotas) -> None:
-        """Log once that guarantees exceed the reported GPUs."""
+        """Log once if the guarantees exceed the reported GPUs."""
         exceeds = (exceeds_cluster(quotas, self._capacity) or "") if self._capacity else ""
         if exceeds and exceeds != self._warned:
             self._log.warning("Quotas: %s", exceeds)
         self._warned = exceeds
 
     def note_use(self) -> None:
-        """Record the current use over quota, which counts until the next call."""
+        """Record the current use over quota, which is charged until the next call."""
         self._over_quota = self.usage.over_quota() if self.usage is not None else {}
 
     @property
@@ -202,7 +202,7 @@ class QueueQuotas:
         return ordered(asking, self.usage, self._fair, self._capacity)
 
     def admission(self, tenant: Tenant, share: Share) -> Admission | None:
-        """Return whether a server would be in or over quota now, and the limit that refuses it.
+        """Return whether a server would be within or over quota now, and the limit that refuses it.
 
         None if there are no quotas.
         """
@@ -211,7 +211,7 @@ class QueueQuotas:
         return admit(self.usage, self._account(self.usage, tenant), tenant.user, share.total_units)
 
     def admitted(self, admission: Admission, share: Share) -> None:
-        """Count the entry penalty of a spawn that was placed over quota."""
+        """Charge the entry penalty for a spawn that was placed over quota."""
         if self._fair is not None and not admission.in_quota:
             self._fair.admitted(admission.account.key, share.total_units, self._capacity)
 
@@ -224,12 +224,12 @@ class QueueQuotas:
             self._changed(session, allocation)
 
     def _past_use(self, quotas: Quotas) -> FairShare:
-        """Return the saved use of earlier hub processes, plus the later use of sessions that are over quota.
+        """Return the saved use of earlier hub processes, plus the use since then by sessions that are over quota.
 
-        This hub process has not metered these sessions in between.
+        No hub process has metered these sessions since the save.
         """
         now, kept = self._clock(), self._history.load()
-        # after a clock was set back, no time has passed
+        # if the clock was set back, no time has passed
         at = min(kept.at, now) if kept is not None else now
         fair = FairShare.restored(quotas.half_life, kept.used if kept is not None else {}, at)
         fair.advance(now, {}, self._capacity)

@@ -1,6 +1,6 @@
 """Reservations of shares, and the loop that places queued spawns: the common part for a machine and a cluster.
 
-Positions are counted and places are chosen in `queue`.
+`queue` counts positions and chooses places.
 """
 
 from __future__ import annotations
@@ -57,18 +57,19 @@ class Reservations(ABC, Generic[Reserved]):
     """
 
     place_every = 1.5
-    """Seconds between two passes over the queue while spawns wait; while none waits, the agent is not asked. Our value:
-    a place that becomes free is taken soon, and the agent is asked about once a second.
+    """Seconds between two passes over the queue while spawns wait; while no spawn waits, the agent is not polled. Our
+    value: a place that becomes free is taken soon, and the agent is polled about once a second.
     """
     patience = 20.0
     """Seconds that a spawn waits while the GPUs are unavailable: the agent or the cluster's API does not answer, or no
-    agent has published a report within two minutes. Our value: users should not notice a restart of either.
+    agent has published a report within two minutes. Our value: users should not notice a restart of the agent or the
+    API server.
     """
 
     where: ClassVar[str]
-    """The GPUs' place, for people: this machine."""
+    """The location of the GPUs, as text for people: "this machine"."""
     unavailable: ClassVar[str]
-    """The text while the GPUs are unavailable, without a full stop."""
+    """The text to show while the GPUs are unavailable, without a period."""
     unreachable: ClassVar[tuple[type[Exception], ...]]
     """Errors that `snapshot` and `_give` raise while the GPUs are unavailable."""
 
@@ -85,7 +86,7 @@ class Reservations(ABC, Generic[Reserved]):
     ) -> None:
         self.log = log
         self.feed = feed or LedgerFeed()
-        """The ledger of all reported shares and those in flight. `snapshot` updates it."""
+        """The ledger of all reported shares and of those in flight; `snapshot` updates it."""
         self.strategy = strategy or BestFit()
         self.policy = policy
         self.quotas = QueueQuotas(
@@ -105,38 +106,39 @@ class Reservations(ABC, Generic[Reserved]):
         self._unavailable_since: float | None = None
         self._made_anew = -math.inf
         self._has_placed = False
-        """Whether a whole pass over the queue has been made: since then, indexes of the cluster's nodes exist."""
+        """Whether a full pass over the queue has been made; afterwards, indexes of the cluster's nodes exist."""
 
-    # -- implemented for the place of the GPUs --
+    # -- implemented for one machine and for a cluster --
 
     @abstractmethod
     async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
         """Update `feed`, and return the other data on the GPUs. Raises one of `unreachable`.
 
-        Data that are at most ``max_age`` seconds old are used again.
+        Data that are at most ``max_age`` seconds old are reused.
         """
 
     @abstractmethod
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         """Reserve the place, complete the ticket and return the allocation.
 
-        None if the place is gone; then take a new snapshot. Raises one of `unreachable`; then nothing is reserved.
+        Returns None if the place is no longer free; the caller then takes a new snapshot. Raises one of `unreachable`;
+        then nothing is reserved.
         """
 
     @abstractmethod
     def give_back(self, reservation: Reserved) -> None:
-        """Cancel a reservation that its spawn does not need."""
+        """Cancel a reservation that its spawn does not need any more."""
 
     async def _remove_obstacles(self, snapshot: GpuSnapshot) -> GpuSnapshot:
-        """Remove obstacles to queued spawns. Return the snapshot after that."""
+        """Remove obstacles to queued spawns. Return a snapshot taken afterwards."""
         return snapshot
 
     def _held_up(self, ticket: Ticket) -> str:
-        """Return why this spawn cannot be placed yet, whatever is free; empty if it can."""
+        """Return why this spawn cannot be placed yet, regardless of free capacity; empty if it can."""
         return ""
 
     def counted(self, share: Share) -> Share:
-        """Return the share as the ledger must count it, where GPUs are allocated in coarser steps than 1 %."""
+        """Return the share as the ledger must count it if GPUs are allocated in coarser steps than 1 %."""
         return share
 
     # -- from a request to a reservation --
@@ -144,10 +146,10 @@ class Reservations(ABC, Generic[Reserved]):
     async def reserve(
         self, request: SpawnRequest, patience: float, joined: Callable[[Ticket], None] | None = None
     ) -> Reserved:
-        """Return a reservation, at once or after a wait of at most ``patience`` seconds.
+        """Return a reservation, immediately or after a wait of at most ``patience`` seconds.
 
-        ``joined`` gets the ticket, to show the position in the queue. Raises SpawnRefused if there is no place, or none
-        in time. After an error or a cancelled wait nothing stays reserved.
+        ``joined`` is called with the ticket, to show the position in the queue. Raises SpawnRefused if there is no
+        place, or none in time. After an error or a cancelled wait nothing stays reserved.
         """
         ticket = self.queue.join(request, time.monotonic())
         result: asyncio.Future[Any] = ticket.result
@@ -157,7 +159,7 @@ class Reservations(ABC, Generic[Reserved]):
             self.place_soon()
             await asyncio.wait({result}, timeout=patience)
             if not result.done():
-                # a hub with hundreds of spawns at the same time may not have considered it yet, whatever is free
+                # a hub with hundreds of simultaneous spawns may not have considered it yet, regardless of free capacity
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ticket.considered.wait(), patience)
             if not result.done():
@@ -204,13 +206,14 @@ class Reservations(ABC, Generic[Reserved]):
         """Log an error in placement, and rebuild the ledger. Return whether it was rebuilt.
 
         After any error the ledger may be inconsistent, and each later read could fail. It is rebuilt at most once in
-        `MAKE_ANEW_SECONDS`. Errors in between are not logged again; the first read after that time rebuilds it.
+        `MAKE_ANEW_SECONDS`. Errors in between are not logged again, and the first read after that time rebuilds the
+        ledger.
         """
         self.feed.doubtful = True
         if time.monotonic() < self._made_anew + MAKE_ANEW_SECONDS:
-            self.log.debug("An error in placement again: %r", error)
+            self.log.debug("Another error in placement: %r", error)
             return False
-        self.log.error("An error in placement; the ledger of all allocations is made anew", exc_info=error)
+        self.log.error("Error in placement; rebuilding the ledger of all allocations", exc_info=error)
         return self._make_anew()
 
     def _make_anew(self) -> bool:
@@ -218,12 +221,12 @@ class Reservations(ABC, Generic[Reserved]):
         try:
             self.feed.make_anew()
         except Exception:
-            self.log.exception("The ledger cannot be made anew")
+            self.log.exception("Cannot rebuild the ledger")
             return False
         return True
 
     async def _place(self) -> None:
-        """Give a place to each queued spawn that fits, on a fresh snapshot."""
+        """Place each queued spawn that fits, on a fresh snapshot."""
         snapshot = await self._remove_obstacles(await self.snapshot())
         check = self._check(snapshot)
         placer = Placer(check, self.feed, self.queue, self.where)
@@ -239,7 +242,7 @@ class Reservations(ABC, Generic[Reserved]):
                     with self._errors_noted():
                         await breaks.through(check.preparing(ticket.request.placement(snapshot)))
                 if ticket in self.queue and not await self._place_ticket(ticket, placer, snapshot, breaks):
-                    # The agent or cluster counts differently. The next pass has its new data.
+                    # The agent or cluster counts differently. The next pass uses its new data.
                     break
             except self.unreachable:
                 raise
@@ -258,7 +261,7 @@ class Reservations(ABC, Generic[Reserved]):
             self._sampling = self.in_background(self._sample_quotas())
 
     async def _sample_quotas(self) -> None:
-        """Detect the end of sessions over quota while no spawn waits, so that they no longer count."""
+        """Sample while no spawn waits, so that ended sessions over quota no longer count."""
         while True:
             await asyncio.sleep(PREPAID_SECONDS)
             if not self.quotas.anything_over_quota:
@@ -269,7 +272,7 @@ class Reservations(ABC, Generic[Reserved]):
                     self.quotas.bring_up_to_date(snapshot.capacity_units)
 
     def _is_held_up(self, ticket: Ticket) -> bool:
-        """Record why a spawn cannot be placed yet, whatever is free. Return whether there is a reason."""
+        """Record why a spawn cannot be placed yet, regardless of free capacity. Return whether there is a reason."""
         held_up = self._held_up(ticket)
         if held_up:
             ticket.says(ticket.ahead or 0, held_up)
@@ -306,7 +309,7 @@ class Reservations(ABC, Generic[Reserved]):
         return True
 
     def _find_place(self, ticket: Ticket, placer: Placer) -> Placement | None:
-        """Return a place for a spawn as `Placer.place` does. After an error, try once more on a rebuilt ledger."""
+        """Return a place for a spawn, as `Placer.place` does. After an error, try once more with a rebuilt ledger."""
         try:
             return placer.place(ticket)
         except Exception as error:
@@ -316,7 +319,7 @@ class Reservations(ABC, Generic[Reserved]):
 
     @contextlib.contextmanager
     def _errors_noted(self) -> Iterator[None]:
-        """Catch errors in placement, so that they end only the code inside."""
+        """Catch and log errors in placement, so that they end only the enclosed code."""
         try:
             yield
         except self.unreachable:
@@ -342,7 +345,7 @@ class Reservations(ABC, Generic[Reserved]):
             ticket.publish(now, minutes.get(ticket), startable, available.suitable_gpus(ticket.request.template))
 
     def _why_nothing_is_placed(self, error: Exception) -> str:
-        """Return the sentence for queued spawns while the GPUs are unavailable."""
+        """Return the sentence that queued spawns show while the GPUs are unavailable."""
         return f"{self.unavailable}; trying again."
 
     def _gpus_unavailable(self, error: Exception) -> None:
@@ -368,10 +371,10 @@ class Reservations(ABC, Generic[Reserved]):
         ineligible: Callable[[Template], frozenset[str]] = lambda _: frozenset(),
         tenant: Tenant | None = None,
     ) -> AvailabilityNow | UnknownNow:
-        """Return the result that a spawn would have now; unknown after an error in placement.
+        """Return the availability of templates now; `UnknownNow` after an error in placement.
 
-        Raises one of `unreachable`. ``ineligible`` returns the nodes that cannot run a server of a template, whatever
-        is free there. ``tenant``: the server's user; None stands for any user.
+        Raises one of `unreachable`. ``ineligible`` returns the nodes that cannot run a server of a template, regardless
+        of free capacity. ``tenant``: the server's user; None: any user.
         """
         try:
             snapshot = await self.snapshot(max_age)
@@ -397,14 +400,14 @@ class Reservations(ABC, Generic[Reserved]):
             self._make_anew()
         before, self.strategy = self.strategy, self._expected.strategy(self.strategy, snapshot, time.monotonic())
         if before is not self.strategy:
-            # the strategy's ratings are as large as the cluster
+            # the strategy's ratings take time proportional to the size of the cluster
             forgetting = self.feed.ledger.capacity.forgetting(before)
             next(forgetting, None)
             self.in_background(LoopBreaks().through(forgetting))
         return PlacementCheck(snapshot, self.feed.ledger, self.strategy, self.counted, self.nodes_are_added)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine to its end, independent of its caller."""
+        """Run a coroutine to completion, independent of its caller."""
         task = asyncio.ensure_future(work)
         # the event loop keeps only weak references to tasks
         self._tasks.add(task)

@@ -1,9 +1,9 @@
 """The GPUs of a machine or a cluster and the pending idle actions on them, at one instant.
 
-Allocations are in the ledger. `GpuInventory` has the reported GPUs by kind. `OtherLayers` is the interface to GPUs of
-other sharing layers: no agent reports them, no ledger has them, and the scheduler of their layer places servers. The
-hub keeps a spawn in the queue until its server can start according to the published state of the layer.
-`ExpectedWorkload` gives placement strategies the expected spawns; the strategies are in `placement`.
+Allocations are in the ledger. `GpuInventory` contains the reported GPUs by kind. `OtherLayers` is the interface to GPUs
+of other sharing layers: agents do not report them, the ledger does not contain them, and their layer's scheduler places
+servers. The hub keeps a spawn in the queue until its server can start according to the published state of the layer.
+`ExpectedWorkload` supplies placement strategies with the expected spawns; the strategies are in `placement`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class GpuKind:
     memory_bytes: int
     count: int
     mig: MigInstance | None = None
-    """One of the instances, without its GPU's UUID; None: whole GPUs."""
+    """An instance of this kind, without its GPU's UUID; None: whole GPUs."""
 
     @property
     def gpu_model(self) -> str:
-        """The model of the GPU; its instances have their own model name."""
+        """The model of the GPU; MIG instances have their own model name."""
         return self.mig.gpu_model if self.mig is not None else self.model
 
     def suits(self, gpu: TemplateGpu) -> bool:
-        """Return whether one empty GPU would suit: its model, and memory for the guarantee."""
+        """Return whether one empty GPU would suit, by its model and its memory for the guarantee."""
         if self.mig is None:
             return suits(gpu, self.model, self.memory_bytes)
         memory = guaranteed_memory(gpu.memory.guarantee)
@@ -54,7 +54,7 @@ class GpuKind:
 
 
 class GpuInventory:
-    """The GPUs of all nodes. The cost of a change depends on the GPUs of its node."""
+    """The GPUs of all nodes. The cost of a change is proportional to the number of GPUs on its node."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, tuple[GpuReport, ...]] = {}
@@ -74,7 +74,7 @@ class GpuInventory:
 
     @property
     def doubled(self) -> Mapping[str, tuple[str, ...]]:
-        """UUIDs that several nodes report, each with these nodes: the first has the GPU."""
+        """UUIDs that several nodes report, each with these nodes; the first node owns the GPU."""
         return dict(self._doubled)
 
     @property
@@ -128,29 +128,29 @@ class LayerOutcome(Enum):
     """The outcome of a placement request."""
 
     NOW = "now"
-    """It can be placed."""
+    """The request can be placed."""
     WAIT = "wait"
-    """It cannot be placed now; a wait can help."""
+    """The request cannot be placed now, but may be placed later."""
     NEVER = "never"
-    """No wait would help."""
+    """The request can never be placed."""
 
 
 @dataclass(frozen=True)
 class SpawnRequest:
-    """A spawn: a template with a GPU, and a server. See `placement` for its placement request."""
+    """A template with a GPU and a server for which a spawn is requested. `placement` returns the placement request."""
 
     tenant: Tenant
     template: Template
     node: str = ""
     """The only suitable node; empty: any."""
     requested: Requested | None = None
-    """The resources that its pod requests; None if it requests the template's guarantees."""
+    """The resources that its pod requests; None: the template's guarantees."""
     left_out: Callable[[], Mapping[str, str]] = dict
-    """Returns the nodes that it avoids now, because one of its pods was not admitted there, with the missing resource.
+    """Returns the nodes that it avoids now because they did not admit one of its pods, each with the missing resource.
     """
 
     ineligible: Callable[[], frozenset[str]] = frozenset
-    """Returns the nodes that cannot run its pod, whatever is free there."""
+    """Returns the nodes that cannot run its pod, regardless of free capacity."""
 
     @property
     def session(self) -> str:
@@ -191,7 +191,7 @@ class LayerOffer:
     request: LayerRequest
     """The request to the layer, on these nodes."""
     kept_off: frozenset[str] = frozenset()
-    """Nodes among these that are kept for earlier spawns: the pod must not run there."""
+    """The nodes among these that are kept for earlier spawns; the pod must not run there."""
 
 
 @dataclass(frozen=True)
@@ -200,27 +200,27 @@ class LayerVerdict:
 
     outcome: LayerOutcome
     offer: LayerOffer | None = None
-    """NOW: the offer for the server. Otherwise: the first offer that would suit."""
+    """The offer for the server (NOW), or the first offer that would suit (WAIT and NEVER)."""
     why: str = ""
     """WAIT and NEVER: the reason, as a sentence."""
     certain: bool = True
-    """NOW: whether free capacity is certain; False: the layer's scheduler decides."""
+    """Whether free capacity is certain, for NOW; False: the layer's scheduler decides."""
     gpus: tuple[GpuKind, ...] = ()
-    """Suitable GPUs, free or not, as far as they are published."""
+    """The published suitable GPUs, free or not."""
     profile: MigProfile | None = None
-    """NOW and WAIT: the profile of the server's MIG device; None if there is no MIG device."""
+    """The profile of the server's MIG device, for NOW and WAIT; None if there is no MIG device."""
     able: frozenset[str] = frozenset()
-    """NOW: the nodes on which the server can be placed. WAIT: the nodes that would suit if less ran there; empty if
-    another resource than nodes is short.
+    """For NOW, the nodes on which the server can be placed. For WAIT, the nodes that would suit if fewer servers ran
+    there; empty if the nodes are not the limiting resource.
     """
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The nodes that are kept for spawns in the queue, from the position of one spawn."""
+    """The nodes that are kept for spawns in the queue, as seen by one spawn."""
 
     for_others: frozenset[str] = frozenset()
-    """Nodes kept for earlier spawns: its server must not run there."""
+    """Nodes kept for earlier spawns; this spawn's server must not run there."""
     own: str = ""
     """The node kept for this spawn; empty: none."""
 
@@ -229,7 +229,7 @@ NOTHING_KEPT = Kept()
 
 
 class OtherLayers(Protocol):
-    """Free capacity of other layers at one instant, less the shares of this hub's spawns in flight."""
+    """Free capacity of other layers at one instant, minus the shares of this hub's spawns in flight."""
 
     def names(self, template: Template) -> tuple[LayerName, ...]:
         """Return the other layers that can serve a template, in the order in which they are tried; empty: none."""
@@ -241,7 +241,7 @@ class OtherLayers(Protocol):
         """Return the outcome for a spawn."""
 
     def starts_by(self, request: SpawnRequest, servers: int) -> float | None:
-        """Return when so many such servers could be placed if all notified stops happen.
+        """Return when ``servers`` servers like this could be placed if all notified stops happen.
 
         The result is in seconds since the epoch; None: unknown.
         """
@@ -251,7 +251,7 @@ class OtherLayers(Protocol):
 
     @property
     def gpus(self) -> int:
-        """The number of physical GPUs of other layers, as far as they are published."""
+        """The number of physical GPUs that other layers publish."""
 
 
 NO_RULES = LayersFile()
@@ -267,20 +267,20 @@ def guaranteed_resources(template: Template) -> Requested:
 
 @dataclass(frozen=True)
 class GpuSnapshot:
-    """The state of the GPUs beside the ledger.
+    """The state of the GPUs, in addition to the ledger.
 
-    A thousand GPUs are of few kinds: suitable GPUs for a template are selected among the kinds.
+    Suitable GPUs for a template are selected by kind, because even a thousand GPUs have only a few kinds.
     """
 
     inventory: GpuInventory
     awaited: str = ""
-    """Why existing GPUs are missing here for the moment, as a sentence; empty if none are missing."""
+    """Why existing GPUs are temporarily missing here, as a sentence; empty if none are missing."""
     notices: tuple[tuple[str, Notice], ...] = ()
     """Notices of pending idle actions, each with its session's name in the ledger."""
     layers: OtherLayers | None = None
-    """GPUs that other layers share; None if there are none."""
+    """The GPUs that other layers share; None if there are none."""
     rules: LayersFile = NO_RULES
-    """The layers of these GPUs by their models, if the hub places by all layers: on one machine."""
+    """The layers of these GPUs by model, if the hub places servers for all layers itself (on one machine)."""
     _suiting: dict[int, _Suiting] = field(default_factory=dict, repr=False)
 
     @property
@@ -321,7 +321,7 @@ class GpuSnapshot:
         return self._suits(template).request
 
     def _suits(self, template: Template) -> _Suiting:
-        # by identity, which is cheap; the value keeps the template, so that no other template gets its identity
+        # keyed by id(), which is cheap; the value references the template, so that its id() is not reused
         suiting = self._suiting.get(id(template))
         if suiting is None:
             kinds: list[GpuKind] = []
@@ -335,7 +335,7 @@ class GpuSnapshot:
         return suiting
 
     def _layer_on(self, kind: GpuKind, template: Template) -> LayerName | None:
-        """Return the layer by which a template's sessions can share such GPUs; None if there is no layer."""
+        """Return the layer with which a template's sessions can share such GPUs; None if there is no layer."""
         if template.gpu is None:
             return None
         named = template.gpu.layer
@@ -344,11 +344,11 @@ class GpuSnapshot:
         layer = machine_layer(self.rules, kind.gpu_model, mig=kind.mig is not None)
         if layer is None or layer is LayerName.NATIVE:
             return layer
-        # a template that promises more than a layer can keep is not offered there
+        # a layer that cannot fulfil a template's promises is skipped
         return None if template.gpu.share.count > 1 or template.broken_promises(layer) else layer
 
     def _in_order(self, by_layer: Mapping[LayerName, set[str]]) -> ByLayer:
-        """Return the models in the rules' order of layers; the native layer comes last, as on a cluster."""
+        """Return the models in the rules' order of layers; the native layer is last, as on a cluster."""
         named = [rule.layer for rule in self.rules.rules]
         order = sorted(by_layer, key=lambda layer: (layer is LayerName.NATIVE, layer in named and named.index(layer)))
         return tuple((layer, frozenset(by_layer[layer])) for layer in order)
@@ -361,7 +361,7 @@ class _Suiting:
     template: Template
     kinds: tuple[GpuKind, ...]
     by_layer: ByLayer
-    """Their models, by the layer of a session there."""
+    """Models of these GPUs, by the layer of a session there."""
 
     @cached_property
     def models(self) -> frozenset[str]:
@@ -386,10 +386,10 @@ class _Suiting:
 
 
 class ExpectedWorkload:
-    """Counter of the spawns of each template; gives a strategy the resulting workload.
+    """Counter of each template's spawns, from which a strategy gets the expected workload.
 
-    ``templates`` returns the templates that can be spawned now. The counts live in this hub process: after a restart
-    all templates count the same again.
+    ``templates`` returns the templates that can be spawned now. The counts are kept in this hub process only: after a
+    restart all templates have equal weight again.
     """
 
     def __init__(self, templates: Callable[[], Iterable[Template]]) -> None:
@@ -401,7 +401,7 @@ class ExpectedWorkload:
         return [template for template in self._templates() if template.gpu is not None]
 
     def spawned(self, template: str, now: float) -> None:
-        """Count a spawn that got its place; ``now``: seconds on a monotonic clock."""
+        """Count a placed spawn; ``now``: seconds on a monotonic clock."""
         self._spawns.spawned(template, now)
 
     def strategy(self, strategy: Strategy, snapshot: GpuSnapshot, now: float) -> Strategy:

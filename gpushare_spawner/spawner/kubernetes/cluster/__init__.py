@@ -1,1 +1,1 @@
-"""What the hub sees of the cluster: pods, reports of agents, and the free CPU and memory of nodes."""
+"""The hub's data on the cluster: pods, agents' reports, and the free CPU and memory of nodes."""

@@ -1,11 +1,11 @@
 """Free CPU, memory and pods of nodes, and the nodes that a pod's taints and labels exclude.
 
-Free is a node's allocatable amount less the requests of its pods, as the cluster's scheduler counts them
-(`pod_requests`). One `ClusterCapacity` serves a hub, for all namespaces; it needs `list` and `watch` on nodes and pods
-in the whole cluster. Without that right, only the scheduler decides whether a pod fits.
+The free amount is a node's allocatable amount minus the requests of its pods, as the cluster's scheduler counts them
+(`pod_requests`). One `ClusterCapacity` serves a hub for all namespaces; it needs `list` and `watch` on nodes and pods
+in the whole cluster. Without that permission, only the scheduler decides whether a pod fits.
 
-Further functions read our pods as the API server writes them: share, reason for a wait, end, owner. `ChangedObjects`
-finds changes of a watched mapping. Does not make or remove pods: see `pod` and `owned_objects`.
+Other functions read our pods as the API server writes them: share, reason for a wait, end, owner. `ChangedObjects`
+finds changes in a watched mapping. Pods are created and removed elsewhere: see `pod` and `owned_objects`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod
 from gpushare_spawner.wording import spawn_failures as words
 
 Amounts = dict[str, Decimal]
-"""By resource: cores of ``cpu``, bytes of ``memory``; others as they are counted."""
+"""Amounts by resource: cores of ``cpu``, bytes of ``memory``, other resources in their own unit."""
 
 
 def pod_requests(pod: Mapping[str, Any]) -> Amounts:
-    """Return the amounts that a pod requests of its node.
+    """Return the amounts that a pod requests from its node.
 
-    Containers and sidecars are added up; an ordinary init container runs before the containers and beside the sidecars
-    that were started before it, and the larger amount counts. For a container that was resized in place the largest of
-    the requested, allocated and current amounts counts. The pod's overhead is added. (kubernetes
+    The amounts of containers and sidecars are added. An ordinary init container runs before the containers and
+    alongside the sidecars started before it; the larger of the two sums counts. For a container that was resized in
+    place, the largest of the requested, allocated and current amounts counts. The pod's overhead is added. (kubernetes
     component-helpers/resource/helpers.go; measured on 1.36.)
     """
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
@@ -54,7 +54,7 @@ def pod_requests(pod: Mapping[str, Any]) -> Amounts:
         else:
             most = _largest([most, _total([sidecars, requested])])
     total = _largest([_total([running, sidecars]), most])
-    # requests of the pod as a whole (1.34 and later) replace the sum
+    # pod-level requests (1.34 and later) replace the sum
     of_pod = _amounts((spec.get("resources") or {}).get("requests"))
     return _total([{**total, **of_pod}, _amounts(spec.get("overhead"))])
 
@@ -65,7 +65,8 @@ def _statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _requested(container: Mapping[str, Any], in_force: Mapping[Any, Mapping[str, Any]]) -> Amounts:
     resources = container.get("resources") or {}
-    # the API server copies a limit without a request to the requests; in a manifest before that the request is missing
+    # the API server copies a limit without a request to the requests; a manifest that it has not processed lacks the
+    # request
     written = _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
     status = in_force.get(container.get("name"), {})
     actual = (status.get("resources") or {}).get("requests")
@@ -93,16 +94,17 @@ def _largest(parts: Iterable[Amounts]) -> Amounts:
 
 
 RESERVATION = PREFIX + "reservation"
-"""Annotation: the hub's reservation from which the pod was made. With it the hub detects that the share has arrived."""
+"""Annotation with the hub's reservation from which the pod was created; it shows the hub that the pod holds the share.
+"""
 
 
 def holds_share(pod: Mapping[str, Any]) -> bool:
-    """Return whether a pod (as the API server writes it) holds a share, also while it is being deleted."""
+    """Return whether a pod (as the API server writes it) holds a share, even while it is being deleted."""
     return of_session(pod) and phase(pod) not in FINISHED
 
 
 def of_session(pod: Mapping[str, Any]) -> bool:
-    """Return whether a pod has the labels of a server with a share, and was not made by its node."""
+    """Return whether a pod has the labels of a server with a share and is not a mirror pod."""
     labels = pod["metadata"].get("labels")
     return (is_session(labels) or is_layer_session(labels)) and not is_mirror(pod["metadata"])
 
@@ -118,7 +120,7 @@ def annotation(pod: Mapping[str, Any], name: str) -> str:
 
 
 def created_at(pod: Mapping[str, Any]) -> float:
-    """Return when the pod was made, in seconds since the epoch; 0 if unknown."""
+    """Return when the pod was created, in seconds since the epoch; 0 if unknown."""
     written = pod["metadata"].get("creationTimestamp")
     try:
         return datetime.fromisoformat(str(written)).timestamp() if written else 0.0
@@ -128,10 +130,10 @@ def created_at(pod: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a pod by its node or by the cluster, not by its program."""
+    """The end of a pod that its node or the cluster, not its program, caused."""
 
     reason: str
-    """Kubernetes' word, like UnexpectedAdmissionError."""
+    """Kubernetes' reason, such as UnexpectedAdmissionError."""
     message: str
     node: str
     exit_code: int | None = None
@@ -139,19 +141,19 @@ class Ended:
 
     @property
     def what(self) -> str:
-        """The node's action, as half a sentence after "Node node-a"."""
+        """The node's action, as a clause that follows "Node node-a"."""
         return words.what_node_did(self.reason)
 
     def __str__(self) -> str:
-        """Return a sentence for people and logs, without a full stop."""
+        """Return a sentence for people and logs, without a period."""
         return words.pod_ended(self.node, self.reason, self.message)
 
 
 def ended_by_node(pod: Mapping[str, Any]) -> Ended | None:
-    """Return how a finished pod was ended, if not by its notebook's own exit; None for any other pod.
+    """Return how a finished pod ended, unless its notebook exited; None for any other pod.
 
-    Pods with devices fail so after a restart of their node (kubernetes issue 125579); their containers may still be
-    shown as running then.
+    Pods with devices fail in this way after a restart of their node (kubernetes issue 125579); their status may still
+    show the containers as running.
     """
     status = pod.get("status") or {}
     if phase(pod) not in FINISHED:
@@ -187,7 +189,7 @@ def why_waiting(pod: Mapping[str, Any]) -> str:
 def orphans(
     pods: Iterable[Mapping[str, Any]], hub: str, runs: Callable[[str, str], bool], made_before: float
 ) -> list[Mapping[str, Any]]:
-    """Return the hub's pods that hold a share for servers that the hub does not have any more.
+    """Return the hub's pods that hold a share for servers that the hub no longer has.
 
     ``runs`` returns whether the hub runs a user's server; ``made_before``: seconds since the epoch.
     """
@@ -204,11 +206,11 @@ def orphans(
 
 
 AT_ONCE = 5000
-"""Objects that are compared in one piece: less than 1 ms."""
+"""Number of objects that are compared in one piece: less than 1 ms."""
 
 
 class ChangedObject(NamedTuple):
-    """One object before and after a change; None if it did not exist, or is gone."""
+    """One object before and after a change; None if it did not exist or was deleted."""
 
     key: str
     before: Any
@@ -216,7 +218,7 @@ class ChangedObject(NamedTuple):
 
 
 class ChangedObjects:
-    """Comparison of a mapping with its earlier state, by the identity of its objects.
+    """Comparison of a mapping with its previous state, by the identity of its objects.
 
     A watch replaces changed objects.
     """
@@ -225,13 +227,13 @@ class ChangedObjects:
         self._seen: dict[str, Any] = {}
 
     def mark_all_changed(self) -> None:
-        """Treat all objects as changed the next time."""
+        """Treat all objects as changed at the next comparison."""
         self._seen = dict.fromkeys(self._seen)
 
     def pieces(self, objects: Callable[[], Mapping[str, Any]]) -> Iterator[list[ChangedObject]]:
-        """Yield the changes in pieces; between two of them the mapping may change, or be replaced.
+        """Yield the changes in pieces. Between two pieces the mapping may change or be replaced.
 
-        ``objects`` returns the mapping. Changes in between are yielded now or the next time.
+        ``objects`` returns the mapping. Changes between two pieces are yielded now or by the next call.
         """
         names = list(objects())
         for start in range(0, len(names), AT_ONCE):
@@ -249,18 +251,19 @@ class ChangedObjects:
 
 
 ASK_AGAIN_SECONDS = 300.0
-"""Seconds until the next try after the API server has refused to show nodes and pods. Our value: a new
-right takes effect soon.
+"""Seconds until the next attempt after the API server has refused to list nodes and pods. Our value: a new permission
+takes effect soon.
 """
 MOST_CONSTRAINTS = 100
-"""Kinds of pods for which excluded nodes are kept. Our value: more than a hub has templates; selectors can name the
-user."""
+"""Maximum number of pod constraints for which excluded nodes are stored. Our value: higher than a hub's number of
+templates, because selectors can name the user.
+"""
 COUNTED_AT_ONCE = 500
-"""Changed pods that are counted in one piece: about 1 ms."""
+"""Number of changed pods that are counted in one piece: about 1 ms."""
 
 
 class ClusterCapacity:
-    """Reader of nodes and pods in the background, from `begin` on."""
+    """Background reader of nodes and pods, which `begin` starts."""
 
     def __init__(self, api: ClusterApi, log: logging.Logger) -> None:
         self._api = api
@@ -269,7 +272,7 @@ class ClusterCapacity:
         self._nodes: Watched[Object] | None = None
         self._pods: Watched[Object] | None = None
         self._closing: list[asyncio.Future[None]] = []
-        """The event loop keeps only weak references to tasks."""
+        """Strong references to tasks; the event loop keeps only weak ones."""
         self._free: dict[str, NodeResources] = {}
         self._allocatable: dict[str, NodeResources] = {}
         self._requested: dict[str, Requested] = {}
@@ -283,16 +286,16 @@ class ClusterCapacity:
         self._keeps_facts = False
         self._cluster_facts: ClusterFacts | None = None
         self.refused = False
-        """Whether the API server has refused to show nodes and pods."""
+        """Whether the API server has refused to list nodes and pods."""
         self._ruled_out: dict[PodConstraints, frozenset[str]] = {}
 
     def begin(self) -> None:
-        """Start to read, unless already started."""
+        """Start reading. Does nothing if already started."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._begin())
 
     def keep_facts(self) -> None:
-        """Keep the data for `facts` from now on, which takes memory for each pod of the cluster."""
+        """Store the data for `facts` from now on. This takes memory for each pod of the cluster."""
         if self._keeps_facts:
             return
         self._keeps_facts = True
@@ -304,7 +307,7 @@ class ClusterCapacity:
     def facts(self) -> ClusterFacts | None:
         """Return nodes and pods for the rules of other sharing layers; None before they are read.
 
-        The same object as long as nothing has changed. See `keep_facts`.
+        Returns the same object until something changes. See `keep_facts`.
         """
         nodes, pods = self._nodes, self._pods
         if not self._keeps_facts or nodes is None or pods is None or not (nodes.known and pods.known):
@@ -324,11 +327,11 @@ class ClusterCapacity:
         return self._free
 
     def bound(self) -> Set[str]:
-        """Return the reservations with a pod that reduces the free resources of its node, as of the last `count`."""
+        """Return the reservations whose pod is counted on its node, as of the last `count`."""
         return self._bound
 
     def gpu_devices(self, node: str) -> Mapping[int, int] | None:
-        """Return the number of devices of each GPU, by its index, in a node's status; None if unknown."""
+        """Return the number of devices of each GPU in a node's status, by the GPU's index; None if unknown."""
         nodes = self._nodes
         if nodes is None or not nodes.known or (item := nodes.objects.get(node)) is None:
             return None
@@ -336,7 +339,7 @@ class ClusterCapacity:
         return devices
 
     def count(self) -> Iterator[None]:
-        """Count the changes, in pieces."""
+        """Count the changes in pieces."""
         nodes, pods = self._nodes, self._pods
         if nodes is None or pods is None or not (nodes.known and pods.known):
             self._forget()
@@ -357,7 +360,7 @@ class ClusterCapacity:
             yield
 
     def changes(self) -> Iterator[tuple[str, NodeResources]]:
-        """Yield the free resources of each node with changes since the last call; UNKNOWN for a removed node."""
+        """Yield the free resources of each node that has changed since the last call; UNKNOWN for a removed node."""
         while self._recounted:
             node = self._recounted.pop()
             yield node, self._free.get(node, UNKNOWN)
@@ -369,7 +372,7 @@ class ClusterCapacity:
     def ineligible(self, constraints: PodConstraints) -> frozenset[str]:
         """Return the nodes with taints or labels that exclude such a pod, as of the last `count`; empty before it.
 
-        The same set for the same constraints until a node's taints or labels change.
+        Returns the same set for the same constraints until a node's taints or labels change.
         """
         if not self._free:
             return frozenset()
@@ -404,8 +407,8 @@ class ClusterCapacity:
         except ApiFailure as failure:
             self._log.info(
                 "Free CPU and memory of nodes are not known (%s): the hub chooses a node by its GPUs, and tries "
-                "another one where the scheduler refuses the pod. Give the hub's service account the right to "
-                "list and watch nodes and pods, in a ClusterRole, and the hub reads them.",
+                "another node if the scheduler refuses the pod. To let the hub read them, give its service account "
+                "a ClusterRole with list and watch on nodes and pods.",
                 failure,
             )
             return False
@@ -416,7 +419,7 @@ class ClusterCapacity:
         self._cluster_facts = None
 
     def _take_node(self, name: str, now: Object | None) -> None:
-        """Count a node; None if it is gone."""
+        """Count a node; ``now`` is None if the node was deleted."""
         self._allocatable.pop(name, None)
         facts = self._facts.pop(name, None)
         if now is not None:
@@ -427,7 +430,7 @@ class ClusterCapacity:
         self._recount([name])
 
     def _move(self, pod: Object | None, sign: int) -> str:
-        """Count a pod on its node, or remove it; return the node, empty for a pod without a node."""
+        """Add a pod to its node, or subtract it. Return the node; empty for a pod without a node."""
         if pod is None or not pod["node"]:
             return ""
         node: str = pod["node"]
@@ -474,10 +477,10 @@ def _add(amounts: dict[str, Requested], node: str, requested: Requested, sign: i
 
 
 def kept_node(node: Object, with_facts: bool = False) -> Object:
-    """Return the kept data of a node. ``with_facts``: with the data that other sharing layers publish."""
+    """Return the parts of a node to store. ``with_facts``: include the data that other sharing layers publish."""
     status = node.get("status") or {}
     allocatable = status.get("allocatable") or {}
-    # Take it from the capacity, because allocatable excludes devices that are unhealthy for a moment.
+    # Use the capacity, because allocatable excludes devices that are temporarily unhealthy.
     capacity = ((gpu_index_of(name), amount) for name, amount in (status.get("capacity") or {}).items())
     return {
         "gpus": {index: int(quantity(amount)) for index, amount in capacity if index is not None},
@@ -493,9 +496,9 @@ def kept_node(node: Object, with_facts: bool = False) -> Object:
 
 
 def kept_pod(pod: Object, with_facts: bool = False) -> Object:
-    """Return the kept data of a pod: whole pods of a large cluster would take much memory, and expose all environments.
+    """Return the parts of a pod to store: full pods would take much memory and expose all environments.
 
-    ``with_facts``: with the data that other sharing layers publish.
+    ``with_facts``: include the data that other sharing layers publish.
     """
     requested = pod_requests(pod)
     return {

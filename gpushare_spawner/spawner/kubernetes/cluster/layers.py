@@ -1,8 +1,8 @@
 """Free capacity of other sharing layers in the cluster, from the objects that they publish, for the queue and the form.
 
-`LayerReader` watches these objects, while `layers.yaml` or a template names a layer. `ClusterLayers` is the state at
-one instant. `LayerSessions` has the hub's sessions on such GPUs, by their pods: nodes, units, and notices of a stop.
-The rules of each layer are in `sharing`; `layers.yaml` has the nodes of each layer.
+`LayerReader` watches these objects while `layers.yaml` or a template names a layer. `ClusterLayers` is the state at one
+instant. `LayerSessions` contains the hub's sessions on such GPUs, read from their pods: nodes, units, and notices of a
+stop. The rules of each layer are in `sharing`; `layers.yaml` assigns nodes to layers.
 """
 
 from __future__ import annotations
@@ -103,23 +103,23 @@ POD_LAYERS: Mapping[LayerName, PodLayer] = {
 
 @dataclass(frozen=True)
 class Pending:
-    """A server with a promised part of a layer's GPUs that the layer's scheduler has not placed yet."""
+    """A server with a reserved part of a layer's GPUs that the layer's scheduler has not placed yet."""
 
     layer: LayerName
     units: int
-    """Units on all its GPUs together."""
+    """Units on all its GPUs in total."""
     kept_off: frozenset[str] = frozenset()
     """Nodes on which it cannot be placed."""
 
 
 @dataclass(frozen=True)
 class LayerSessions:
-    """The sessions of pods. Make it with `of`."""
+    """The sessions of pods. Created by `of`."""
 
     placed: set[str] = field(default_factory=set)
     """The reservations with a pod on a node."""
     units: dict[str, int] = field(default_factory=dict)
-    """Units of these, by node."""
+    """Units of these reservations, by node."""
     waiting: dict[str, Pending] = field(default_factory=dict)
     """The reservations with a pod that waits for its scheduler."""
     stops: list[tuple[float, tuple[str, str]]] = field(default_factory=list)
@@ -151,11 +151,11 @@ class LayerSessions:
 
 NO_FILE = LayersFile()
 MOST_STOPS = 32
-"""Limit of the next notified stops that an estimate of a wait considers. Our value: each can cost a pass over all pods,
-and a session has a notice for minutes only.
+"""Maximum number of upcoming notified stops that an estimate of a wait considers. Our value: each stop can cost a pass
+over all pods, and a session has a notice for only a few minutes.
 """
 _LOGGED: set[LayerName] = set()
-"""Layers with an error in the log: each snapshot would log it again."""
+"""Layers whose error has been logged, because each snapshot would log it again."""
 
 
 def layers_in_force(file: LayersFile | None, templates: Iterable[Template]) -> frozenset[LayerName]:
@@ -169,9 +169,9 @@ def layers_in_force(file: LayersFile | None, templates: Iterable[Template]) -> f
 class ClusterLayers:
     """The other layers at one instant; see `queue.snapshot.OtherLayers`.
 
-    ``facts``: None before they are read. ``unreadable``: layers with facts that the hub cannot read; their schedulers
-    decide then. ``pending`` returns this hub's reservations, by the annotation of their pods; ``ours`` whether a pod
-    with such an annotation is in one of the hub's namespaces: in other namespaces any user can write it.
+    ``facts``: None before they are read. ``unreadable``: layers whose facts the hub cannot read; their schedulers
+    decide. ``pending`` returns this hub's reservations, by the annotation of their pods. ``ours`` returns whether a pod
+    with such an annotation is in one of the hub's namespaces; in other namespaces any user can write the annotation.
     """
 
     file: LayersFile
@@ -183,7 +183,7 @@ class ClusterLayers:
     _kinds: dict[tuple[object, ...], tuple[GpuKind, ...]] = field(default_factory=dict, repr=False)
     _on_nodes: dict[tuple[object, ...], ClusterFacts] = field(default_factory=dict, repr=False)
     _later: dict[float, ClusterLayers] = field(default_factory=dict, repr=False)
-    """The layers after all notified stops that are due by a time."""
+    """The layers after all notified stops that are due by a given time."""
 
     def names(self, template: Template) -> tuple[LayerName, ...]:
         """Return the other layers that can serve a template."""
@@ -199,7 +199,7 @@ class ClusterLayers:
         if template.gpu.layer is not None:
             return (template.gpu.layer,)
         likely = self.file.layers_for(template.gpu.models)
-        # a template that promises more than a layer can keep is not offered on its nodes
+        # a layer that cannot fulfil a template's promises is skipped
         return tuple(
             name
             for name in dict.fromkeys((*likely, *self._layers_on_nodes(template.gpu)))
@@ -207,14 +207,14 @@ class ClusterLayers:
         )
 
     def _layers_on_nodes(self, gpu: TemplateGpu) -> Iterator[LayerName]:
-        """Yield the layers of nodes with suitable GPUs: patterns of rules do not list all their models."""
+        """Yield the layers of nodes with suitable GPUs; the patterns of rules do not list all models."""
         for layer, model in self._models:
             if any(matches(model, pattern) for pattern in gpu.models):
                 yield layer
 
     @cached_property
     def _by_rule(self) -> Mapping[int, Sequence[ClusterNode]]:
-        """The nodes by the rule that applies to them, by its identity: rules hold dicts, which have no hash."""
+        """The nodes by the id() of the rule that applies to them; rules contain dicts, which are not hashable."""
         by_rule: dict[int, list[ClusterNode]] = {}
         for node in self.facts.nodes if self.facts is not None else ():
             by_rule.setdefault(id(self.file.rule_of(node.labels, node.model)), []).append(node)
@@ -224,7 +224,7 @@ class ClusterLayers:
         return self._by_rule.get(id(rule), ())
 
     def _facts_on(self, rule: LayerRule | None, server: SpawnRequest) -> ClusterFacts:
-        """Return the facts with a rule's nodes that can run a server; the same object for the same arguments."""
+        """Return the facts on a rule's nodes that can run a server; the same object for the same arguments."""
         ineligible = server.ineligible()
         key = (id(rule), server.node, ineligible)
         facts = self._on_nodes.get(key)
@@ -244,12 +244,12 @@ class ClusterLayers:
 
     @cached_property
     def gpus(self) -> int:
-        """The physical GPUs on nodes of other layers, by the nodes' labels."""
+        """The number of physical GPUs on nodes of other layers, from the nodes' labels."""
         others = (rule for rule in self.file.rules if LAYERS[rule.layer].places is PlacedBy.SCHEDULER)
         return sum(node.gpu_count or 0 for rule in others for node in self._nodes_of(rule))
 
     def verdict(self, server: SpawnRequest, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
-        """Return the outcome for a server: the first layer and rule with a place for it now."""
+        """Return the outcome for a server, from the first layer and rule with a place for it now."""
         best: LayerVerdict | None = None
         able: frozenset[str] = frozenset()
         layers = self.names(server.template)
@@ -263,15 +263,15 @@ class ClusterLayers:
         return replace(best or LayerVerdict(LayerOutcome.NEVER, why=words.no_node(layers)), able=able)
 
     def starts_by(self, server: SpawnRequest, servers: int) -> float | None:
-        """Return when so many servers could be placed if all notified stops happen."""
+        """Return when ``servers`` servers like this could be placed if all notified stops happen."""
         times = sorted({at for at, _ in self._own_pods.stops})[:MOST_STOPS]
         if not times or self._after(times[-1]).places(server) < servers:
             return None
-        # later stops add to the earlier ones
+        # each stop adds to the earlier stops
         return times[bisect.bisect_left(times, servers, key=lambda at: self._after(at).places(server))]
 
     def _after(self, at: float) -> ClusterLayers:
-        """Return the layers after all stops that are due by a time."""
+        """Return the layers after all notified stops that are due by ``at``."""
         then = self._later.get(at)
         if then is None:
             gone = {pod for due, pod in self._own_pods.stops if due <= at}
@@ -280,7 +280,7 @@ class ClusterLayers:
         return then
 
     def places(self, server: SpawnRequest) -> int:
-        """Return how many such servers can be placed now, by all their readable layers and rules."""
+        """Return how many such servers can be placed now, over all their readable layers and rules."""
         count = 0
         for layer in self.names(server.template) if self.facts is not None else ():
             for offer in self._offers(layer, server) if layer not in self.unreadable else ():
@@ -290,12 +290,12 @@ class ClusterLayers:
         return count
 
     def least_used(self, nodes: Set[str]) -> str:
-        """Return the node on which the hub's sessions have the smallest part of the GPUs."""
+        """Return the node on which the hub's sessions use the smallest part of the GPUs."""
         gpus = {node.name: node.gpu_count or 1 for node in self.facts.nodes} if self.facts is not None else {}
         return min(nodes, key=lambda name: (self._own_pods.units.get(name, 0) / gpus.get(name, 1), name))
 
     def _offers(self, layer: LayerName, server: SpawnRequest) -> Iterator[LayerOffer]:
-        """Yield the requests to a layer, on the nodes of each of its rules."""
+        """Yield the requests to a layer, one for the nodes of each of its rules."""
         for rule in self._rules(layer, server.template):
             facts, options = self._facts_on(rule, server), self.file.options_of(layer, rule)
             yield LayerOffer(layer, LayerRequest(server.tenant, server.template, options, facts, rule))
@@ -328,7 +328,7 @@ class ClusterLayers:
 
     def _rules(self, layer: LayerName, template: Template) -> list[LayerRule | None]:
         rules: list[LayerRule | None] = [rule for rule in self.file.rules if rule.layer is layer]
-        # A template that names its layer needs no rule. Nodes without a rule suit it.
+        # A template that names its layer needs no rule, so nodes without a rule suit it.
         named = template.gpu is not None and template.gpu.layer is layer
         return [*rules, None] if named else rules
 
@@ -341,7 +341,7 @@ class ClusterLayers:
         kept_off = kept.for_others & capacity.able
         left = on_nodes - sum(capacity.by_node.get(name, 0) for name in kept_off)
         taken = self._taken(offer.layer, share.total_units)
-        # servers that cannot be placed on the node that is kept for this spawn take none of its capacity
+        # servers that cannot be placed on this spawn's kept node take none of the node's capacity
         own = min(capacity.servers, capacity.by_node.get(kept.own, 0))
         if min(capacity.servers, left) > taken or own > self._taken(offer.layer, share.total_units, kept.own):
             return LayerVerdict(LayerOutcome.NOW, replace(offer, kept_off=kept_off), able=capacity.able - kept_off)
@@ -353,9 +353,10 @@ class ClusterLayers:
         return LayerVerdict(LayerOutcome.NEVER, offer, words.never_free(title, share, capacity.limited_by))
 
     def _capacity(self, offer: LayerOffer) -> LayerCapacity | str:
-        """Return the layer's capacity; a sentence if it cannot serve the template."""
+        """Return the layer's capacity, or the reason as a sentence if the layer cannot serve the template."""
         request = offer.request
-        # facts and template are kept, so that no others get their identity; an edited template has the same name
+        # the value references the facts and the template, so that their id() is not reused; an edited template keeps
+        # its name
         key = (offer.layer, id(request.facts), id(request.template), request.tenant.quota)
         entry = self._free.get(key)
         if entry is None:
@@ -363,12 +364,12 @@ class ClusterLayers:
         return entry[1]
 
     def _taken(self, layer: LayerName, units: int, node: str = "") -> int:
-        """Return the servers that the layer's scheduler has not placed yet, counted in servers of ``units`` units.
+        """Return the number of servers not placed yet by the layer's scheduler, counted in servers of ``units`` units.
 
-        ``node``: only servers that can be placed there; empty: all.
+        ``node``: count only servers that can be placed there; empty: all.
 
-        Their nodes and GPUs are unknown: a smaller server counts as one of this size, a larger one as several. That
-        errs towards a wait, which ends when the scheduler has placed them.
+        Their nodes and GPUs are unknown: a smaller server counts as one server of this size, a larger server as
+        several. The estimate errs towards a wait, which ends when the scheduler has placed them.
         """
         pods = self._own_pods
         reserved = {token: reservation for token, reservation in self.pending().items() if token not in pods.placed}
@@ -391,10 +392,10 @@ def _free(offer: LayerOffer) -> LayerCapacity | str:
     except LayerCannot as error:
         return str(error)
     except Exception:
-        # other software writes these objects, and spawns on GPUs of other layers must go on
+        # other software writes these objects; an invalid object must not stop spawns on GPUs of other layers
         if offer.layer not in _LOGGED:
             _LOGGED.add(offer.layer)
-            log.exception("what %s publishes cannot be read", title)
+            log.exception("Cannot read the objects that %s publishes", title)
         return words.not_understood(title)
 
 
@@ -409,7 +410,8 @@ def _kinds(nodes: Iterable[ClusterNode]) -> tuple[GpuKind, ...]:
 
 
 UNREADABLE_AFTER = 10.0
-"""Seconds after which objects without a list count as unreadable: the first list takes about one. Ours."""
+"""Seconds after which objects that have not been listed count as unreadable. Our value: the first list takes about 1 s.
+"""
 
 _PUBLISHED: Mapping[LayerName, Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     LayerName.KAI: {"queues": ("/apis/scheduling.run.ai/v2/queues", ClusterQueue.of)},
@@ -418,12 +420,12 @@ _PUBLISHED: Mapping[LayerName, Mapping[str, tuple[str, Callable[[Any], Any]]]] =
         "claims": ("/apis/resource.k8s.io/v1/resourceclaims", ClusterClaim.of),
     },
 }
-"""The objects of each layer beside nodes and pods: path and reader, by their field in `ClusterFacts`."""
+"""The objects of each layer in addition to nodes and pods: path and reader, by their field in `ClusterFacts`."""
 
 
 @dataclass
 class LayerReader:
-    """Reader of published objects, one for a hub. It needs `list` and `watch` on these objects."""
+    """Reader of published objects; one for each hub. Needs `list` and `watch` on these objects."""
 
     capacity: ClusterCapacity
     api: ClusterApi
@@ -432,15 +434,17 @@ class LayerReader:
     log: logging.Logger
     clock: Callable[[], float] = time.monotonic
     pending: Callable[[], Mapping[str, Pending]] = dict
-    """Returns this hub's reservations on other layers, by the annotation of their pods. Set later, as `ours` is."""
+    """Returns this hub's reservations on other layers, by the annotation of their pods. Set after construction, like
+    `ours`.
+    """
     ours: Callable[[str], bool] = bool
-    """Returns whether a pod with such an annotation is the hub's."""
+    """Returns whether a pod with such an annotation belongs to the hub."""
     _watched: dict[str, Watched[Any]] = field(default_factory=dict, init=False)
-    """By the field in `ClusterFacts`."""
+    """Watches by their field in `ClusterFacts`."""
     _since: dict[str, float] = field(default_factory=dict, init=False)
 
     def snapshot(self) -> ClusterLayers | None:
-        """Return the current state of the other layers; None without any in force."""
+        """Return the current state of the other layers; None if there are none."""
         policy = self.policy()
         layers = layers_in_force(policy.layers, policy.templates)
         if not layers:

@@ -1,7 +1,7 @@
-"""KubeSpawner's shared watches, restarted after an end; and one more, of the agents' reports.
+"""KubeSpawner's shared watches, restarted when they end, and one more watch, for the agents' reports.
 
-`Dated` reflectors have the time of their last list. `Watches` starts those that one spawner needs. Their objects are
-read by `snapshot`.
+`Dated` reflectors record the time of their last list. `Watches` starts the reflectors that one spawner needs.
+`snapshot` reads their objects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerP
 
 PODS = "pods"
 REPORTS = "gpushare-reports"
-"""Kinds in the key of a shared reflector; KubeSpawner's own for pods."""
+"""The kind in the key of the shared reflector."""
 
 LIST_WITHIN = 10.0
 """Seconds that a list may take while a caller waits for it."""
@@ -32,11 +32,11 @@ _ENDS_WITHIN = 2.0
 """Seconds within which a cancelled watch ends."""
 
 _renewals: WeakKeyDictionary[Any, asyncio.Task[None]] = WeakKeyDictionary()
-"""Reflectors that are being renewed: all callers wait for the same renewal."""
+"""Reflectors that are being renewed, each with the renewal for which all callers wait."""
 
 
 class SnapshotStale(Exception):
-    """The hub's data on the cluster are not fresh, and could not be renewed. ``str()`` says what failed and why.
+    """The hub's data on the cluster are outdated and could not be renewed. ``str()`` is the failure and its reason.
 
     ``forbidden``: the hub's role does not allow the list.
     """
@@ -47,7 +47,7 @@ class SnapshotStale(Exception):
 
 
 class Dated(ResourceReflector):  # type: ignore[misc]
-    """A reflector that records when it last had all objects from the API server."""
+    """A reflector that records when it last listed all objects."""
 
     listed_at: float | None = None
     """When the last list was requested (monotonic clock, seconds); None: never."""
@@ -57,7 +57,7 @@ class Dated(ResourceReflector):  # type: ignore[misc]
     """Whether its first list is under way."""
 
     async def start(self) -> None:
-        """Start as every reflector does; other callers wait for the first list."""
+        """Start as other reflectors do; concurrent callers wait for the first list."""
         self.starting = True
         try:
             await super().start()
@@ -65,16 +65,16 @@ class Dated(ResourceReflector):  # type: ignore[misc]
             self.starting = False
 
     async def _list_and_update(self, resource_version: Any = None) -> Any:
-        # With "0" the API server may answer from an old cache: a new pod would be missing, and its GPU would be
-        # allocated twice. Without a version the answer is the newest.
+        # With "0" the API server may answer from an outdated cache: a new pod would be missing, and its GPU would be
+        # allocated twice. Without a version the list is up to date.
         requested_at, before = time.monotonic(), self.resources
         try:
             listed = await super()._list_and_update(None if resource_version == "0" else resource_version)
         except BaseException:
             self.behind = True
             raise
-        # KubeSpawner's reflectors list again every 10 s. Unchanged objects stay the same ones, so that readers that
-        # compare by identity (`ChangedObjects`) neither read them again nor keep a second copy.
+        # KubeSpawner's reflectors list again every 10 s. Keep the identity of unchanged objects, so that readers that
+        # compare by identity (`ChangedObjects`) neither read them again nor store a second copy.
         for name, item in self.resources.items():
             previous = before.get(name)
             if previous is not None and _version(previous) == _version(item):
@@ -86,9 +86,9 @@ class Dated(ResourceReflector):  # type: ignore[misc]
     def oldest_healthy(self) -> float:
         """Maximum age (seconds) of the last list of a healthy reflector.
 
-        KubeSpawner's reflectors end each watch after ``timeout_seconds`` and list again: the age of the list shows a
-        watch that hangs. A hub that starts hundreds of servers at the same time is late with that too, and must not get
-        more work then, hence ``restart_seconds`` on top.
+        KubeSpawner's reflectors end each watch after ``timeout_seconds`` and list again, so an old list reveals a watch
+        that hangs. A hub that starts hundreds of servers simultaneously is late with the list too, and must not get
+        more work, so ``restart_seconds`` are added.
         """
         watch_seconds = float(self.timeout_seconds or self.request_timeout or 60)
         return watch_seconds + float(self.restart_seconds) + _SLACK
@@ -117,29 +117,29 @@ class ReportReflector(Dated, NamespacedResourceReflector):  # type: ignore[misc]
 
 
 def is_watching(reflector: Any) -> bool:
-    """Return whether the reflector's watch is running; it may still hang, or be behind."""
+    """Return whether the reflector's watch is running; a running watch may still hang or be behind."""
     return reflector.watch_task is not None and not reflector.watch_task.done()
 
 
 def has_listed(reflector: Any) -> bool:
-    """Return whether it ever had all objects from the API server: otherwise its content means nothing."""
+    """Return whether the reflector has ever listed all objects; before that its content is incomplete."""
     first = reflector.first_load_future
     return bool(first.done() and not first.cancelled() and first.exception() is None)
 
 
 async def freshen(reflector: Any) -> None:
-    """Make sure that a reflector is up to date. Cheap if it is.
+    """Make sure that a reflector is up to date. Cheap if it already is.
 
-    A reflector with a failed first list stays empty for ever, and a reflector that has given up does not change any
-    more; KubeSpawner keeps both. Here they are restarted, and so is a reflector with a watch that hangs or is behind.
-    Raises SnapshotStale.
+    A reflector whose first list failed stays empty forever, and a reflector that has given up no longer changes;
+    KubeSpawner keeps both. This function restarts them, and also a reflector whose watch hangs or is behind. Raises
+    SnapshotStale.
     """
     if is_watching(reflector) and (not isinstance(reflector, Dated) or reflector.up_to_date):
         return
     renewal = _renewals.get(reflector)
     if renewal is None or renewal.done():
         renewal = _renewals[reflector] = asyncio.ensure_future(_renew(reflector))
-        # if the caller has left, no code retrieves the exception
+        # if the caller was cancelled, no code retrieves the exception
         renewal.add_done_callback(lambda task: task.cancelled() or task.exception())
     await asyncio.shield(renewal)
 
@@ -150,7 +150,7 @@ async def _renew(reflector: Any) -> None:
     except Exception as error:
         what = f"the list of {reflector.kind} in {reflector.namespace or 'all namespaces'}"
         forbidden = getattr(error, "status", None) == 403
-        raise SnapshotStale(f"{what} cannot be had: {_worded(error)}", forbidden) from error
+        raise SnapshotStale(f"{what} is unavailable: {_worded(error)}", forbidden) from error
 
 
 async def _start_again(reflector: Any) -> None:
@@ -168,10 +168,10 @@ async def _start_again(reflector: Any) -> None:
         await reflector.start()
     except BaseException as error:
         if not first.done():
-            # callers that wait for the first list must not wait for ever
-            first.set_exception(SnapshotStale(f"the list of {reflector.kind} was called off: {error!r}"))
+            # callers must not wait forever for the first list
+            first.set_exception(SnapshotStale(f"the list of {reflector.kind} was cancelled: {error!r}"))
         if not first.cancelled():
-            # Retrieve the exception here. It is raised, and must not be logged again as never retrieved.
+            # Retrieve the exception: it is raised, and must not also be logged as never retrieved.
             first.exception()
         raise
 
@@ -191,7 +191,7 @@ def _worded(error: Exception) -> str:
 
 
 PAUSES = (0.2, 0.5, 1.0, 2.0)
-"""Seconds between the tries of `Watches.pods_patiently`."""
+"""Seconds between the attempts of `Watches.pods_patiently`."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Watches:
 
     kube: KubeSpawnerPrivate
     reflectors: MutableMapping[tuple[Any, ...], Any]
-    """The dict that all spawners of the hub share."""
+    """KubeSpawner's dict, which all spawners of the hub share."""
     namespace: str
     """The namespace of the spawner's pod."""
     log: logging.Logger
@@ -208,11 +208,12 @@ class Watches:
     async def start(self, kind: str, reflector_class: Any, replace: bool, **settings: Any) -> Any:
         """Start a reflector as KubeSpawner does; restart a reflector that has ended.
 
-        If a restart fails, the last objects are shown, as KubeSpawner does; no spawn is placed by them.
+        If a restart fails, the last objects remain readable, as in KubeSpawner; no spawn is placed on the basis of
+        them.
         """
         reflector = self.reflectors.get(self.kube.reflector_key(kind))
         if kind == PODS and reflector is not None and not isinstance(reflector, Dated):
-            # another spawner class of this hub has made it, without the time of its last list
+            # another spawner class of this hub created it, without the time of its last list
             replace = True
         if reflector is not None and not replace:
             if not is_watching(reflector):
@@ -221,7 +222,7 @@ class Watches:
                 except SnapshotStale as error:
                     if not has_listed(reflector):
                         raise
-                    self.log.warning("%s; what was seen last is shown", error)
+                    self.log.warning("%s; the last known state is shown", error)
             return reflector
         starting = asyncio.ensure_future(self.kube.start_reflector(kind, reflector_class, replace, **settings))
         starting.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -238,8 +239,8 @@ class Watches:
             self._not_yet(error)
 
     async def pods_patiently(self) -> None:
-        """Make sure that pods are watched, after several tries. Raises the error of the last try."""
-        # a starting hub takes a failed poll for a stopped server, and one failed list would stop all of them
+        """Make sure that pods are watched, in several attempts. Raises the error of the last attempt."""
+        # a starting hub treats a failed poll as a stopped server, so one failed list would stop all servers
         for pause in PAUSES:
             try:
                 await self.kube.watch_pods()

@@ -45,23 +45,23 @@ from gpushare_spawner.wording import spawn_failures
 from gpushare_spawner.wording.amounts import doubled_gpu
 
 DISTRUST_SECONDS = 10.0
-"""Seconds for which a node is left out after it did not admit a pod: the kubelet's status, which the scheduler uses,
+"""Seconds for which a node is excluded after it did not admit a pod: the kubelet's status, which the scheduler uses,
 follows the device plugin within 10 s (``nodeStatusUpdateFrequency``).
 """
 
 BEYOND_SECONDS = 30.0
-"""Seconds for which a report may offer more than its node's status before that is logged: `DISTRUST_SECONDS`, plus time
-for a kubelet that starts. No spawn is placed there meanwhile: the scheduler would not admit it.
+"""Seconds for which a report may offer more than its node's status before the difference is logged: `DISTRUST_SECONDS`,
+plus time for a kubelet to start. Meanwhile no spawn is placed there, because the scheduler would refuse it.
 """
 
 DROPPED_AT_ONCE = 50
-"""Reservations that are dropped from the ledger in one piece: about 2 ms."""
+"""Number of reservations that are dropped from the ledger in one piece: about 2 ms."""
 
 REPORTS_AT_ONCE = 1000
-"""Reports with an age check in one piece: less than 1 ms."""
+"""Number of reports whose age is checked in one piece: less than 1 ms."""
 
 CLOSED_SECONDS = 60.0
-"""Seconds until the next try in a namespace that the hub may not read."""
+"""Seconds until the next attempt in a namespace that the hub may not read."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class _SeenPod:
     allocation: Allocation
     notice: Notice | None
     odd: bool = False
-    """Whether its annotations are wrong, so that its limits count: its GPUs may be determined only later."""
+    """Whether its annotations are invalid, so that its limits count and its GPUs may become known only later."""
 
 
 class ClusterSnapshots:
-    """Reader of KubeSpawner's shared reflectors, after a check that they are up to date. Keeps a ledger.
+    """Reader of KubeSpawner's shared reflectors, which it first checks to be up to date. Maintains a ledger.
 
-    ``reflectors`` is the dict that all spawners of the hub share. It reads only changes since the last snapshot, in
-    pieces, so that any number of pods does not block the event loop.
+    ``reflectors``: the dict that all spawners of the hub share. A snapshot reads only the changes since the last
+    snapshot, in pieces, so that many pods do not block the event loop.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ClusterSnapshots:
         layers: LayerReader | None = None,
         claimed_capacity: int = UNITS_PER_GPU,
     ) -> None:
-        """Keep the settings. ``claimed_capacity``: the most units of a GPU on a node with claims."""
+        """Store the settings. ``claimed_capacity``: the maximum units of a GPU on a node with claims."""
         self.reflectors = reflectors
         self.reports_key = reports_key
         self.unit_size = unit_size
@@ -105,7 +105,7 @@ class ClusterSnapshots:
         """The ledger of the pods' allocations and of the reservations that `snapshot` has received."""
         self._clock = WallClock.of(clock)
         self.capacity = capacity
-        """Reader of the free CPU, memory and pods of nodes; all are unknown before its `begin`."""
+        """Reader of the free CPU, memory and pods of nodes; all values are unknown before its `begin`."""
         self.layers = layers
         """Reader of other sharing layers; None if there are no such layers."""
         if layers is not None:
@@ -116,13 +116,13 @@ class ClusterSnapshots:
         """The event loop keeps only weak references to tasks."""
         self._config_maps = ChangedObjects()
         self._reports: dict[str, NodeReport] = {}
-        """By ConfigMap, without the sessions."""
+        """Reports by ConfigMap, without the sessions."""
         self._awaited = ""
         self._doubled: Mapping[str, Sequence[str]] = {}
         self._changed_pods: dict[tuple[Any, ...], ChangedObjects] = {}
         self._pods: dict[str, _SeenPod] = {}
         self._promised: Counter[str] = Counter()
-        """The units that pods were promised, by the GPU's UUID."""
+        """The units promised to pods, by the GPU's UUID."""
         self._odd_pods: dict[str, Mapping[str, Any]] = {}
         self._of_token: dict[str, str] = {}
         self._notices: dict[str, Notice] = {}
@@ -131,7 +131,8 @@ class ClusterSnapshots:
         self._logged: set[str] = set()
         self._distrusted: dict[str, float] = {}
         self._beyond: dict[str, float] = {}
-        """Since when a node's report offers too much, by node (`time.monotonic`); infinite once that is logged."""
+        """When a node's report began to offer too much, by node (`time.monotonic`); infinite once it has been logged.
+        """
         self._closed: dict[str | None, float] = {}
         self._bad_objects = BadObjects(log)
         self._last: tuple[float, GpuSnapshot] | None = None
@@ -144,11 +145,12 @@ class ClusterSnapshots:
     ) -> GpuSnapshot:
         """Update `feed`, and return the other data. Raises SnapshotStale.
 
-        ``reserved`` returns the reservations by their tokens: their pods are not counted, because the reservations are.
+        ``reserved`` returns the reservations by their tokens; the reservations are counted instead of their pods.
         ``in_flight`` returns the allocations of all reservations. Data that are at most ``max_age`` seconds old are
-        used again.
+        reused.
         """
-        # A form that has waited too long is cancelled, and changes that it was reading would never be counted.
+        # The caller may be cancelled (a form that has waited too long); without a task of its own, changes being read
+        # would be lost.
         reading = asyncio.ensure_future(self._read_changes(max_age, reserved, in_flight))
         self._readings.add(reading)
         reading.add_done_callback(self._has_read)
@@ -156,7 +158,7 @@ class ClusterSnapshots:
 
     def _has_read(self, reading: asyncio.Task[GpuSnapshot]) -> None:
         self._readings.discard(reading)
-        # retrieved here: the caller may have left
+        # retrieved here, because the caller may have been cancelled
         if not reading.cancelled():
             reading.exception()
 
@@ -186,7 +188,7 @@ class ClusterSnapshots:
                 await breaks.through(self._count_resources())
                 await breaks.through(self._count_reservations(before, reserved, in_flight))
             except Exception:
-                # some changes may have been read and not counted
+                # some changes may have been read but not counted
                 for objects in (self._config_maps, *self._changed_pods.values()):
                     objects.mark_all_changed()
                 self.capacity.mark_all_changed()
@@ -202,9 +204,10 @@ class ClusterSnapshots:
         reserved: Callable[[], Mapping[str, Allocation]],
         in_flight: Callable[[], Iterable[Allocation]],
     ) -> Iterator[None]:
-        """Count each reservation or its pod. Between two pieces some count twice, and none is missing."""
+        """Count each reservation or its pod. Between two pieces, some are counted twice, but none is missing."""
         now, counted = reserved(), {allocation.session: allocation for allocation in in_flight()}
-        # a reservation with a pod that arrived after the read of the pods counts once more: its pod is not read yet
+        # a reservation whose pod appeared after the pods were read is still counted, because its pod has not been read
+        # yet
         late = {token: before[token] for token in before.keys() - now.keys() - self._of_token.keys()}
         counted.update((allocation.session, allocation) for allocation in late.values())
         gone, self._reserved = self._reserved - now.keys() - late.keys(), now.keys() | late.keys()
@@ -221,7 +224,7 @@ class ClusterSnapshots:
                 yield
         dropped = [session for session in self.feed.sessions(EntrySource.RESERVED) if session not in counted]
         for start in range(0, len(dropped), DROPPED_AT_ONCE):
-            # some may have been reserved since then
+            # some reservations may have been made since then
             current = {allocation.session for allocation in in_flight()}
             for session in dropped[start : start + DROPPED_AT_ONCE]:
                 if session not in current:
@@ -234,7 +237,7 @@ class ClusterSnapshots:
             yield
 
     def shows(self, token: str) -> bool:
-        """Return whether the pod of a reservation has been seen and is counted."""
+        """Return whether a reservation's pod has been seen and is counted."""
         return token in self._of_token
 
     def claims_of(self, node: str) -> ClaimsReport | None:
@@ -243,7 +246,7 @@ class ClusterSnapshots:
         return report.claims if report is not None else None
 
     async def _freshen_pods(self, reflector: Any) -> None:
-        """Renew a reflector of pods. Raises SnapshotStale, but not for a namespace that this hub never could read.
+        """Renew a reflector of pods. Raises SnapshotStale, except for a namespace that this hub could never read.
 
         The hub has started no server there.
         """
@@ -258,11 +261,11 @@ class ClusterSnapshots:
             self.log.warning("%s; shares are placed without it", error)
 
     def distrust(self, node: str) -> None:
-        """Leave a node out for a moment: it did not admit a pod that fitted by its report."""
+        """Exclude a node for `DISTRUST_SECONDS`: it did not admit a pod that fitted according to its report."""
         self._distrusted[node] = time.monotonic() + DISTRUST_SECONDS
 
     def pods(self) -> Iterable[Mapping[str, Any]]:
-        """Return all watched pods of the hub, except pods that a node has made."""
+        """Return all watched pods of the hub, except mirror pods."""
         for key, reflector in list(self.reflectors.items()):
             if key[0] == PODS:
                 yield from (pod for pod in list(reflector.resources.values()) if not is_mirror(pod["metadata"]))
@@ -291,7 +294,7 @@ class ClusterSnapshots:
         self._reports[key] = read
 
     def _count_reports(self) -> Iterator[None]:
-        """Use the fresh reports for placement from now on; set `_awaited`, a sentence about unusable reports."""
+        """Use the fresh reports for placement from now on. Set `_awaited`, a sentence on unusable reports."""
         now, monotonic = self._clock(), time.monotonic()
         silent: dict[str, float] = {}
         distrusted: list[Report] = []
@@ -301,7 +304,7 @@ class ClusterSnapshots:
             if number % REPORTS_AT_ONCE == 0:
                 yield
             report = read.report
-            # an agent that only observes has no GPUs for placement
+            # an observing agent has no GPUs for placement
             if report is None or not report.gpus:
                 continue
             age = read.age(self._clock.since_set(report.published_at), now, monotonic)
@@ -324,7 +327,7 @@ class ClusterSnapshots:
         self._log_beyond(beyond, monotonic)
 
     def _log_doubled(self) -> None:
-        """Log GPUs that several nodes report: at the start, and after a change of the nodes."""
+        """Log GPUs that several nodes report, at the start and when their nodes change."""
         doubled = self._inventory.doubled
         for uuid, nodes in doubled.items():
             if self._doubled.get(uuid) != nodes:
@@ -332,12 +335,13 @@ class ClusterSnapshots:
         self._doubled = doubled
 
     def _beyond_node(self, report: Report) -> str:
-        """Return why a report offers more than its node has, as a sentence; empty if it does not, or if unknown.
+        """Return a sentence if a report offers more than its node has; empty if it does not, or if unknown.
 
-        A node's status has the devices of its plugin: the pods' devices, and as many free ones as the GPU's units
-        leave. Sessions with a grown share use more than their devices, at most the promises to their pods. If pods get
-        GPUs by claims the status has no devices (after a plugin it says 0), so that each GPU has the units of the hub's
-        settings. Lent units raise the ResourceSlice of such a node, and no report.
+        A node's status contains the devices of its plugin: the pods' devices, and as many free devices as the GPU's
+        remaining units allow. Sessions with a grown share use more units than their devices, at most the units promised
+        to their pods. If pods get GPUs by claims, the status has no devices (0 after a plugin was removed), so each GPU
+        counts with the units of the hub's settings. Lent units raise the ResourceSlice of such a node, but not its
+        report.
         """
         devices = self.capacity.gpu_devices(report.node)
         if devices is None:
@@ -360,7 +364,7 @@ class ClusterSnapshots:
         return ""
 
     def _log_beyond(self, beyond: Mapping[str, str], now: float) -> None:
-        """Log a lasting difference. A node that has just joined has no devices in its status for some seconds."""
+        """Log a persistent difference. A node that has just joined has no devices in its status for some seconds."""
         self._beyond = {node: self._beyond.get(node, now) for node in beyond}
         for node, since in self._beyond.items():
             if now - since >= BEYOND_SECONDS:
@@ -390,9 +394,9 @@ class ClusterSnapshots:
             yield
 
     def _take_pod(self, name: str, pod: Mapping[str, Any] | None) -> None:
-        """Count a pod's allocation; None if it is gone."""
+        """Count a pod's allocation; ``pod`` is None if the pod was deleted."""
         before = self._pods.get(name)
-        # Do the part that can fail first, so that an unreadable pod counts as before.
+        # Do the part that can fail first, so that an unreadable pod is counted as before.
         now = self._seen_pod(name, pod, before) if pod is not None and holds_share(pod) else None
         self._pods.pop(name, None)
         self._count_promised(before, now)
@@ -431,7 +435,7 @@ class ClusterSnapshots:
         try:
             allocation, notice = self._parsed(pod)
         except (AnnotationProblem, ValueError) as problem:
-            # Read it again each time, because its GPUs may be determined only later.
+            # Read the pod again each time, because its GPUs may become known only later.
             self._odd_pods[name] = pod
             return _SeenPod(uid, version, token, self._by_limits(pod, problem), None, odd=True)
         return _SeenPod(uid, version, token, allocation, notice)
@@ -455,18 +459,18 @@ class ClusterSnapshots:
         return allocation, session.notice
 
     def whole_devices(self, units: int) -> int:
-        """Return the units of the devices for so many units: the kubelet allocates devices of ``unit_size`` units."""
+        """Return the units, rounded up to whole devices: the kubelet allocates devices of ``unit_size`` units."""
         return -(-units // self.unit_size) * self.unit_size
 
     def _by_limits(self, pod: Mapping[str, Any], problem: Exception) -> Allocation:
-        """Return the allocation as the scheduler counts it: perhaps more than the truth, never less."""
+        """Return the allocation as the scheduler counts it: at least the actual allocation, perhaps more."""
         name = _name(pod)
         if name not in self._logged:
             self._logged.add(name)
             self.log.error("Pod %s: its annotations are wrong, so its limits count instead: %s", name, problem)
         spec = pod["spec"]
         if has_claim(spec):
-            # The claim's units are not in the pod, so its GPUs count as whole ones.
+            # The pod does not contain the claim's units, so its GPUs count as whole GPUs.
             env = notebook_container(spec).get("env") or []
             visible = next(
                 (variable.get("value") or "" for variable in env if variable["name"] == "CUDA_VISIBLE_DEVICES"), ""
@@ -488,7 +492,7 @@ class ClusterSnapshots:
 
 
 def allocation_elsewhere(session: str, share: Share, user: str, quota: str, opened_at: float) -> Allocation:
-    """Return a session's allocation on another sharing layer's GPUs, for the quotas: reports have no such GPUs."""
+    """Return a session's allocation on another sharing layer's GPUs, which reports do not contain, for the quotas."""
     gpus = tuple(f"{session}/{index}" for index in range(share.count))
     return Allocation(
         session=session,
@@ -502,7 +506,7 @@ def allocation_elsewhere(session: str, share: Share, user: str, quota: str, open
 
 
 def _name(pod: Mapping[str, Any]) -> str:
-    # Two pods of one server can exist for a moment, the old one and the new one. Both count.
+    # The old and the new pod of one server can exist at the same time. Both count.
     return f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}#{pod['metadata']['uid']}"
 
 

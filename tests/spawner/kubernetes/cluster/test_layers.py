@@ -152,7 +152,7 @@ def test_an_error_in_one_layer_refuses_its_spawns_alone_and_is_logged_once(
             LayerOutcome.NEVER,
             "The hub cannot read what NVIDIA time-slicing says is free. The hub's log has the error.",
         )
-    assert caplog.text.count("NVIDIA time-slicing publishes cannot be read") == 1
+    assert caplog.text.count("Cannot read the objects that NVIDIA time-slicing publishes") == 1
 
 
 def test_only_nodes_that_the_server_can_run_on_count() -> None:
