@@ -26,6 +26,7 @@ from gpushare_spawner.spawner.kubernetes.attempt import LASTS, Cause
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.placement.reports import ledger_of
+from tests.present import present
 
 from .sharing_hub import GpuNodes, gpu
 from .standin.cluster import Cluster
@@ -116,6 +117,33 @@ async def test_other_settings_of_an_admin_stay_beside_the_share(
     assert resources["limits"][resource_name(0)] == "50"
     assert resources["requests"]["memory"] == "48Mi"
     assert (metadata["annotations"]["mine"], metadata["labels"]["mine"]) == ("ada", "ada")
+
+
+# a server without a GPU
+
+
+@pytest.mark.parametrize("placed", [True, False])
+async def test_a_server_without_a_gpu_prefers_the_node_where_it_takes_no_cpu_from_gpus(
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, placed: bool
+) -> None:
+    names = {await nodes.add(gpus=1) for _ in range(2)}
+
+    def configure(config: Any) -> None:
+        config.GPUShareSpawner.place_without_gpu = placed
+        config.KubeSpawner.node_affinity_preferred = [
+            {"weight": 1, "preference": {"matchExpressions": [{"key": "own", "operator": "Exists"}]}}
+        ]
+
+    hub = await make_hub(configure)
+    assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 201
+    (used,) = {gpu_id.removeprefix("GPU-").removesuffix("-0") for gpu_id in await nodes.held()}
+    assert (await hub.start_server("zoe", {"profile": "cpu-only"})).code == 201
+    pod = present(await cluster.pod("jupyter-zoe"))
+    own, *terms = pod["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert own["weight"] == 1
+    field = {"key": "metadata.name", "operator": "In", "values": [used]}
+    assert terms == ([{"weight": 100, "preference": {"matchFields": [field]}}] if placed else [])
+    assert used in names
 
 
 # units that a node does not offer

@@ -317,6 +317,8 @@ class PodAttempt(SpawnAttempt[PodShare]):
         super().__init__(overrides)
         self.retries = SpawnProgress()
         """Events about nodes that refused the pod, shown among the pod's own events."""
+        self.preferred_node = ""
+        """Node that a pod without a GPU prefers; empty: none."""
         self.perhaps_created = False
         """Whether the reservation's pod may exist."""
         self.admission: PodAdmission | None = None

@@ -20,6 +20,7 @@ from kubernetes_asyncio.client.models import (
     V1NodeSelectorTerm,
     V1Pod,
     V1PodResourceClaim,
+    V1PreferredSchedulingTerm,
     V1ResourceRequirements,
     V1Toleration,
     V1Volume,
@@ -315,6 +316,23 @@ def _require_node(spec: Any, affinity: Mapping[str, Any]) -> None:
     spec.affinity.node_affinity.required_during_scheduling_ignored_during_execution = V1NodeSelector(
         node_selector_terms=[get_k8s_model(V1NodeSelectorTerm, term) for term in required["nodeSelectorTerms"]]
     )
+
+
+PREFERENCE = 100
+"""The highest weight of a preferred node: the scheduler's other scores differ by less."""
+
+
+def prefer_node(spec: Any, node: str) -> None:
+    """Add a preferred node to the affinity of a pod's spec, which holds KubeSpawner's models or plain data."""
+    affinity = spec.affinity
+    if isinstance(affinity, Mapping):
+        affinity = get_k8s_model(V1Affinity, dict(affinity))
+    spec.affinity = affinity = affinity or V1Affinity()
+    affinity.node_affinity = affinity.node_affinity or V1NodeAffinity()
+    terms = affinity.node_affinity.preferred_during_scheduling_ignored_during_execution or []
+    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    term = get_k8s_model(V1PreferredSchedulingTerm, {"weight": PREFERENCE, "preference": {"matchFields": [field]}})
+    affinity.node_affinity.preferred_during_scheduling_ignored_during_execution = [*terms, term]
 
 
 def _plain(value: Any) -> Any:

@@ -32,6 +32,7 @@ from gpushare_spawner.clients.api import ApiFailure, ClusterApi, KubeconfigConne
 from gpushare_spawner.model.report import MOST_OVERCOMMIT
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement.request import Demand
 from gpushare_spawner.sharing.base import LayerCannot, Tenant
 from gpushare_spawner.spawner.attempt import SpawnPhase, SpawnProgress
 from gpushare_spawner.spawner.base import FORM_SECONDS, GPUShareBase, applied_when_placed
@@ -58,6 +59,7 @@ from gpushare_spawner.spawner.kubernetes.pod import (
     build_pod,
     pinned_node,
     pod_constraints,
+    prefer_node,
     requested,
 )
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
@@ -118,6 +120,17 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         false, the spawn is refused immediately, and its user sees what is missing. The queue creates no pod for a
         waiting spawn, so a cluster autoscaler adds no node for it: set this if nodes are added on a schedule, for
         placeholder pods, or manually.
+        """,
+    ).tag(config=True)
+
+    place_without_gpu = Bool(
+        False,
+        help="""
+        Whether a server of a template without a GPU prefers the node that ``placement_strategy`` chooses for its CPU
+        and memory, so that it takes no CPU that GPUs need.
+
+        For clusters where such servers run on nodes with GPUs. Without this setting, and where the node is full, the
+        cluster's scheduler decides.
         """,
     ).tag(config=True)
 
@@ -396,6 +409,8 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     async def _start_chosen(self, attempt: PodAttempt) -> Any:
         choice, template = attempt.choice, attempt.template
         if choice is None or template is None or template.gpu is None:
+            if self.place_without_gpu and template is not None:
+                attempt.preferred_node = await self._node_without_gpu()
             return await self._kube.start_pod()
         patience = min(self.queue_timeout, self.start_timeout / 2)
         pod = ServerPod(
@@ -407,6 +422,12 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         )
         launcher = PodLauncher(attempt, self.reservations, pod, self.start_timeout, self.log, self._log_name)
         return await launcher.launch()
+
+    async def _node_without_gpu(self) -> str:
+        settings = {name: getattr(self, name) for name in (*CONSTRAINING, *REQUESTING)}
+        amounts = requested(settings)
+        demand = Demand(0, 0, amounts.cpu, amounts.memory, ineligible=self._ineligible(settings)())
+        return "" if pinned_node(settings) else await self.reservations.node_without_gpu(demand)
 
     async def _start_pod(self, attempt: PodAttempt) -> Any:
         """Create the sharing layer's additional objects, then start the pod as KubeSpawner does."""
@@ -445,9 +466,13 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     async def get_pod_manifest(self) -> V1Pod:
         """Return KubeSpawner's manifest with the share."""
-        pod = await super().get_pod_manifest()
+        pod: V1Pod = await super().get_pod_manifest()
         share = self._attempt.reservation
-        return pod if share is None else build_pod(pod, share, self.share_unit_size, self.hub.api_url, self.namespace)
+        if share is not None:
+            return build_pod(pod, share, self.share_unit_size, self.hub.api_url, self.namespace)
+        if self._attempt.preferred_node:
+            prefer_node(pod.spec, self._attempt.preferred_node)
+        return pod
 
     def get_env(self) -> dict[str, Any]:
         """Return KubeSpawner's environment; a template without a GPU hides the GPUs of the node."""

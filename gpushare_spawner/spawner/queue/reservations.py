@@ -18,8 +18,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement.capacity import Rating
 from gpushare_spawner.placement.feed import LedgerFeed
 from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.request import Demand
 from gpushare_spawner.placement.strategy import BestFit, Strategy
 from gpushare_spawner.quota.order import PREPAID_SECONDS
 from gpushare_spawner.sharing.base import Tenant
@@ -394,6 +396,24 @@ class Reservations(ABC, Generic[Reserved]):
             self.placement_failed(error)
             return UnknownNow()
         return available
+
+    async def node_without_gpu(self, demand: Demand) -> str:
+        """Return the node that the strategy chooses for a server without a GPU; empty if the scheduler decides.
+
+        The scheduler decides while the GPUs are unavailable, if no node is free, and with a strategy without ratings.
+        """
+        try:
+            check = self._check(await self.snapshot(max_age=self.place_every))
+            if isinstance(check.strategy, Rating):
+                best = check.ledger.capacity.best(demand, check.strategy)
+                return best.node if best is not None else ""
+        except self.unreachable as error:
+            self.log.warning(
+                "A server without a GPU is placed by the cluster's scheduler: %s: %s", self.unavailable, error
+            )
+        except Exception as error:
+            self.placement_failed(error)
+        return ""
 
     def _check(self, snapshot: GpuSnapshot) -> PlacementCheck:
         if self.feed.doubtful and time.monotonic() >= self._made_anew + MAKE_ANEW_SECONDS:
