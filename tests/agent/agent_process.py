@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable
+from tests.copies import Copy, start_copy
 from tests.libraries import preload_library, simulated_driver
 
 
@@ -28,7 +29,7 @@ class AgentProcess:
             "SIMGPU_DEVICES": str(gpus),
         }
         self.client = AgentClient(folder / "state" / "control.sock")
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Copy | None = None
 
     def command(self, *options: str) -> list[str]:
         return [
@@ -38,10 +39,7 @@ class AgentProcess:
 
     async def start(self, *options: str) -> None:
         """Start it and wait until it answers."""
-        with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
-                self.command(*options), env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+        self.process = self._start(self.command(*options))
         end = time.monotonic() + 90
         while time.monotonic() < end:
             assert self.process.poll() is None, self.log.read_text()
@@ -51,6 +49,14 @@ class AgentProcess:
             except AgentUnreachable:
                 await asyncio.sleep(0.05)
         raise AssertionError(f"the agent did not come up:\n{self.log.read_text()}")
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes] | Copy:
+        own_driver = self.environment.get("LD_LIBRARY_PATH") != str(simulated_driver())
+        if command[2] == "gpushare_spawner.cli" and "--kubernetes" not in command and not own_driver:
+            return start_copy("agent", command[4:], self.environment, self.log)
+        # what is imported for a cluster is not in the process that copies itself
+        with open(self.log, "ab") as log:
+            return subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def cpu_seconds(self) -> float:
         """CPU time that the process has used."""

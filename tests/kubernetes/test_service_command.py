@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -20,6 +18,7 @@ from gpushare_spawner.cli import main
 from gpushare_spawner.model.controls import Ask
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.share import Tier
+from tests.copies import Copy, start_copy
 from tests.kubernetes.service_namespace import HUB_RULES, HubNamespace, make_namespace
 from tests.kubernetes.standin.cluster import Cluster
 from tests.ports import free_port
@@ -47,31 +46,25 @@ class Service:
     url: str
     """The hub's API."""
     log: Path
-    output: IO[bytes]
     port: int
     """Of the dashboard."""
-    processes: list[asyncio.subprocess.Process] = field(default_factory=list)
+    processes: list[Copy] = field(default_factory=list)
 
     @property
     def said(self) -> str:
         return self.log.read_text()
 
-    async def start(self, *options: str, **environment: str) -> asyncio.subprocess.Process:
+    def start(self, *options: str, **environment: str) -> Copy:
         inherited = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gpushare_spawner.cli", "service", "--cull-every=1s", f"--url={self.url}", *options,
-            env={**inherited, "HOME": str(self.folder), "JUPYTERHUB_API_TOKEN": TOKEN, **environment},
-            stderr=self.output,
-            cwd=self.folder,
-        )  # fmt: skip
+        inherited |= {"HOME": str(self.folder), "JUPYTERHUB_API_TOKEN": TOKEN, "GPUSHARE_HISTORY": "false"}
+        arguments = ["--cull-every=1s", f"--url={self.url}", *options]
+        process = start_copy("service", arguments, inherited | environment, self.log)
         self.processes.append(process)
         return process
 
-    async def start_in(
-        self, namespace: HubNamespace, *options: str, listens_on: str = "127.0.0.1"
-    ) -> asyncio.subprocess.Process:
+    def start_in(self, namespace: HubNamespace, *options: str, listens_on: str = "127.0.0.1") -> Copy:
         """Start it for a namespace, with the templates of the folder and a dashboard."""
-        return await self.start(
+        return self.start(
             f"--namespace={namespace.name}",
             f"--templates-dir={self.folder}",
             *options,
@@ -85,37 +78,34 @@ class Service:
         end = time.monotonic() + seconds
         while not await holds():
             assert time.monotonic() < end, self.said
-            assert all(process.returncode is None for process in self.processes), self.said
+            assert all(process.poll() is None for process in self.processes), self.said
             await asyncio.sleep(every)
 
     async def end(self) -> None:
         """End the processes; each must end well."""
         for process in self.processes:
-            if process.returncode is None:
-                process.terminate()
-            assert await process.wait() == 0, self.said
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, 30) == 0, self.said
 
 
 @pytest.fixture
 async def service(hub_server: FakeHub, tmp_path: Path) -> AsyncIterator[Service]:  # noqa: F811
     (tmp_path / "quarter.yaml").write_text(TEMPLATE)
-    log = tmp_path / "service.log"
-    with log.open("wb") as output:
-        found = Service(tmp_path, hub_server.url, log, output, free_port())
-        try:
-            yield found
-        finally:
-            for process in found.processes:
-                if process.returncode is None:
-                    process.terminate()
-                    await process.wait()
+    (log := tmp_path / "service.log").touch()
+    found = Service(tmp_path, hub_server.url, log, free_port())
+    try:
+        yield found
+    finally:
+        for process in found.processes:
+            process.terminate()
+            await asyncio.to_thread(process.wait, 30)
 
 
 async def test_an_idle_session_is_told_and_released(namespace: HubNamespace, service: Service) -> None:
     await namespace.open("ann", last_gpu_activity=time.time())
     await namespace.publish()
     # the address of a Service: nothing can listen on it
-    await service.start_in(namespace, "--ip=*", listens_on="192.0.2.1")
+    service.start_in(namespace, "--ip=*", listens_on="192.0.2.1")
     told = False
 
     async def released() -> bool:
@@ -151,7 +141,7 @@ async def test_a_node_that_forges_a_users_session_stops_only_its_own(
         update={"asks": (stop,), "opened_at": 1.0, "last_gpu_activity": 1.0, "last_kernel_activity": 1.0}
     )
     namespace.sessions["node-b"] |= {"victim": forged}
-    await service.start_in(namespace)
+    service.start_in(namespace)
 
     async def own_is_stopped() -> bool:
         # again and again: the service drops asks of a report that it cannot read yet
@@ -170,11 +160,11 @@ async def test_before_the_chart_it_listens_at_once_and_says_what_it_waits_for(
     """The hub first: zero-to-jupyterhub's Role alone, without ConfigMaps, until the chart gpushare-agent is there."""
     await namespace.rights([rule for rule in HUB_RULES if "configmaps" not in rule["resources"]])
     await namespace.open("ann")
-    process = await service.start_in(namespace)
+    process = service.start_in(namespace)
     cpu = 0.0
     while not await listens(service.port):
         cpu = cpu_seconds(process.pid)
-        assert process.returncode is None, service.said
+        assert process.poll() is None, service.said
         # the start is imports alone: JupyterHub ends after 10 s without an answer
         assert cpu < 10, service.said
         await asyncio.sleep(0.05)
@@ -209,8 +199,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def test_without_a_cluster_it_says_what_it_looked_for(service: Service) -> None:
-    process = await service.start("--namespace=jhub", KUBECONFIG=str(service.folder / "nothing"))
-    assert await process.wait() == 1
+    process = service.start("--namespace=jhub", KUBECONFIG=str(service.folder / "nothing"))
+    assert await asyncio.to_thread(process.wait, 30) == 1
     assert "cannot start: --namespace: there is neither a service account of a pod" in service.said
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.report import SessionReport
 from tests.agent.agent_process import AgentProcess
+from tests.copies import Copy, start_copy
 from tests.present import present
 from tests.service.fake_hub import TOKEN, FakeHub
 
@@ -28,7 +27,7 @@ class OverProcesses:
         self.folder = folder
         (folder / "templates").mkdir()
         (folder / "templates" / "only.yaml").write_text(template)
-        self._service: subprocess.Popen[bytes] | None = None
+        self._service: Copy | None = None
 
     async def start(self) -> None:
         """Start the agent."""
@@ -44,12 +43,9 @@ class OverProcesses:
     def start_service(self, *options: str) -> None:
         environment = {**os.environ, "JUPYTERHUB_API_URL": self.hub.url, "JUPYTERHUB_API_TOKEN": TOKEN}
         environment.pop("JUPYTERHUB_SERVICE_URL", None)
-        command = [
-            sys.executable, "-m", "gpushare_spawner.cli", "service", f"--templates-dir={self.folder}/templates",
-            f"--control-socket={self.agent.client.socket}", "--history=false", *options,
-        ]  # fmt: skip
-        with (self.folder / "service.log").open("ab") as log:
-            self._service = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=self.folder)
+        arguments = [f"--templates-dir={self.folder}/templates", f"--control-socket={self.agent.client.socket}"]
+        arguments += ["--history=false", *options]
+        self._service = start_copy("service", arguments, environment, self.folder / "service.log")
 
     def kill_service(self) -> None:
         if self._service is not None:
