@@ -1,4 +1,4 @@
-"""Tasks that run in the background of a part, from its start until its end."""
+"""Background tasks, each owned by a part that starts and stops it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 async def cancel(*tasks: asyncio.Future[Any] | None) -> None:
-    """Cancel tasks, and wait until all have ended, however they end. None: a task that was never started."""
+    """Cancel tasks, and wait until all have ended, with or without an error. None: a task that was never started."""
     started = [task for task in tasks if task is not None]
     for task in started:
         task.cancel()
@@ -21,7 +21,10 @@ async def cancel(*tasks: asyncio.Future[Any] | None) -> None:
 
 
 def pauses(first: float, longest: float, within: float = math.inf) -> Iterator[float]:
-    """Yield the seconds to wait after each failed try: they double. Ends ``within`` seconds after the first try."""
+    """Yield the seconds to wait after each failed attempt, doubling.
+
+    Ends ``within`` seconds after the first attempt.
+    """
     ends_at, pause = time.monotonic() + within, first
     while time.monotonic() < ends_at:
         yield pause
@@ -29,7 +32,7 @@ def pauses(first: float, longest: float, within: float = math.inf) -> Iterator[f
 
 
 async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait until the event is set, at most some seconds (None: without a limit). Return whether it was set."""
+    """Wait until the event is set, for at most `seconds` (None: no limit). Return whether it was set."""
     try:
         async with asyncio.timeout(seconds):
             return await event.wait()
@@ -65,12 +68,12 @@ class Background(ABC):
 
 
 class Repeated(Background):
-    """A check that is made again and again; a failure is logged and does not end it."""
+    """A check that runs repeatedly. A failure is logged and does not stop later checks."""
 
     def __init__(
         self, seconds: float, check: Callable[[], Awaitable[None] | None], log: logging.Logger, failure: str
     ) -> None:
-        """`seconds`: the pause before each check. `failure`: sentence for the log."""
+        """`seconds`: pause before each check. `failure`: sentence for the log."""
         self._seconds = seconds
         self._check = check
         self._log = log
@@ -88,7 +91,7 @@ class Repeated(Background):
 
 
 class Soon:
-    """Calls a function once in the next round of the event loop, however often that was requested."""
+    """Calls a function once in the next event loop iteration, no matter how many requests arrive before."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
@@ -101,7 +104,7 @@ class Soon:
             self._handle = asyncio.get_running_loop().call_soon(self._due)
 
     def close(self) -> None:
-        """Make no more calls."""
+        """Cancel a pending call, and ignore later requests."""
         self._closed = True
         if self._handle is not None:
             self._handle.cancel()

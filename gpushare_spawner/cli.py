@@ -1,7 +1,7 @@
 """``gpushare``: one command with a subcommand for each part.
 
-Each part's module has ``configure(parser)`` and ``run(options) -> int``. Agent and service do not import the code for
-clusters: this module passes it to them as arguments.
+Each part's module has ``configure(parser)`` and ``run(options) -> int``. The agent and the service do not import the
+Kubernetes code. This module passes it to them as arguments.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Part]]] = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser with subcommands that report a misspelt option themselves, with their own usage."""
+    """A parser whose subcommands report a misspelled option themselves, with their own usage."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse; an unknown argument is an error."""
@@ -107,11 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # display names and messages have letters that a terminal's encoding can lack; stderr does this by default
+        # display names and messages can have characters that the terminal's encoding lacks; stderr does this by default
         sys.stdout.reconfigure(errors="backslashreplace")
     requested = next((word for word in arguments if not word.startswith("-")), None)
     if requested == "keep" and "--" not in arguments:
-        # "-1h" is a wrong time, not an option
+        # "-1h" is an invalid time, not an option
         wrong = next((number for number, word in enumerate(arguments) if re.match(r"-\d", word)), None)
         arguments = arguments if wrong is None else [*arguments[:wrong], "--", *arguments[wrong:]]
     parsers = {
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"gpushare: {missing_package(f'gpushare {requested}', error)}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # the reader of the output (head, less) has ended, and Python must not write at exit either
+        # the reader of the output (head, less) has exited; prevent Python from writing at exit too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result

@@ -1,10 +1,10 @@
-"""The machine's wall clock, and the steps by which it was set.
+"""The machine's wall clock, and the steps made when it was set.
 
-Instants in reports, records and the hub's database are of this clock. If NTP or an admin sets the clock, a duration
-between an instant before and an instant after is wrong by that step. Parts that keep instants therefore move them by
-the step, so that durations stay correct. Deadlines that people set are not moved.
+Instants in reports, records and the hub's database come from this clock. If NTP or an admin sets the clock, a duration
+across that step is wrong by its length. Parts that store instants therefore shift them by the step to keep durations
+correct. Deadlines that people set are not shifted.
 
-`Budget` limits the rate of requests, and `BackOff` that of attempts that fail.
+`Budget` limits the rate of requests, and `BackOff` the rate of failing attempts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 STEP = 5.0
-"""Smallest step in seconds. NTP corrects less without a step, and idle actions come minutes after work."""
+"""Smallest step in seconds. NTP corrects smaller errors gradually, and idle actions happen minutes after work."""
 MOST_STEPS = 16
-"""Steps that `WallClock.since_set` remembers."""
+"""Number of steps that `WallClock.since_set` remembers."""
 
 
 def since_boot() -> float:
@@ -34,16 +34,16 @@ class WallClock:
     ) -> None:
         self._wall, self._steady = wall, steady
         self.was_set: Callable[[float], None] = lambda by: None
-        """Callback that gets the seconds of a step, before the first reading after the step returns."""
+        """Callback that receives a step in seconds before the first reading after the step returns."""
         self.offset = wall() - steady()
         """Difference between the two clocks at the last reading, in seconds."""
         self.moved = 0.0
-        """Seconds by which the clock was set between the creation of this object and the last reading."""
+        """Sum of the steps, in seconds, from the creation of this object to the last reading."""
         self._steps: deque[tuple[float, float]] = deque(maxlen=MOST_STEPS)
 
     @classmethod
     def of(cls, clock: Callable[[], float] | None) -> WallClock:
-        """Return the machine's clock for None, else a clock without steps that reads `clock`."""
+        """Return the machine's clock for None, or else a clock without steps that reads `clock`."""
         return cls() if clock is None else cls(clock, clock)
 
     def __call__(self) -> float:
@@ -58,10 +58,11 @@ class WallClock:
         return now
 
     def since_set(self, instant: float) -> float:
-        """Return an instant of another program, moved by the steps since the program recorded it.
+        """Return an instant from another program, shifted by the steps since the program recorded it.
 
-        After a step back, an instant counts as recorded before the step only if it is later than now, because the
-        program can also have recorded it since. The instant can then seem later than it was, and its session less idle.
+        After a backward step, an instant counts as recorded before the step only if it is later than now, because the
+        program may have recorded it after the step. The instant can then seem later than it was, and its session less
+        idle.
         """
         now = self()
         for end, by in self._steps:
@@ -71,9 +72,10 @@ class WallClock:
 
 
 class Budget:
-    """A token bucket: `rate` tokens a second, at most `store` saved up, and never more than `debt` overdrawn.
+    """A token bucket: `rate` tokens per second, at most `store` saved, and at most `debt` overdrawn.
 
-    After at most `debt` / `rate` seconds without a request, the next request is allowed, whatever was spent before.
+    After at most `debt` / `rate` seconds without a request, the next request is allowed, regardless of earlier
+    spending.
     """
 
     def __init__(self, clock: Callable[[], float], rate: float, store: float, debt: float = math.inf) -> None:
@@ -81,7 +83,7 @@ class Budget:
         self._left, self._at = store, clock()
 
     def spend(self, cost: float = 1) -> bool:
-        """Take `cost` tokens, even if fewer are left. Returns False if none is left after that."""
+        """Take `cost` tokens, even if fewer are left. Returns False if none are left afterwards."""
         self._left = max(-self._debt, self._now() - cost)
         return self._left > 0
 
@@ -105,12 +107,12 @@ class BackOff:
     first: float
     longest: float
     pause: float = 0.0
-    """The last pause; 0: there was no failure."""
+    """The last pause; 0 if there was no failure."""
     until: float = -math.inf
     """End of the last pause."""
 
     def next(self, now: float) -> float:
-        """Return the pause after a failure. It starts anew when `longest` has passed since the last pause."""
+        """Return the pause after a failure. It starts over once `longest` has passed since the last pause."""
         again = self.pause if now - self.until <= self.longest else 0.0
         self.pause = min(self.longest, max(self.first, 2 * again))
         self.until = now + self.pause

@@ -1,4 +1,4 @@
-"""File descriptors: a higher limit, a reserve for the process itself, and an acceptor that survives a lack of them."""
+"""File descriptors: a higher limit, a reserve for the process itself, and an acceptor that survives a shortage."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from gpushare_spawner.log_once import LogOnce
 
 RESERVED = 128
-"""Descriptors that connections leave to the rest of the process: records, NVML, database, requests to the hub."""
+"""Descriptors reserved for the rest of the process: records, NVML, database, requests to the hub."""
 MOST = 1024 * 1024
 TRY_AGAIN = 0.2
-"""Seconds until a socket accepts again after descriptors ran out."""
+"""Seconds before a socket accepts connections again after descriptors ran out."""
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 def allow_many() -> None:
-    """Raise the soft limit to the hard limit. A connection needs one or two descriptors; the usual 1,024 are few."""
+    """Raise the soft limit to the hard limit. A connection needs one or two, and the usual 1,024 are too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft_limit = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < soft_limit:
@@ -29,13 +29,13 @@ def allow_many() -> None:
 
 
 def for_connections() -> int:
-    """Return the number of descriptors that all connections together may have."""
+    """Return the number of descriptors that all connections together may use."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (MOST if soft == resource.RLIM_INFINITY else soft) - RESERVED
 
 
 def is_reserved(descriptor: int) -> bool:
-    """Return whether a descriptor is in the reserve. The kernel always gives the lowest free number."""
+    """Return whether a descriptor is in the reserve. The kernel always assigns the lowest free number."""
     return descriptor >= for_connections()
 
 
@@ -49,7 +49,10 @@ class Acceptor:
         trouble: LogOnce,
         at_once: int = 16,
     ) -> None:
-        """Start to accept. `listener` is non-blocking; `accepted` gets each connection; `trouble`: none is left."""
+        """Start accepting.
+
+        `listener` is non-blocking; `accepted` gets each connection; `trouble` logs a lack of descriptors.
+        """
         self._listener = listener
         self._accepted = accepted
         self._trouble = trouble
@@ -60,7 +63,7 @@ class Acceptor:
         self._loop.add_reader(listener, self._readable)
 
     def close(self) -> None:
-        """Accept no more, and close the listening socket."""
+        """Stop accepting, and close the listening socket."""
         self._loop.remove_reader(self._listener)
         if self._timer is not None:
             self._timer.cancel()
@@ -70,7 +73,7 @@ class Acceptor:
             self._spare = None
 
     def pause(self, seconds: float) -> None:
-        """Accept no connection for some seconds."""
+        """Accept no connections for some seconds."""
         if self._listener.fileno() < 0 or self._timer is not None:
             return
         self._loop.remove_reader(self._listener)
@@ -101,7 +104,7 @@ class Acceptor:
             self._accepted(connection)
 
     def _reject_connection(self) -> None:
-        """Accept a waiting connection and close it, so that its client does not wait in vain."""
+        """Accept a waiting connection and close it, so that its client does not wait for nothing."""
         if self._spare is None:
             return
         os.close(self._spare)

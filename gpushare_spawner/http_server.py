@@ -1,7 +1,7 @@
-"""An HTTP server that peers cannot block with half a request, an unread answer or a large body.
+"""An HTTP server that peers cannot block with an incomplete request, an unread response or a large body.
 
-The agent serves its metrics with it, and the service its pages and its API. It adds to tornado's time limits: a bound
-on connections, a reserve of descriptors, and an answer to a body that is too large.
+The agent uses it for metrics, and the service for its pages and API. In addition to tornado's time limits it has a
+bound on connections, a reserve of descriptors, and a response to a body that is too large.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from gpushare_spawner.log_once import LogOnce
 class BoundedHTTPServer(HTTPServer):
     """Serves an application on a bounded number of connections.
 
-    If all are in use, the server closes the oldest connection without a complete request, or else a connection with an
-    answer that its peer does not read. A complete request is always answered.
+    If all are in use, the server closes the oldest connection without a complete request, or else a connection whose
+    peer does not read the response. A complete request always gets a response.
     """
 
     def initialize(  # type: ignore[override]  # tornado's own options follow
@@ -49,11 +49,11 @@ class BoundedHTTPServer(HTTPServer):
         too_large: bytes = b"",
         **options: Any,
     ) -> None:
-        """Set up the server. `title`: of the application, for `log`.
+        """Set up the server. `title`: name of the application in `log`.
 
-        `connects`: rate of accepted connections; None if there is no bound. A request
-        with a body of more than `most_body_bytes` gets the answer 413 with the JSON `too_large`; not given: tornado's
-        limit, and its 400 without a body.
+        `connects`: limit on the rate of accepted connections; None: no limit. A request with a body of more than
+        `most_body_bytes` gets a 413 response with the JSON `too_large`. By default tornado's limit applies, and its 400
+        without a body.
         """
         if too_large:
             options["max_body_size"] = sys.maxsize  # tornado would answer 400 without a reason
@@ -73,7 +73,7 @@ class BoundedHTTPServer(HTTPServer):
         )
         self._most_body_bytes, self._too_large = most_body_bytes, too_large
         self._acceptors: list[Acceptor] = []
-        # both are in order of age: the oldest is first
+        # both are ordered by age, oldest first
         self._waiting: dict[IOStream, None] = {}
         self._answered: dict[IOStream, None] = {}
 
@@ -82,7 +82,7 @@ class BoundedHTTPServer(HTTPServer):
         self._acceptors += [Acceptor(listener, self._accepted, self._trouble) for listener in sockets]
 
     def stop(self) -> None:
-        """Stop listening. Connections go on."""
+        """Stop listening. Open connections continue."""
         for acceptor in self._acceptors:
             acceptor.close()
         self._acceptors = []
@@ -94,7 +94,7 @@ class BoundedHTTPServer(HTTPServer):
             stream.close()
 
     def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
-        """Record a connection's new request. Tornado calls this when it begins to read the request."""
+        """Record a connection's new request. Tornado calls this method when it starts reading the request."""
         connection = cast(HTTP1Connection, request_conn)
         stream = connection.stream
         self._forget(stream)
@@ -103,7 +103,7 @@ class BoundedHTTPServer(HTTPServer):
         return _Request(request, connection, self._arrived, self._most_body_bytes, self._too_large)
 
     def on_close(self, server_conn: object) -> None:
-        """Forget a connection. Tornado calls this when the connection has ended."""
+        """Forget a connection. Tornado calls this method when the connection has ended."""
         super().on_close(server_conn)
         self._forget(cast(HTTP1ServerConnection, server_conn).stream)
 
@@ -123,14 +123,14 @@ class BoundedHTTPServer(HTTPServer):
             if not self._make_room():
                 connection.close()
                 return
-            # move it to the descriptor that is free now: descriptors of connections stay below the reserve
+            # move it to the lowest free descriptor, to keep connections' descriptors below the reserve
             with connection as high:
                 connection = high.dup()
         connection.setblocking(False)
         try:
             address = connection.getpeername()
             stream = self._stream(connection)
-        except OSError:  # the peer has gone
+        except OSError:  # the peer has disconnected
             connection.close()
             return
         self._waiting[stream] = None
@@ -159,11 +159,10 @@ class BoundedHTTPServer(HTTPServer):
 
 
 class _Request(HTTPMessageDelegate):
-    """Reports when a request has arrived completely, and answers 413 as soon as its body is too large.
+    """Reports when a request is complete, and responds with 413 as soon as its body is too large.
 
-    The kernel resets a connection that is closed with unread data, and the peer, or the hub's proxy, loses the answer.
-    So the rest of the body is read and discarded until its end, or until tornado's time limit for bodies ends the
-    connection.
+    The kernel resets a connection that is closed with unread data, and the peer, or the hub's proxy, loses the
+    response. Therefore the rest of the body is read and discarded, until tornado's time limit for bodies at the latest.
     """
 
     def __init__(
@@ -189,7 +188,7 @@ class _Request(HTTPMessageDelegate):
         self._method = cast(RequestStartLine, start_line).method
         length = headers.get("Content-Length", "").split(",")[0].strip()
         if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > self._most):
-            # with Expect the peer sends no body
+            # with Expect, the peer sends no body
             comes = "Expect" not in headers and len(length) <= 18
             self._refuse(closes=not comes)
             if not comes:

@@ -1,4 +1,4 @@
-"""Loggers without repetition: a lasting problem when it begins and when it ends, and each different sentence once."""
+"""Loggers without repetition: they log a lasting problem when it begins and ends, and each distinct sentence once."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import time
 from collections.abc import Iterator
 
 MOST_SENTENCES = 1000
-"""Sentences that `EachOnce` remembers. It forgets all of them before the next one."""
+"""Number of sentences that `EachOnce` remembers. It forgets all of them before it records the next one."""
 
 
 class LogOnce:
-    """Logs one problem of one part. Each problem needs its own object."""
+    """Logs one problem in one part. Each problem needs its own object."""
 
     def __init__(self, log: logging.Logger, trouble: str, over: str, lasts: float = 0.0) -> None:
-        """Set the sentences for the log, `trouble` and `over`. The reason follows `trouble` after a colon.
+        """Set the sentences for the log, `trouble` and `over`. A colon and the reason follow `trouble`.
 
-        `lasts`: seconds without the problem until it is over, for a problem that recurs many times a second.
+        `lasts`: seconds without the problem after which it is over, for a problem that recurs many times a second.
         """
         self._log = log
         self._trouble = trouble
@@ -26,14 +26,14 @@ class LogOnce:
         self._for, self._met_at = lasts, 0.0
 
     def about(self, reason: object) -> None:
-        """Report that the problem occurred, perhaps again."""
+        """Report that the problem occurred, possibly again."""
         if not self._lasts:
             self._log.warning("%s: %s", self._trouble, reason)
         self._lasts = True
         self._met_at = time.monotonic()
 
     def settled(self) -> None:
-        """Report that the problem does not occur now."""
+        """Report that the problem is currently absent."""
         if not self._lasts or time.monotonic() < self._met_at + self._for:
             return
         self._log.info("%s", self._over)
@@ -59,7 +59,7 @@ class EachOnce:
 
 @contextlib.contextmanager
 def log_failure(log: logging.Logger, what: str) -> Iterator[None]:
-    """Log an exception of one of many items, so that the caller continues with the next item."""
+    """Log an exception in the processing of one item, so that the caller continues with the next item."""
     try:
         yield
     except Exception:

@@ -1,6 +1,6 @@
-"""Metrics of agent and service: of a GPU, of a node's host memory, of a session. Each of them adds its own labels.
+"""Metrics of a GPU, of a node's host memory and of a session. The agent and the service each add their own labels.
 
-Names follow Prometheus' rules: base units, ``_total`` for counters, and samples of a metric can be added up.
+Names follow Prometheus' rules: base units, and ``_total`` for counters. A metric's samples can be summed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpushare_spawner.model.report import GpuReport, HostMemoryReport, Report, S
 
 Of = TypeVar("Of")
 Item = tuple[Sequence[str], Of]
-"""The values of the labels, and the labelled object."""
+"""The label values, and the labeled object."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Figure(Generic[Of]):
     """One metric."""
 
     name: str
-    """Without ``_total``. In the tables also without their prefix, which `_named` adds."""
+    """Name without ``_total``. In the tables it also lacks the prefix, which `_named` adds."""
     meaning: str
     value: Callable[[Of], float | None]
-    """None: unknown, so there is no sample."""
+    """Function that returns the sample; None: unknown, so there is no sample."""
     counter: bool = False
-    """Whether the value only grows; False: a gauge."""
+    """Whether the value only increases; False: a gauge."""
 
 
 def _named(prefix: str, *figures: Figure[Of]) -> tuple[Figure[Of], ...]:
@@ -141,7 +141,7 @@ def families(figures: Iterable[Figure[Of]], labels: Sequence[str], items: Iterab
 
 
 def session_families(labels: Sequence[str], items: Iterable[Item[SessionReport]]) -> Iterator[Metric]:
-    """Yield the families of sessions: `SESSION`, and the waits for a lease as a summary without a sum."""
+    """Yield the metric families of sessions: `SESSION`, and lease waits as a summary without a sum."""
     items = list(items)
     yield from families(SESSION, labels, items)
     waits = SummaryMetricFamily(

@@ -1,7 +1,7 @@
-"""Files that the package ships beside its code, and ``gpushare config-path``, which prints their paths.
+"""Files that the package ships in addition to its code, and ``gpushare config-path``, which prints their paths.
 
 The files are config files of the hub, compute templates, unit files, Helm values, alert rules and a Grafana dashboard.
-A wheel has them in the package's folder ``share``, a checkout in its top folder.
+A wheel contains them in the package's folder ``share``, a checkout in its top-level folder.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ FOLDERS = {
 }
 _PACKAGE = Path(__file__).resolve().parent
 NOT_INSTALLED = frozenset({"jupyterhub_config.d/90-demo.py"})
-"""Files of a checkout that a wheel does not have: the demo runs from a checkout."""
+"""Files of a checkout that a wheel does not contain: the demo runs from a checkout."""
 
 
 class NotShipped(Exception):
-    """Error: there is no such file or folder. The message names the command that lists all files."""
+    """Error for a file or folder that does not exist. The message names the command that lists all files."""
 
 
 def shipped(name: str = "") -> Path:
-    """Return the file or folder with this name, by default the folder that contains all of them.
+    """Return the file or folder with this name; by default, the folder that contains all of them.
 
-    `name` is a path below that folder, or the last part of a path, if only one path ends in it. Raises NotShipped.
+    `name` is a path below that folder, or the end of exactly one such path. Raises NotShipped.
     """
     root, requested = _root(), name.strip("/")
     if not requested or (requested.partition("/")[0] in FOLDERS and (root / requested).exists()):
@@ -45,7 +45,7 @@ def shipped(name: str = "") -> Path:
 
 
 def files() -> list[Path]:
-    """Return all files that a wheel has, sorted. Raises NotShipped."""
+    """Return all files that a wheel contains, sorted. Raises NotShipped."""
     root = _root()
     candidates = (path for path in _everything(root) if path.is_file())
     return sorted(path for path in candidates if path.relative_to(root).as_posix() not in NOT_INSTALLED)

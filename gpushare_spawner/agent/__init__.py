@@ -1,1 +1,1 @@
-"""The agent of a GPU machine: finds GPUs, keeps sessions, arbitrates, reports."""
+"""The agent of a GPU machine: finds GPUs, manages sessions, arbitrates, reports."""

@@ -1,6 +1,6 @@
 """Memory of cgroups (both versions) and of the machine, as the kernel reports them: limits, use, and available memory.
 
-Use is without the page cache that the kernel can drop (inactive_file), as the kubelet counts it.
+As in the kubelet's figures, use excludes the page cache that the kernel can drop (inactive_file).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from itertools import takewhile
 from pathlib import Path
 
 NO_LIMIT = 2**60
-"""Version 1 writes a number near 2^63 if there is no limit."""
+"""Bytes from which a limit counts as none: version 1 shows a number near 2^63 if there is no limit."""
 
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A cgroup with a limit. Bytes."""
+    """A cgroup with a limit. Amounts are in bytes."""
 
     limit: int
     used: int
@@ -25,7 +25,7 @@ class MemoryGroup:
 
 @dataclass(frozen=True)
 class MachineMemory:
-    """/proc/meminfo. Bytes."""
+    """Figures from /proc/meminfo, in bytes."""
 
     total: int
     available: int
@@ -44,7 +44,7 @@ def machine_memory(proc: Path = Path("/proc")) -> MachineMemory | None:
 
 
 class MemoryCgroups:
-    """Reads the hierarchy under a mount point, /sys/fs/cgroup as a rule."""
+    """Reader of the hierarchy under a mount point, usually /sys/fs/cgroup."""
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup")) -> None:
         self.root = root
@@ -58,9 +58,9 @@ class MemoryCgroups:
         self._pods = PodFolders(self._memory)
 
     def of_path(self, path: str, below: str = "/") -> MemoryGroup | None:
-        """Return the group with the least memory left between `below` (excluded) and `path`.
+        """Return the group with the least memory left between `below` (exclusive) and `path`.
 
-        None if none has a limit. Groups at or above `below` are shared with others.
+        None if no group has a limit. Groups at or above `below` are shared with others.
         """
         if ".." in path.split("/"):
             return None
@@ -70,7 +70,7 @@ class MemoryCgroups:
         return self._tightest(self._memory.joinpath(*parts[:depth]) for depth in range(shared + 1, len(parts) + 1))
 
     def of_pod(self, uid: str) -> MemoryGroup | None:
-        """Return the tightest group of a pod and its containers, by the pod's uid; None if none has a limit."""
+        """Return the group with the least memory left of a pod and its containers; None if none has a limit."""
         return self._tightest(
             group
             for folder in self._pods.of(uid)
@@ -106,7 +106,7 @@ class MemoryCgroups:
 
 
 class CpuCgroups:
-    """Reads CPU time from the hierarchy under a mount point."""
+    """Reader of CPU time from the hierarchy under a mount point."""
 
     def __init__(self, root: Path) -> None:
         self._unified = (root / "cgroup.controllers").exists()
@@ -126,15 +126,15 @@ class CpuCgroups:
 
 
 class PodFolders:
-    """The groups of pods, in the naming of the kubelet's two cgroup drivers."""
+    """The groups of pods, named as by the kubelet's two cgroup drivers."""
 
     def __init__(self, hierarchy: Path) -> None:
         self._hierarchy = hierarchy
         self._cache: dict[str, tuple[Path, ...]] = {}
-        """By uid: a search reads the folders of all pods of the node."""
+        """Folders by pod uid, cached because a search reads the folders of all the node's pods."""
 
     def of(self, uid: str) -> tuple[Path, ...]:
-        """Return the folders of a pod; empty: there is none."""
+        """Return a pod's folders; empty if there are none."""
         if not re.fullmatch(r"[0-9a-f-]{36}", uid):
             return ()
         folders = self._cache.get(uid, ())
@@ -143,7 +143,7 @@ class PodFolders:
         return folders
 
     def _search(self, uid: str) -> tuple[Path, ...]:
-        """Search the folders of a pod, and drop those of pods that are gone."""
+        """Search for a pod's folders, and drop the folders of pods that no longer exist."""
         names = (f"pod{uid}", f"kubepods*-pod{uid.replace('-', '_')}.slice")
         levels = ("kubepods*", "kubepods*/*")
         folders = tuple(

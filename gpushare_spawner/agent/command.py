@@ -1,11 +1,10 @@
 """The commands ``gpushare agent`` and ``gpushare agent resume``.
 
-``gpushare agent`` runs the agent of a GPU machine; ``gpushare agent resume`` resumes the processes that it has left
+``gpushare agent`` runs the agent of a GPU machine; ``gpushare agent resume`` resumes the processes that the agent left
 suspended. The protocol `AgentCluster` describes a cluster; `agent.kubernetes.options` implements it, and cli.py
 connects the two.
 
-`prefer_this_thread` raises the CPU priority of the agent: a lease must not wait behind notebooks that keep all cores
-busy.
+`prefer_this_thread` raises the CPU priority of the agent: a lease must not wait for notebooks that keep all cores busy.
 """
 
 from __future__ import annotations
@@ -48,15 +47,15 @@ log = logging.getLogger(__name__)
 
 
 Answer = Callable[[Request], Awaitable[dict[str, Any]]]
-"""Answers the control socket's requests. Raises ControlRefused."""
+"""Function that answers the control socket's requests. Raises ControlRefused."""
 
 
 class Unusable(RuntimeError):
-    """An option of the command cannot be used; the text has the option and the reason."""
+    """Error for an unusable option of the command. The text names the option and the reason."""
 
 
 class AgentCluster(Protocol):
-    """The cluster of this machine, as the options describe it."""
+    """The cluster of this machine, as described by the options."""
 
     @property
     def host_dir(self) -> Path:
@@ -64,13 +63,13 @@ class AgentCluster(Protocol):
 
     @property
     def observes(self) -> bool:
-        """Whether the agent allocates no GPU, and only observes the sessions of another layer."""
+        """Whether the agent allocates no GPUs and only observes another layer's sessions."""
 
     def allocatable(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         """Return the GPUs that this agent may allocate. Raises NoGpu."""
 
     def whole_devices(self, units: int) -> int:
-        """Return the units of a GPU that devices can be made of."""
+        """Return the units of a GPU from which devices can be made."""
 
     def source(self, nvml: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
         """Return NVML, limited to processes that can be matched with connections."""
@@ -79,21 +78,21 @@ class AgentCluster(Protocol):
         """Return the factory of session sockets."""
 
     def joined(self, node: Node) -> AbstractAsyncContextManager[Answer]:
-        """Make the started node part of the cluster while the context is open. Raises Unusable or OSError."""
+        """Add the started node to the cluster while the context is open. Raises Unusable or OSError."""
 
 
 NICE = -10
 SLICE_NS = 200_000
-"""The kernel runs a process with a short slice sooner after it wakes up, for less time."""
+"""Scheduler slice. The kernel runs a process with a short slice sooner after it wakes up, for less time."""
 _SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
-"""struct sched_attr of sched_setattr(2): size, policy, flags, nice, priority, runtime, deadline, period."""
+"""`struct sched_attr` of sched_setattr(2): size, policy, flags, nice, priority, runtime, deadline, period."""
 
 
 def prefer_this_thread() -> None:
-    """Raise the priority of this thread, and of its later threads, as far as rights and kernel permit.
+    """Raise the priority of this thread and its later threads, if permitted by rights and kernel.
 
-    Nice needs root or CAP_SYS_NICE. A slice needs no rights; kernels before 6.12 ignore it.
+    A nice value needs root or CAP_SYS_NICE. A slice needs no rights; kernels before 6.12 ignore it.
     """
     try:
         if os.getpriority(os.PRIO_PROCESS, 0) > NICE:
@@ -115,15 +114,15 @@ def _shorten_slice() -> None:
 
 
 CONTEXT_BYTES = 512 * 2**20
-"""GPU memory of each CUDA process beside its allocations; simulated GPUs need none.
+"""GPU memory of each CUDA process in addition to its allocations; simulated GPUs need none.
 
-Contexts of CUDA 12 take some 250 to 600 MiB, by GPU and program. Too much wastes little, too little makes neighbours
-fault.
+CUDA 12 contexts take about 250 to 600 MiB, depending on GPU and program. Too high a value wastes little; too low a
+value causes page faults in neighbors.
 """
 
 
 def configure(parser: argparse.ArgumentParser, configure_cluster: Callable[[argparse.ArgumentParser], None]) -> None:
-    """Declare the options of ``gpushare agent``; `configure_cluster` declares those of a cluster."""
+    """Declare the options of ``gpushare agent``. `configure_cluster` declares the options for a cluster."""
     parser.add_argument(
         "--state-dir",
         type=Path,
@@ -207,13 +206,13 @@ def configure(parser: argparse.ArgumentParser, configure_cluster: Callable[[argp
 
 
 ReadCluster = Callable[[argparse.Namespace], AgentCluster | None]
-"""Returns the cluster that the options describe; None for a single machine. Raises Unusable."""
+"""Function that returns the cluster described by the options; None for a single machine. Raises Unusable."""
 
 
 def run(options: argparse.Namespace, read_cluster: ReadCluster) -> int:
     """Run until SIGTERM or SIGINT, or resume suspended processes.
 
-    Returns 1 if it cannot start, with a sentence on standard error, or if a process stays suspended.
+    Returns 1 if the agent cannot start, with a sentence on standard error, or if a process stays suspended.
     """
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -244,7 +243,7 @@ async def _serve(options: argparse.Namespace, read_cluster: ReadCluster) -> None
         recorded = RecordedGpus(folder.gpus)
         nvml = Nvml(patient=bool(recorded))
         stack.callback(nvml.close)
-        # on Kubernetes NVIDIA's device plugin gives MIG instances to pods, which an agent can only observe
+        # on Kubernetes, NVIDIA's device plugin assigns MIG instances to pods, which an agent can only observe
         with_instances = cluster is None or cluster.observes
         try:
             gpus = all_gpus(lambda: nvml.gpus(with_instances), recorded, nvml.answers)
@@ -291,7 +290,7 @@ async def _serve(options: argparse.Namespace, read_cluster: ReadCluster) -> None
 
 
 def _serve_metrics(options: argparse.Namespace, node: Node) -> Callable[[], None]:
-    """Serve the metrics; return the function that stops this. Raises Unusable."""
+    """Serve the metrics. Return the function that stops the server. Raises Unusable."""
     from gpushare_spawner.agent.metrics import serve_metrics
 
     address, port = options.metrics_address, options.metrics_port

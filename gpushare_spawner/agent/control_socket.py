@@ -1,4 +1,4 @@
-"""The control socket: one JSON object per line in each direction. The requests are in model/control.py."""
+"""The control socket: one JSON object per line in each direction. model/control.py defines the requests."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from gpushare_spawner.wording.amounts import reason
 log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 64
-"""Requests that are handled at a time; others wait."""
+"""Maximum number of requests that are handled at a time; others wait."""
 MAX_CONNECTIONS = 1024
-"""Connections with or without a request. Further connections are answered `overloaded`."""
+"""Maximum number of connections with or without a request. Further connections get the answer `overloaded`."""
 BACKLOG = 4096
-"""Connections that the kernel keeps until they are accepted; it may keep fewer (net.core.somaxconn)."""
+"""Number of connections that the kernel queues until they are accepted; it may queue fewer (net.core.somaxconn)."""
 QUIET_AFTER = 300.0
 """Seconds without a request after which a connection is closed."""
 READ_WITHIN = 5.0
-"""Seconds that a peer has to send its request when there are too many connections."""
+"""Seconds within which a peer must send its request when there are too many connections."""
 WRITE_WITHIN = 30.0
-"""Seconds that a peer has to take its answer."""
+"""Seconds within which a peer must read its answer."""
 
 
 class CannotListen(RuntimeError):
-    """The control socket cannot be made; the message says why."""
+    """Error for a control socket that cannot be created. The message states the reason."""
 
 
 class ControlSocket:
-    """Server for the agent's owner and root only."""
+    """Server that only the agent's owner and root may use."""
 
     def __init__(self, path: Path, answer: Callable[[Request], Awaitable[dict[str, Any]]]) -> None:
         """Prepare the socket. `answer` carries out a request, or raises ControlRefused."""
@@ -103,7 +103,7 @@ class ControlSocket:
             return
         too_many = len(self._connections) >= MAX_CONNECTIONS
         if len(self._connections) >= 2 * MAX_CONNECTIONS:
-            connection.close()  # even connections that wait for `overloaded` are too many
+            connection.close()  # there are too many connections even for the answer `overloaded`
             return
         if too_many:
             self._crowded.about(f"there are {MAX_CONNECTIONS} connections; the last is of process {pid}")
@@ -118,7 +118,7 @@ class ControlSocket:
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=MAX_LINE_BYTES)
         try:
             if too_many:
-                # Read first, because a closed connection with unread input loses its answer.
+                # Read first, because closing a connection with unread input discards its answer.
                 async with asyncio.timeout(READ_WITHIN):
                     await reader.readline()
                 message = f"the agent has {MAX_CONNECTIONS} connections on its control socket; try again in a second"
@@ -126,7 +126,7 @@ class ControlSocket:
             else:
                 await self._serve(reader, writer)
         except (OSError, TimeoutError, ValueError, asyncio.CancelledError):
-            pass  # the peer has gone or sends nothing, or the agent is closing
+            pass  # the peer has disconnected or sends nothing, or the agent is closing
         finally:
             writer.close()
 

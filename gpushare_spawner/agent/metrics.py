@@ -25,13 +25,13 @@ MAX_CONNECTIONS = 16
 CONNECTIONS_PER_SECOND = 100
 MAX_HEADER_BYTES = 8192
 REQUEST_WITHIN = 5.0
-"""Seconds that a peer has to send its request."""
+"""Seconds within which a peer must send its request."""
 MADE_EVERY = 1.0
-"""Seconds for which computed metrics are used again."""
+"""Seconds for which computed metrics are reused."""
 
 
 class ReportCollector(Collector):
-    """Metrics of the newest report for each scrape."""
+    """Metrics computed from the newest report at each scrape."""
 
     def __init__(self, report: Callable[[], Report], names: bool) -> None:
         """Store the source of reports.
@@ -42,11 +42,11 @@ class ReportCollector(Collector):
         self._names = names
 
     def describe(self) -> Iterable[Metric]:
-        # without it the registry would request a report during its setup
+        # without this method, the registry would request a report during its setup
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics of the report; bytes, seconds and share units of 1 %."""
+        """Return the metrics of the report, in bytes, seconds and share units of 1 %."""
         report = self._report()
         gpu = ("gpu", "uuid", "model")
         gpus = [((str(gpu.index), gpu.uuid, gpu.model), gpu) for gpu in report.gpus]
@@ -68,12 +68,13 @@ class MetricsServer:
     """HTTP server of the metrics.
 
     ``GET /metrics`` returns GPU metrics to every client, and session metrics, which include names, only to clients with
-    the token. Every local user can connect to an address of this machine, and every pod to an address of a node. So
-    connections, their time and their input are bounded, and the metrics are computed once a second at most.
+    the token. Every local user can connect to an address of this machine, and every pod to an address of a node.
+    Therefore connections, their duration and their input are limited, and the metrics are computed at most once per
+    second.
     """
 
     def __init__(self, listener: socket.socket, report: Callable[[], Report], token_file: Path | None) -> None:
-        """Serve on a listening socket. Without a token file no client gets names. Raises OSError or ValueError."""
+        """Serve on a listening socket. Without a token file, no client gets names. Raises OSError or ValueError."""
         self._loop = asyncio.get_running_loop()
         self._report = report
         self._token_file = token_file
@@ -96,11 +97,11 @@ class MetricsServer:
         self._server.add_sockets([listener])
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the server."""
         self._server.close()
 
     def knows_token(self, authorization: str) -> bool:
-        """Return whether a request's Authorization header is ``Bearer`` and the token."""
+        """Return whether a request's Authorization header is ``Bearer`` followed by the token."""
         if self._token_file is None:
             return False
         try:
@@ -122,7 +123,7 @@ class MetricsServer:
 
 def metrics_application(metrics: MetricsServer) -> Application:
     """Return the application that answers requests for metrics."""
-    # no request is logged: any client could fill the log
+    # requests are not logged: any client could fill the log
     return Application([("/metrics", MetricsPage, {"metrics": metrics})], log_function=lambda handler: None)
 
 
@@ -151,7 +152,7 @@ class MetricsPage(RequestHandler):
 
 
 def _token(path: Path) -> str:
-    """Return the token of a file. Raises OSError or ValueError."""
+    """Return the token in a file. Raises OSError or ValueError."""
     with open(path, "rb") as file:
         token = file.read(MAX_HEADER_BYTES).decode("ascii", errors="replace").strip()
     if not token:
@@ -162,7 +163,7 @@ def _token(path: Path) -> str:
 def serve_metrics(
     port: int, report: Callable[[], Report], address: str = "127.0.0.1", token_file: Path | None = None
 ) -> Callable[[], None]:
-    """Serve the metrics on a port of an address of this machine; returns the function that stops it.
+    """Serve the metrics on an address and port of this machine. Returns the function that stops the server.
 
     Raises OSError, or ValueError for a token file without a token.
     """

@@ -4,10 +4,10 @@
 ``nvidia-cuda-mps-control``. Source: man nvidia-cuda-mps-control; NVIDIA, "Multi-Process Service", appendix "Tools and
 interface reference".
 
-`MpsDaemons` runs a daemon from the first such session of its GPU to the last, and restarts it when it ends. The daemon
-outlives the agent. The next agent queries the daemon itself, as its pid may belong to another process by now. GPU
-programs of a daemon that ended are lost; the sessions' reports state that. On Kubernetes NVIDIA's device plugin runs
-the daemons.
+`MpsDaemons` runs a daemon from its GPU's first such session to the last, and restarts it if it ends. The daemon
+outlives the agent. The next agent queries the daemon itself, because the daemon's pid may belong to another process by
+then. If a daemon ends, its GPU programs are lost; the sessions' reports state this. On Kubernetes, NVIDIA's device
+plugin runs the daemons.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ log = logging.getLogger(__name__)
 
 PROGRAM = "nvidia-cuda-mps-control"
 CHECK_EVERY = 5.0
-"""Seconds between two checks whether a daemon runs."""
+"""Seconds between two checks of whether a daemon is running."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds from a start that failed, or did not last, to the next; twice as long after each further failure."""
+"""Seconds from a failed or short-lived start to the next one; doubled after each further failure."""
 ANSWER_WITHIN = 5.0
-"""Seconds until the program must answer a request."""
+"""Seconds within which the program must answer a request."""
 SERVERS_END_WITHIN = 2
-"""Seconds until MPS servers must end with their daemon. No session is left then, so no work is lost."""
+"""Seconds within which MPS servers must end with their daemon. No session is left then, so no work is lost."""
 
 
 class MpsFailed(RuntimeError):
-    """The daemon cannot be started; the message is a sentence without its full stop."""
+    """Error for a daemon that cannot be started. The message is a sentence without a period."""
 
 
 @dataclass
 class ControlDaemon:
-    """The daemon of one GPU, run by NVIDIA's program. ``folder`` has the daemon's pipes and logs."""
+    """The daemon of one GPU, run by NVIDIA's program. ``folder`` contains the daemon's pipes and logs."""
 
     gpu: Gpu
     folder: Path
     ran: bool = False
-    """Whether it ran at the last check."""
+    """Whether it was running at the last check."""
     pauses: BackOff = field(default_factory=lambda: BackOff(FIRST_PAUSE, LONGEST_PAUSE))
     """Pauses after its starts, on the event loop's clock."""
     trouble: str = ""
-    """Why it does not run; empty: it runs, or no session needs it."""
+    """Reason why it is not running; empty: it is running, or no session needs it."""
     lost_at: float | None = None
     """Time at which its unexpected end was last detected, seconds since the epoch."""
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -74,8 +74,8 @@ class ControlDaemon:
 
     async def start(self) -> None:
         """Start the daemon and wait until it answers. Raises MpsFailed."""
-        # One server for the programs of all users, without isolation from each other. Otherwise the programs of
-        # one user wait until those of another have ended. It needs root and compute capability 7.0.
+        # One server for all users' programs, which are not isolated from each other. Otherwise one user's programs wait
+        # until another user's programs have ended. The option needs root and compute capability 7.0.
         options = ["-d", "-multiuser-server"] if os.geteuid() == 0 else ["-d"]
         try:
             self._make_folders()
@@ -97,7 +97,7 @@ class ControlDaemon:
             await asyncio.sleep(0.05)
 
     async def answers(self) -> bool | None:
-        """Return whether the daemon runs; None if there is no answer in time."""
+        """Return whether the daemon is running; None if there is no answer in time."""
         try:
             status, _ = await self._run([], "get_server_list\n")
         except OSError:
@@ -105,12 +105,12 @@ class ControlDaemon:
         return None if status is None else status == 0
 
     async def quit(self) -> None:
-        """End the daemon and its servers. A missing daemon is no error."""
+        """End the daemon and its servers. A missing daemon is not an error."""
         with contextlib.suppress(OSError):
             await self._run([], f"quit -t {SERVERS_END_WITHIN}\n")
 
     def _make_folders(self) -> None:
-        """Make the folders: users pass through to the pipes, and only the agent's user reads the logs."""
+        """Create the folders. Users can reach the pipes, and only the agent's user can read the logs."""
         for folder, mode in (
             (self.folder.parent, 0o711),
             (self.folder, 0o711),
@@ -121,7 +121,7 @@ class ControlDaemon:
             os.chmod(folder, mode)
 
     async def _run(self, options: list[str], command: str = "") -> tuple[int | None, str]:
-        """Run the program; return its exit status (None if it hung) and the last line of its output."""
+        """Run the program. Return its exit status (None if it hung) and the last line of its output."""
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "LD_PRELOAD"))
         }
@@ -130,7 +130,7 @@ class ControlDaemon:
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipes),
             "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
         }
-        # a file, since a daemon that keeps a pipe open would let its reader wait
+        # a file, because a daemon that keeps a pipe open would block the pipe's reader
         output = self.logs / ("start.txt" if options else "request.txt")
         with open(output, "w+b") as log_file:
             process = await asyncio.create_subprocess_exec(
@@ -167,9 +167,9 @@ class MpsDaemons:
         clock: Callable[[], float],
         changed: Callable[[], None],
     ) -> None:
-        """Store the parts of the agent. `gpus` are by UUID; `sessions` may change.
+        """Store the parts of the agent. `gpus` is keyed by UUID; `sessions` may change.
 
-        `clock` gives seconds since the epoch; `changed` is called when a daemon was lost or runs again.
+        `clock` returns seconds since the epoch; `changed` is called when a daemon is lost or runs again.
         """
         self._sessions = sessions
         self._clock = clock
@@ -181,15 +181,15 @@ class MpsDaemons:
         self._closing = False
 
     async def start(self) -> None:
-        """Query which daemons run, and begin to check them. The sessions have been restored."""
+        """Query which daemons are running, and start the periodic checks. The sessions have been restored."""
         for uuid, daemon in self._daemons.items():
-            # These are sessions that an earlier agent had. Their daemon ran.
+            # These sessions are from an earlier agent. Their daemon was running.
             daemon.ran = self._needed(uuid) or daemon.pipes.exists()
         await self.check()
         self._task = asyncio.create_task(self._check_now_and_then())
 
     async def close(self) -> None:
-        """Stop checking. The daemons run on."""
+        """Stop checking. The daemons keep running."""
         self._closing = True
         self._soon.set()
         if self._task is not None:
@@ -198,7 +198,7 @@ class MpsDaemons:
 
     @contextlib.asynccontextmanager
     async def running(self, gpus: Iterable[str]) -> AsyncIterator[None]:
-        """Keep the daemons of these GPUs running until the session that needs them is open. Raises MpsFailed."""
+        """Keep these GPUs' daemons running until the session that needs them is open. Raises MpsFailed."""
         uuids = tuple(gpus)
         self._opening.update(uuids)
         try:
@@ -215,15 +215,15 @@ class MpsDaemons:
             self.check_soon()
 
     def check_soon(self) -> None:
-        """Check the daemons: a session was opened or ended."""
+        """Check the daemons after a session was opened or ended."""
         self._soon.set()
 
     def pipes(self, gpu: str) -> Path:
-        """Return the folder for programs that use the daemon of a GPU (UUID)."""
+        """Return the folder for programs that use a GPU's daemon. `gpu` is a UUID."""
         return self._daemons[gpu].pipes
 
     def trouble(self, session: Session) -> str | None:
-        """Return the effect of the daemon's end on a session, in sentences; None if there is none."""
+        """Return sentences about the effect of the daemon's end on a session; None if there is no effect."""
         if not _has_our_daemon(session):
             return None
         for gpu in session.gpus:
@@ -235,7 +235,7 @@ class MpsDaemons:
         return None
 
     async def check(self) -> None:
-        """Start needed daemons that do not run; end daemons that no session needs."""
+        """Start needed daemons that are not running, and end daemons that no session needs."""
         await asyncio.gather(*(self._check_daemon(uuid, daemon) for uuid, daemon in self._daemons.items()))
 
     async def _check_now_and_then(self) -> None:
@@ -312,5 +312,5 @@ class MpsDaemons:
 
 
 def _has_our_daemon(session: Session) -> bool:
-    """Return whether a session needs a daemon of the agent; on Kubernetes NVIDIA's device plugin runs them."""
+    """Return whether a session needs one of the agent's daemons. On Kubernetes, NVIDIA's device plugin runs them."""
     return session.record.request.layer is LayerName.MPS and not session.record.gpus_unknown

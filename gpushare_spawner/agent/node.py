@@ -1,10 +1,10 @@
 """The agent of one machine, composed of its parts: GPUs, sessions, requests, checks and reports.
 
-`SessionChecks` checks each session every second or so: confirmation, socket, memory budget, use, record. A cluster's
-part is in agent/kubernetes; the command is in command.py.
+`SessionChecks` checks each session about once per second: confirmation, socket, memory budget, use, record. The
+cluster's part is in agent/kubernetes; the command is in command.py.
 
-`ControlRequests` answers the hub's requests: open, confirm and close sessions, change their tiers, report. Their socket
-is in control_socket.py.
+`ControlRequests` answers the hub's requests: open, confirm and close sessions, change their tiers, report.
+control_socket.py implements their socket.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 
 
 MAX_UID = 2**32 - 2
-"""The kernel's uids have 32 bits, and the highest number means none."""
+"""Largest uid. The kernel's uids have 32 bits, and the highest number means no user."""
 
 
 class ControlRequests:
@@ -78,10 +78,10 @@ class ControlRequests:
         self._gpus = node.gpus
 
     async def answer(self, request: Request) -> dict[str, Any]:
-        """Carry out a request; its result is on the disk before the answer.
+        """Carry out a request. The result is on disk before the answer.
 
-        After a failure of the disk no session is opened. Changes of open sessions hold in memory, and the
-        report has the failure.
+        After a disk failure, no session is opened. Changes of open sessions remain in memory, and the report includes
+        the failure.
         """
         result: dict[str, Any] = {}
         match request:
@@ -114,7 +114,7 @@ class ControlRequests:
         return result
 
     async def _open_when_ready(self, request: OpenRequest) -> Opened:
-        """Open a session as soon as the layer's daemons of the GPUs run."""
+        """Open a session as soon as the layer's daemons are running on the GPUs."""
         if request.layer is not LayerName.MPS:
             return self.open(request)
         self._checked(request)
@@ -125,7 +125,7 @@ class ControlRequests:
             raise ControlRefused("internal", f"the MPS daemon does not run: {error}") from None
 
     def open(self, request: OpenRequest) -> Opened:
-        """Open a session, or open it again. A refused request has changed nothing."""
+        """Open or reopen a session. A refused request changes nothing."""
         gpus = self._checked(request)
         session = self._registry.sessions.get(request.id)
         is_new = session is None
@@ -159,7 +159,7 @@ class ControlRequests:
         return mps_environment(gpu, socket, pipes, request.share_units, memory, self._node.libraries)
 
     async def _check_kept(self, name: str) -> None:
-        """Raise ControlRefused if a session that was just opened is not on the disk, and end it."""
+        """End a session that was just opened and is not on disk, and raise ControlRefused."""
         reason = await self._registry.store.missing(name)
         if reason is not None:
             self._registry.end(name, "its record cannot be written")
@@ -170,7 +170,7 @@ class ControlRequests:
             )
 
     def confirm(self, request: ConfirmRequest) -> None:
-        """Tie a session to the process of its server."""
+        """Associate a session with its server's process."""
         session = self._session(request.id)
         process = processes.named(request.pid)
         if process is None:
@@ -189,9 +189,9 @@ class ControlRequests:
         self._registry.tiers.notify(self._session(request.id), request)
 
     async def _set_controls(self, request: ControlsRequest) -> None:
-        """Set a session's controls. Its user gets the answer when they are on the disk, and so survive a crash.
+        """Set a session's controls. The user gets the answer when the controls are on disk, where they survive a crash.
 
-        After a failure of the disk the report has the failure.
+        After a disk failure, the report includes the failure.
         """
         session = self._session(request.id)
         self._registry.controls.replace(session, request.controls)
@@ -200,7 +200,7 @@ class ControlRequests:
             self._registry.controls.answer(session, request.answer)
 
     async def cordon(self, request: CordonRequest) -> None:
-        """Cordon a GPU or the node, or end that."""
+        """Cordon a GPU or the node, or end the cordon."""
         if request.gpu and request.gpu not in self._gpus:
             raise _unknown_gpu(request.gpu, self._gpus)
         if request.cordon is not None and request.cordon.gpu != request.gpu:
@@ -302,7 +302,7 @@ def _unknown_gpu(uuid: str, current: Iterable[str]) -> ControlRefused:
 
 
 class SessionChecks:
-    """Checks of all sessions: ends unconfirmed sessions, retries failed actions, and keeps activity on disk."""
+    """Checks of all sessions: ends unconfirmed sessions, retries failed actions, and saves activity."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -310,7 +310,7 @@ class SessionChecks:
         self._draining: asyncio.Future[None] | None = None
 
     def check(self) -> None:
-        """Check all sessions once. An error affects one session only."""
+        """Check all sessions once. An error affects only one session."""
         now = self._node.wall_clock()
         for session in list(self._registry.sessions.values()):
             try:
@@ -342,11 +342,11 @@ class SessionChecks:
             doing = self._registry.activity(session)
             if now >= session.saved_at + self._node.settings.rounds.save_every and record_is_behind(session, doing):
                 self._registry.save(session)
-            # a burst still runs, or its end is to be written later
+            # a burst is still running, or its end must be written later
             session.moved = doing.busy or record_is_behind(session, doing)
 
     def _check_budget(self, session: Session) -> None:
-        """Log a promise of the form that the server's memory limit does not allow."""
+        """Log a guarantee shown on the form that the server's memory limit does not allow."""
         shortage = self._node.memory.shortage(session)
         if shortage is None:
             return
@@ -362,7 +362,7 @@ class SessionChecks:
 
 
 def overdue(session: Session, now: float) -> bool:
-    """Return whether the session's time for the confirmation is over (`now`: seconds since the epoch)."""
+    """Return whether the session's confirmation is overdue. `now`: seconds since the epoch."""
     record = session.record
     return record.owner is None and now > record.begun + record.request.confirm_within
 
@@ -390,7 +390,7 @@ class NodeSettings:
 
 
 class Node:
-    """One machine. Everything runs on the event loop; calls that may block run in threads."""
+    """One machine. Everything runs on the event loop, except calls that may block: they run in threads."""
 
     def __init__(
         self,
@@ -403,9 +403,9 @@ class Node:
         instances: Callable[[], tuple[Gpu, ...] | None] | None = None,
         clock: WallClock | None = None,
     ) -> None:
-        """Compose the parts. `endpoints` makes the sockets of sessions; None: those of processes.
+        """Compose the parts. `endpoints` creates the sessions' sockets; None: the sockets for processes.
 
-        `instances` returns the present MIG instances, or None if the driver does not answer; without it the
+        `instances` returns the current MIG instances, or None if the driver does not answer; without `instances`, the
         list of GPUs never changes.
         """
         self.settings = settings
@@ -459,7 +459,7 @@ class Node:
         self.requests = ControlRequests(self)
         self.checks = SessionChecks(self)
         self.changed: Callable[[], None] = _nothing
-        """Called when a session was opened, ended or has other units, and at intervals for activity alone."""
+        """Callback for sessions that were opened, ended or have other units, and at intervals for activity alone."""
 
     async def start(self) -> None:
         """Restore the sessions of the state folder, and start the periodic checks."""
@@ -472,7 +472,7 @@ class Node:
         await self.instances.start()
 
     async def close(self) -> None:
-        """Stop. The sessions stay in the state folder; their processes run on until the next agent starts."""
+        """Stop. The sessions stay in the state folder; their processes keep running until the next agent starts."""
         await self.instances.close()
         await self.rounds.close()
         await self.mps.close()
@@ -485,12 +485,12 @@ class Node:
 
     @property
     def sessions(self) -> Mapping[str, Session]:
-        """The open sessions, by their ids."""
+        """The open sessions, by ID."""
         return self.registry.sessions
 
     def report(self) -> Report:
         """Return the current report of this node."""
-        self.wall_clock()  # moves the instants that the report reads
+        self.wall_clock()  # shifts the instants that the report contains
         on_gpus = self.memory.on_gpus()
         sessions = [self._session_report(session, on_gpus) for session in self.sessions.values()]
         trouble = self.registry.store.failure
@@ -498,7 +498,7 @@ class Node:
             node=self.settings.name,
             published_at=self.wall_clock(),
             gpus=tuple(map(self._gpu_report, self.arbitrations.values())),
-            sessions=tuple(sorted(sessions, key=lambda session: (session.begun, session.id))),  # the oldest first
+            sessions=tuple(sorted(sessions, key=lambda session: (session.begun, session.id))),  # oldest first
             host_memory=self.memory.report(on_gpus),
             state_trouble=trouble[:MAX_TROUBLE] if trouble is not None else None,
         ).with_cordons(self.cordons.now)
@@ -564,7 +564,7 @@ class Node:
         )
 
     def news(self) -> None:
-        """Call `changed`: a session has changed."""
+        """Call `changed` for a changed session."""
         self.changed()
 
     # -- answers of the driver -----------------------------------------------------------------------------------------
@@ -594,7 +594,7 @@ class Node:
             self.suspensions.resume_leftover(record, gpu)
 
     async def _save(self, session: Session) -> None:
-        """Write a session's record to the disk. Raises OSError if the disk fails."""
+        """Write a session's record to disk. Raises OSError if this fails."""
         self.registry.save(session)
         await self.registry.store.flush()
         if self.registry.store.failure is not None:

@@ -1,7 +1,7 @@
-"""The periodic rounds of the agent: session checks, NVML, processes that bypass the library.
+"""The agent's periodic rounds: session checks, NVML, processes that bypass the library.
 
 The checks themselves are in node.py and sessions/attribution.py. `GpuHealth` decides whether a GPU may be allocated,
-with the reason. `InstanceWatch` detects MIG instances that an admin makes and destroys while the agent runs.
+and why not. `InstanceWatch` detects MIG instances that an admin creates and destroys while the agent runs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 
 WELL = GpuState(healthy=True)
-"""The state of a GPU before the first answer of NVML."""
+"""The state of a GPU before NVML's first answer."""
 INSTANCES_EVERY = 5.0
-"""Seconds between two queries of the MIG instances."""
+"""Seconds between two queries for MIG instances."""
 INSTANCES_WITHIN = 10.0
-"""Seconds after which NVML counts as hung: the list of instances stays the same until it answers."""
+"""Seconds after which NVML counts as hung: the list of instances does not change until NVML answers."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,18 @@ class RoundSettings:
     poll_every: float = 2.0
     """Seconds between queries of NVML."""
     answer_within: float = 10.0
-    """Seconds after which NVML counts as hung: no GPU is healthy until it answers."""
+    """Seconds after which NVML counts as hung: no GPU is healthy until NVML answers."""
     well_after: float = 10.0
-    """Seconds for which an unhealthy GPU has to answer before it is healthy again, so that its state does not
-    alternate.
-    """
+    """Seconds for which an unhealthy GPU must answer before it counts as healthy again, so that its state does not
+    flap."""
     reconnect_within: float = 10.0
     """Seconds after a restart in which processes may reconnect before they count as bypassing."""
     save_every: float = 10.0
-    """Minimum seconds between writes of a record for newer activity alone."""
+    """Minimum seconds between writes of a record if only its activity has changed."""
 
 
 class Rounds:
-    """Runs the session checks, queries the state of GPUs, and detects processes that bypass the library."""
+    """Runs the session checks, queries the GPUs' state, and detects processes that bypass the library."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Rounds:
         polled: Callable[[Mapping[str, GpuState]], None],
         bypass: BypassWatch,
     ) -> None:
-        """Prepare the rounds. `polled` is called with each answer of NVML, by the GPU's UUID, before `bypass`."""
+        """Prepare the rounds. `polled` is called with each answer of NVML, keyed by GPU UUID, before `bypass`."""
         self._settings = settings
         self._polled = polled
         self.gpus = gpus
@@ -70,13 +69,13 @@ class Rounds:
         self._reconnected_at = 0.0
         self._checks: list[Repeated] = []
         self._sick_at: dict[str, float] = {}
-        """Time of the event loop at which a GPU was last unhealthy."""
+        """Event loop time at which each GPU was last unhealthy."""
         self._query: PatientQuery[dict[str, GpuState]] = PatientQuery()
         self.states: dict[str, GpuState] = dict.fromkeys(gpus, WELL)
-        """Last answers of NVML, by the GPU's UUID."""
+        """NVML's last answers, keyed by GPU UUID."""
 
     async def start(self, sessions: Mapping[str, Session], check: Callable[[], None]) -> None:
-        """Query NVML once, and begin. Each round reads `sessions` anew and calls `check`."""
+        """Query NVML once, and start the rounds. Each round rereads `sessions` and calls `check`."""
         if sessions:
             self._reconnected_at = asyncio.get_running_loop().time() + self._settings.reconnect_within
         await self._poll(sessions)
@@ -114,7 +113,7 @@ class Rounds:
             await self._bypass.update(states, sessions)
 
     async def _ask(self) -> dict[str, GpuState]:
-        gpus = dict(self.gpus)  # it can change meanwhile
+        gpus = dict(self.gpus)  # the list can change meanwhile
         within = self._settings.answer_within
         states = await self._query.answer(lambda: {uuid: self._source.state(gpu) for uuid, gpu in gpus.items()}, within)
         hangs = GpuState(healthy=False, trouble=f"has not answered its driver for {within:g} s")
@@ -122,15 +121,15 @@ class Rounds:
 
 
 class GpuHealth:
-    """Health of each GPU, from the driver's state and from allocations outside this agent."""
+    """Health of each GPU, based on the driver's state and on allocations outside this agent."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
         self.withheld: Mapping[str, str] = {}
-        """GPUs (UUIDs) that must not be allocated, each with the reason."""
+        """Reasons why GPUs must not be allocated, keyed by GPU UUID."""
 
     def trouble(self, gpu: str) -> str | None:
-        """Return why the GPU with this UUID may not be allocated, as a sentence; None if it may."""
+        """Return a sentence with the reason why the GPU with this UUID may not be allocated; None if it may."""
         if gpu in self.withheld:
             return self.withheld[gpu]
         state = self._rounds.states[gpu]
@@ -142,7 +141,7 @@ class GpuHealth:
 
 
 class InstanceWatch:
-    """Keeps the agent's list of instances in step with the machine's. An instance with a session stays in the list."""
+    """Keeps the agent's list of instances in sync with the machine's. An instance with a session stays in the list."""
 
     def __init__(
         self,
@@ -154,8 +153,8 @@ class InstanceWatch:
     ) -> None:
         """Store the parts of the agent.
 
-        `query` returns the present instances, or None if NVML does not answer; without it there are no
-        queries. `sessions`, by id, may change. `add` adds an instance to the list; `drop` removes an instance without
+        `query` returns the current instances, or None if NVML does not answer; without it, there are no queries.
+        `sessions`, keyed by ID, may change. `add` adds an instance to the list; `drop` removes an instance without
         sessions.
         """
         self._query = query
@@ -166,7 +165,7 @@ class InstanceWatch:
         self._checking = Repeated(INSTANCES_EVERY, self.check, log, "cannot look for MIG instances")
 
     async def start(self) -> None:
-        """Query once, and begin. The sessions have been restored."""
+        """Query once, and start the periodic queries. The sessions have been restored."""
         if self._query is None:
             return
         await self.check()
@@ -177,7 +176,7 @@ class InstanceWatch:
         await self._checking.close()
 
     def trouble(self, session: Session) -> str | None:
-        """Return the fault of a session's instance, in sentences; None if there is none."""
+        """Return sentences about the fault of a session's instance; None if there is none."""
         if session.record.request.layer is not LayerName.MIG or session.record.gpus_unknown:
             return None
         if not session.gpus:
@@ -198,8 +197,7 @@ class InstanceWatch:
         for gpu in instances:
             recorded = self._rounds.gpus.get(gpu.uuid)
             if recorded is not None and recorded != gpu and gpu.uuid not in used:
-                # the driver makes UUIDs from the GPU and instance ids, which another instance can have
-                # later
+                # the driver derives UUIDs from the GPU and instance IDs, which a later instance can reuse
                 log.info("%s (%s) is another instance now", recorded.label, gpu.uuid)
                 self._drop(recorded)
                 recorded = None

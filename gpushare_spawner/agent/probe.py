@@ -1,7 +1,7 @@
-"""``python -m gpushare_spawner.agent.probe SOCKET``: whether the agent answers, for the probes of its pod.
+"""``python -m gpushare_spawner.agent.probe SOCKET``: checks that the agent answers, for the probes of its pod.
 
-It asks on the control socket, which users cannot reach. The port of the metrics is no probe: clients that may connect
-to it could take all of its connections, and the kubelet would kill the agent.
+The request uses the control socket, which users cannot reach. The metrics port is not suitable for probes: clients
+could take all of its connections, and the kubelet would then kill the agent.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import socket
 import sys
 
 ANSWER_WITHIN = 8.0
-"""Seconds."""
+"""Seconds within which the agent must answer."""
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status: 0 where the agent answers, else 1 with a sentence on standard error."""
+    """Return the exit status: 0 if the agent answers, or else 1, with a sentence on standard error."""
     if len(arguments) != 1:
         print("usage: python -m gpushare_spawner.agent.probe CONTROL_SOCKET", file=sys.stderr)
         return 2

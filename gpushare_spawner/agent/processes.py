@@ -1,6 +1,6 @@
-"""Processes of this machine, from /proc.
+"""This machine's processes, read from /proc.
 
-A pid alone does not identify a process: the kernel uses it again. Sessions' processes are in sessions/attribution.py.
+A pid alone does not identify a process: the kernel reuses pids. For sessions' processes, see sessions/attribution.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 _HOSTS_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the first pid namespace: PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h, the same since 3.8."""
+"""Inode of the first pid namespace: PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h, unchanged since 3.8."""
 
 _THREADS = 17
 """Index of the number of threads in the result of `_stat`: field 20 of /proc/PID/stat."""
@@ -19,17 +19,17 @@ _THREADS = 17
 
 @dataclass(frozen=True)
 class ProcessName:
-    """The identity of a process, distinct from later processes of the same pid."""
+    """The identity of a process, distinct from later processes with the same pid."""
 
     pid: int
     started: int
     """Clock ticks since boot, field 22 of /proc/PID/stat."""
     boot: str
-    """The kernel's boot id: pids and ticks begin anew with each boot."""
+    """The kernel's boot ID: pids and ticks restart at each boot."""
 
 
 def sees_the_host() -> bool:
-    """Return whether this process is in the host's pid namespace. True if /proc has no answer."""
+    """Return whether this process is in the host's pid namespace. True if /proc does not show it."""
     try:
         return (PROC / "self/ns/pid").stat().st_ino == _HOSTS_PID_NAMESPACE
     except OSError:
@@ -37,14 +37,14 @@ def sees_the_host() -> bool:
 
 
 def boot_id() -> str:
-    """Return the id of the machine's present boot."""
+    """Return the ID of the machine's current boot."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def named(pid: int) -> ProcessName | None:
-    """Return the process that has this pid now; None if there is none, or only an unreaped zombie.
+    """Return the process that currently has this pid; None if there is none, or only an unreaped zombie.
 
-    A process without its first thread runs on in its other threads, and has the state of a zombie.
+    A process whose first thread has exited continues in its other threads, and has the state of a zombie.
     """
     stat = _stat(pid)
     if stat is None or (stat[0] in ("Z", "X") and int(stat[_THREADS]) <= 1):
@@ -53,12 +53,12 @@ def named(pid: int) -> ProcessName | None:
 
 
 def exists(pid: int) -> bool:
-    """Return whether there is a process of this pid, including an unreaped zombie."""
+    """Return whether there is a process with this pid, including an unreaped zombie."""
     return (PROC / str(pid)).exists()
 
 
 def alive(process: ProcessName) -> bool:
-    """Return whether this very process still runs."""
+    """Return whether this exact process is still running."""
     return named(process.pid) == process
 
 
@@ -81,14 +81,14 @@ def parent(pid: int) -> int | None:
 def cgroup(pid: int | str) -> str | None:
     """Return the path of its cgroup; None if it cannot be read.
 
-    Where the hierarchies of version 1 are in use it is the path of a single hierarchy: groups of services and of
-    containers have the same path in each.
+    If version 1 hierarchies are in use, this is the path in a single hierarchy: the cgroups of services and containers
+    have the same path in each.
     """
     try:
         lines = (PROC / str(pid) / "cgroup").read_text().splitlines()
     except (OSError, ValueError):
         return None
-    # hierarchy:controllers:path, as cgroups(7) says; hierarchy 0 is version 2, and is unused or absent beside version 1
+    # hierarchy:controllers:path, see cgroups(7); hierarchy 0 is version 2, and is unused or absent next to version 1
     paths = {number: path for number, _, path in (line.split(":", 2) for line in lines if line.count(":") > 1)}
     unified = paths.pop("0", None)
     if unified in (None, "/"):
@@ -102,12 +102,12 @@ def cgroup_of_self() -> str | None:
 
 
 def uid(pid: int) -> int | None:
-    """Return the real uid of its start; None if there is no such process."""
+    """Return its original real uid; None if there is no such process."""
     return next(iter(uids(pid)), None)
 
 
 def uids(pid: int) -> tuple[int, ...]:
-    """Return its real, effective, saved and file system uid; empty if there is no such process."""
+    """Return its real, effective, saved and file system uids; empty if there is no such process."""
     try:
         lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
     except OSError:
@@ -116,9 +116,9 @@ def uids(pid: int) -> tuple[int, ...]:
 
 
 def _stat(pid: int, folder: Path | None = None) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the third (state) on.
+    """Return the fields of /proc/PID/stat, starting with the third (state).
 
-    The second field, the command, may contain spaces and brackets. `folder`: the folder of a single thread instead.
+    The second field, the command, can contain spaces and parentheses. `folder`: the folder of a single thread instead.
     """
     try:
         text = ((folder or PROC) / str(pid) / "stat").read_text(errors="replace")

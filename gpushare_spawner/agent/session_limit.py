@@ -1,22 +1,23 @@
-"""The memory limit of one session: device memory that its processes may allocate together.
+"""The memory limit of one session: the device memory that its processes together may allocate.
 
-`SessionLimit` grants allowances to the processes, recalls unused parts, and records refused allocations. The frames:
-docs/reference/protocol.md. The amount of host memory: sessions/host_memory.py. Amounts are bytes.
+`SessionLimit` grants allowances to the processes, recalls unused parts, and records refused allocations. For the
+frames, see docs/reference/protocol.md; for the amount of host memory, see sessions/host_memory.py. Amounts are in
+bytes.
 
-`Allowances` holds the rules, without clock and I/O. The agent grants each process an allowance in pieces, so that most
-allocations need no request. The sum over a session's processes stays within the session's limit. Unused memory can be
-recalled for another process. A process may have allocated more than its allowance (it ran without the agent, or is of
-an older version): then its allocations count.
+`Allowances` implements the rules, without a clock or I/O. The agent grants each process an allowance in pieces, so that
+most allocations need no request. The sum over a session's processes stays within the session's limit. Unused memory can
+be recalled for another process. If a process has allocated more than its allowance (it ran without the agent, or uses
+an older version), its allocations count.
 
-Stated memory takes nothing from other sessions: the arbiter gets the result of `accepted`. All processes together
-cannot raise it above the limit and the allowances without memory that the driver shows.
+Stated memory cannot take memory from other sessions: the arbiter receives the result of `accepted`. All processes
+together can raise this result above the limit and the allowances only with memory that the driver shows.
 
-An allowance only changes by differences, each counted here when it is certain: a grant when it is sent, a return when
-it has arrived. So the sum here is never less than the sum in the processes.
+An allowance changes only by increments and decrements, each counted here once it is certain: a grant when it is sent, a
+return when it has arrived. Therefore the sum here is never less than the sum in the processes.
 
-`MemoryHolds` keeps free GPU memory while suspended processes are restored into it, or while a session is being
-suspended and may have to be resumed: no other session is granted more memory there. A restore that finds too little
-memory can never be repeated on driver 580 (NVIDIA/cuda-checkpoint, issue 44).
+`MemoryHolds` reserves free GPU memory while suspended processes are restored into it, or while a session is being
+suspended and may need to be resumed: no other session is granted more memory there. With driver 580, a restore that
+fails for lack of memory can never be repeated (NVIDIA/cuda-checkpoint, issue 44).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from gpushare_spawner.model.report import MemoryLimitHit, MemoryLimitHits
 from gpushare_spawner.model.share import MemoryLimit
 
 PIECES = 16
-"""Part of the limit that a process gets at most beyond its request."""
+"""Divisor of the limit: a process gets at most this part of the limit in addition to its request."""
 SMALLEST_PIECE = 2 * 2**20
 
 Process = TypeVar("Process", bound=Hashable)
@@ -51,13 +52,13 @@ class StatedMemory:
     """The part of `allocated` that cannot leave the GPU."""
 
     accepted: int = 0
-    """The part of `allocated` that the arbiter last got."""
+    """The part of `allocated` last passed to the arbiter."""
     shown: int = 0
-    """The most that the driver has shown of it with the same stated memory."""
+    """The most memory that the driver has shown for it while its stated memory was the same."""
 
     @property
     def counted(self) -> int:
-        """Bytes that count towards the limit."""
+        """Bytes that count toward the limit."""
         return max(self.granted, self.allocated)
 
 
@@ -73,7 +74,7 @@ class Allowances(Generic[Process]):
         self._held[process] = StatedMemory()
 
     def leave(self, process: Process) -> None:
-        """Remove a process with its memory. An unknown process is no error."""
+        """Remove a process and its memory. An unknown process is not an error."""
         self._held.pop(process, None)
 
     def of(self, process: Process) -> StatedMemory:
@@ -81,12 +82,12 @@ class Allowances(Generic[Process]):
         return self._held[process]
 
     def processes(self) -> list[tuple[Process, StatedMemory]]:
-        """All processes with their memory."""
+        """All processes, each with its memory."""
         return list(self._held.items())
 
     @property
     def counted(self) -> int:
-        """Bytes of all processes that count towards the limit."""
+        """All processes' bytes that count toward the limit."""
         return sum(held.counted for held in self._held.values())
 
     @property
@@ -95,7 +96,7 @@ class Allowances(Generic[Process]):
         return sum(held.allocated for held in self._held.values())
 
     def states(self, process: Process, allocated: int, plain: int | None = None) -> bool:
-        """Record the stated memory of a process. Return whether that changed anything."""
+        """Record a process's stated memory. Return whether it changed."""
         held = self._held[process]
         before = (held.allocated, held.plain)
         held.allocated = allocated
@@ -105,8 +106,9 @@ class Allowances(Generic[Process]):
     def accept(self, process: Process, stated: int, reserves: bool, spare: int = 0) -> int:
         """Return the part of the stated bytes that counts for the arbiter, and record it.
 
-        ``reserves``: its memory lies within its allowance. Of the processes that do not reserve, the rest of the limit
-        counts. More counts if the driver has shown it. ``spare``: bytes of the session beyond limit and allowances.
+        ``reserves``: the process's memory stays within its allowance. For processes that do not reserve, the rest of
+        the limit counts, and more if the driver has shown it. ``spare``: bytes of the session beyond the limit and the
+        allowances.
         """
         held = self._held[process]
         held.shown = min(held.shown, stated)
@@ -119,7 +121,7 @@ class Allowances(Generic[Process]):
         return held.accepted
 
     def driver_shows(self, process: Process, amount: int) -> None:
-        """Record the driver's figure for the process. An unknown process is no error."""
+        """Record the driver's figure for the process. An unknown process is not an error."""
         if (held := self._held.get(process)) is not None:
             held.shown = min(max(held.shown, amount), held.allocated)
 
@@ -129,13 +131,13 @@ class Allowances(Generic[Process]):
         held.granted = max(0, held.granted - amount)
 
     def left_for(self, process: Process) -> int:
-        """Return the total that the process may have beside the others; below 0 if they exceed the limit."""
+        """Return the total that the process may have in addition to the others; below 0 if they exceed the limit."""
         return self.limit - (self.counted - self._held[process].counted)
 
     def grant(self, process: Process, requested: int, most: int) -> int:
         """Raise the allowance of the process to `requested`, and by a further piece within `most`.
 
-        Returns the increase. Where `requested` is more than `most` it grows up to `most`.
+        Returns the increase. If `requested` is more than `most`, the allowance grows to `most`.
         """
         held = self._held[process]
         added = max(0, min(requested + self.piece, most) - held.granted)
@@ -144,11 +146,11 @@ class Allowances(Generic[Process]):
 
     @property
     def piece(self) -> int:
-        """Bytes that a process is granted in advance."""
+        """Bytes granted to a process in advance."""
         return max(self.limit // PIECES, SMALLEST_PIECE)
 
     def surplus(self) -> list[tuple[Process, int]]:
-        """Return processes with two pieces more than they use, and the bytes beyond one piece."""
+        """Return the processes whose allowance exceeds their use by two pieces, and their bytes beyond one piece."""
         return [
             (process, held.granted - held.allocated - self.piece)
             for process, held in self._held.items()
@@ -161,25 +163,25 @@ class Allowances(Generic[Process]):
 
 
 HELD_AT_MOST = 20.0
-"""Seconds; after that allocations of others continue.
+"""Maximum seconds of a hold; after that, others' allocations continue.
 
 80 GB in 15 s were measured on an H100 (NVIDIA/cuda-checkpoint, issue 29).
 """
 
 
 class MemoryHolds:
-    """The holds of free memory, by GPU (UUID) and session."""
+    """The holds of free memory, by GPU UUID and session."""
 
     def __init__(self, clock: Callable[[], float], ended: Callable[[str], None]) -> None:
-        """Start without holds. `clock`: seconds. `ended` is called with each GPU of which a hold has ended."""
+        """Start without holds. `clock` returns seconds. `ended` is called with the GPU of each hold that has ended."""
         self._clock = clock
         self._ended = ended
         self._since: dict[tuple[str, str], list[float]] = {}
-        """By GPU and session. A session can hold it for several steps at once."""
+        """Start times of the holds, by GPU and session. A session can hold memory for several steps simultaneously."""
 
     @contextlib.contextmanager
     def hold(self, gpu: str, session: str) -> Iterator[None]:
-        """Grant no other session memory on the GPU meanwhile. Others may have unused allowances."""
+        """Grant no other session memory on the GPU in the meantime. Others may have unused allowances."""
         holds = self._since.setdefault((gpu, session), [])
         holds.append(self._clock())
         try:
@@ -191,7 +193,7 @@ class MemoryHolds:
             self._ended(gpu)
 
     def against(self, gpu: str, session: str) -> bool:
-        """Return whether the session has to wait for more memory on the GPU, because another session holds it."""
+        """Return whether the session must wait for more memory on the GPU because another session holds it."""
         now = self._clock()
         return any(
             held == gpu and holder != session and now - since[0] < HELD_AT_MOST
@@ -200,27 +202,28 @@ class MemoryHolds:
 
 
 RECALL_WITHIN = 0.5
-"""Seconds that other processes have to return unused memory; the requesting process waits for a second."""
+"""Seconds within which other processes must return unused memory; the requesting process waits for a second."""
 ASK_AGAIN = 1.5
-"""Seconds after which a process has to repeat a request whose answer must wait.
+"""Seconds after which a process must repeat a request whose answer has to wait.
 
-The process allocates without the agent after 2 s, and repeats 16 times.
+The process allocates without the agent after 2 s, and repeats the request 16 times.
 """
 NOTIFY_WITHIN = 0.01
-"""Seconds until the processes of a session are notified of each other's allocations; more if there are many."""
+"""Seconds until a session's processes are notified of each other's allocations; more if there are many."""
 SHOWN_PROCESSES = 16
-"""Processes in an observer's list for each GPU: those with most memory, and as many that computed most."""
+"""Number of processes in an observer's list for each GPU: this many with the most memory, and as many that computed
+most."""
 MOST = 2**62
-"""Bound for stated bytes: a process may state more than a machine has; sums must stay numbers that reports can carry.
+"""Limit on stated bytes: a process can state more than a machine has, and reports must be able to represent the sums.
 """
 
 _numbers = count(1)
-"""Numbers of RECALL frames."""
+"""Sequence numbers of RECALL frames."""
 
 
 @dataclass(eq=False)
 class _Request:
-    """A RESERVE without an answer. It can wait: for others to return unused memory, or for the free memory."""
+    """A RESERVE without an answer. It can wait for others to return unused memory, or for the free memory."""
 
     connection: Connection
     gpu: str
@@ -229,7 +232,7 @@ class _Request:
     number: int
     kind: ReserveKind
     recalls: set[int] = field(default_factory=set)
-    """Numbers of the recalls without an answer."""
+    """Numbers of the recalls that are not answered yet."""
     held: bool = False
     """Whether it waits until no other session holds the GPU's free memory."""
     timer: asyncio.TimerHandle | None = None
@@ -237,27 +240,27 @@ class _Request:
 
 @dataclass
 class _OnGpu:
-    """The frames between the agent and one process about one GPU."""
+    """State of the frames between the agent and one process for one GPU."""
 
     others_sent: int = 0
-    """The last figure of the others' memory that was sent to it."""
+    """The last figure of the others' memory sent to the process."""
     trim: int = 0
     """Number of the last recall of its surplus."""
     held_since: float | None = None
-    """Time of the event loop since which it waits for free memory that another session holds."""
+    """Event loop time since which it has been waiting for free memory that another session holds."""
     waiting: _Request | None = None
 
 
 @dataclass
 class _Process:
     pid: int
-    """In its own numbering."""
+    """Pid in the process's own numbering."""
     on: dict[str, _OnGpu]
-    """By the GPU's UUID."""
+    """State by GPU UUID."""
 
 
 class SessionLimit:
-    """Answers RESERVE, RETURN and MEMORY of one session's processes."""
+    """Handler of RESERVE, RETURN and MEMORY from one session's processes."""
 
     def __init__(
         self,
@@ -267,11 +270,11 @@ class SessionLimit:
         left: Callable[[str, ReserveKind], tuple[int, MemoryLimit]],
         held: Callable[[str], bool],
     ) -> None:
-        """Start without processes. `limits`: bytes that the session may allocate, by the GPU's UUID.
+        """Start without processes. `limits`: bytes that the session may allocate, keyed by GPU UUID.
 
-        `wall_clock`: seconds since the epoch. `left`: bytes that the budgets of host memory let the session
-        take on a GPU beside its counted memory, and the limiting budget. `held`: whether another session holds
-        the free memory of a GPU (UUID) now.
+        `wall_clock`: seconds since the epoch. `left` returns how many more bytes than its counted memory the session
+        may have on a GPU under the host memory budgets, and the limiting budget. `held`: whether another session now
+        holds the free memory of a GPU (UUID).
         """
         self._allowances = {uuid: Allowances[Connection](limit) for uuid, limit in limits.items()}
         self._raw = {uuid: gpu_bytes(uuid) for uuid in self._allowances}
@@ -280,7 +283,7 @@ class SessionLimit:
         self._held = held
         self._processes: dict[Connection, _Process] = {}
         self._recalls: dict[int, tuple[Connection, Callable[[], None] | None]] = {}
-        """Recalls without an answer, by number, each with the action after the answer, or the end of its process."""
+        """Unanswered recalls by number, each with the action to take after the answer or the end of its process."""
         self._notifying: asyncio.TimerHandle | None = None
         self.hits = hits
 
@@ -291,7 +294,7 @@ class SessionLimit:
             allowances.join(connection)
 
     def leave(self, connection: Connection) -> None:
-        """Remove a process: its memory is free for the others."""
+        """Remove a process. Its memory becomes free for the others."""
         left = self._processes.pop(connection, None)
         if left is None:
             return
@@ -303,7 +306,7 @@ class SessionLimit:
         self._notify_soon()
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
-        """Set the limits, in bytes, by the GPU's UUID. A process keeps its memory beyond a lower limit."""
+        """Set the limits, in bytes, keyed by GPU UUID. A process keeps memory that exceeds a lowered limit."""
         for uuid, limit in limits.items():
             self._allowances[uuid].limit = limit
 
@@ -316,12 +319,12 @@ class SessionLimit:
                 self._drop(on_gpu)
 
     def states(self, connection: Connection, uuid: str, allocated: int, plain: int | None = None) -> None:
-        """Record the memory that the process states, and the plain part of it if the frame has it."""
+        """Record the memory that the process states, and its plain part if the frame includes it."""
         if self._allowances[uuid].states(connection, min(allocated, MOST), plain):
             self._notify_soon()
 
     def stated(self, connection: Connection, uuid: str) -> int:
-        """Return the bytes that a process has stated last on a GPU; 0 on other GPUs than the session's."""
+        """Return the bytes that a process last stated on a GPU; 0 for GPUs other than the session's."""
         allowances = self._allowances.get(uuid)
         return allowances.of(connection).allocated if allowances is not None else 0
 
@@ -336,9 +339,9 @@ class SessionLimit:
         return counted - fixed, fixed
 
     def accepted_anew(self, uuid: str) -> list[tuple[Connection, int, int]]:
-        """Return the processes with changed counted memory for the arbiter, with managed and plain bytes.
+        """Return the processes whose memory counted by the arbiter has changed, with managed and plain bytes.
 
-        Causes are a grant, memory that others have freed, and the driver's figures.
+        Possible causes are a grant, memory that others have freed, and the driver's figures.
         """
         changed = []
         for process, held in self._allowances[uuid].processes():
@@ -364,12 +367,12 @@ class SessionLimit:
             return
         requested, allocated, size, number, kind = frame.fields[:5]
         self.states(connection, uuid, allocated)
-        self._drop(self._processes[connection].on[uuid])  # a process waits for one answer for each GPU
+        self._drop(self._processes[connection].on[uuid])  # a process waits for one answer per GPU
         request = _Request(
             connection, uuid, min(requested, MOST), min(size, MOST), number, ReserveKind(min(kind, max(ReserveKind)))
         )
         if size == 0:
-            # the memory of a process at its connection is a fact, whatever the limit
+            # a process's memory at connection time is a fact, regardless of the limit
             most = self._most(request)
             added = allowances.grant(
                 connection, request.requested, min(most, request.requested) if self._held(uuid) else most
@@ -386,20 +389,20 @@ class SessionLimit:
         return [(connection, process.pid) for connection, process in self._processes.items()]
 
     def largest(self, uuid: str, others: Collection[Connection]) -> Iterator[tuple[Connection, int, int]]:
-        """Yield the largest processes on a GPU and these others, each with its pid and its allocated bytes."""
+        """Yield the largest processes on a GPU, and `others`, each with its pid and its allocated bytes."""
         by_size = sorted(self._allowances[uuid].processes(), key=lambda entry: -entry[1].allocated)
         for place, (process, held) in enumerate(by_size):
             if (place < SHOWN_PROCESSES and held.allocated) or process in others:
                 yield process, self._processes[process].pid, held.allocated
 
     def counted(self, uuid: str) -> tuple[int, int]:
-        """Return the bytes that count for the session on the GPU, and the part of them that can leave it."""
+        """Return the bytes that count for the session on the GPU, and the part of them that can leave the GPU."""
         allowances = self._allowances[uuid]
         counted = allowances.counted
         return counted, counted - sum(held.plain for _, held in allowances.processes())
 
     def trim(self) -> None:
-        """Recall allowances beyond one piece above the allocations: others may need the host memory."""
+        """Recall allowances that exceed the allocations by more than one piece: others may need the host memory."""
         for uuid, allowances in self._allowances.items():
             for process, surplus in allowances.surplus():
                 on_gpu = self._processes[process].on[uuid]
@@ -426,7 +429,7 @@ class SessionLimit:
                 self._recalls.pop(number, None)
 
     def hold_over(self, uuid: str) -> None:
-        """Continue waiting requests after another session's hold of a GPU's free memory."""
+        """Continue waiting requests after another session's hold on a GPU's free memory ends."""
         if self._held(uuid):
             return
         for on_gpu in [process.on[uuid] for process in self._processes.values()]:
@@ -435,7 +438,7 @@ class SessionLimit:
                 self._decide(request)
 
     def _has_to_wait(self, request: _Request) -> bool:
-        """Return whether a request has to wait, because another session holds the free memory of its GPU."""
+        """Return whether a request must wait because another session holds its GPU's free memory."""
         if not self._held(request.gpu):
             return False
         now, on_gpu = asyncio.get_running_loop().time(), self._on_gpu(request)
@@ -444,12 +447,12 @@ class SessionLimit:
         return now - on_gpu.held_since < HELD_AT_MOST
 
     def _wait(self, request: _Request, seconds: float, over: Callable[[_Request], None]) -> None:
-        """Keep a request without an answer until `over` is called with it."""
+        """Leave a request unanswered until `over` is called with it."""
         self._on_gpu(request).waiting = request
         request.timer = asyncio.get_running_loop().call_later(seconds, over, request)
 
     def _ask_again(self, request: _Request) -> None:
-        """Have a process repeat its request without a refusal: it compares again."""
+        """Have a process repeat its request, without a refusal. The process checks its memory again."""
         self._drop(self._on_gpu(request))
         self._reserved(request, 0, 0)
 
@@ -460,14 +463,14 @@ class SessionLimit:
             self._recall_for(request)
 
     def _most(self, request: _Request) -> int:
-        """Return the total that the process may be given."""
+        """Return the total that the process may be granted."""
         allowances = self._allowances[request.gpu]
         left, _ = self._left(request.gpu, request.kind)
         counted = allowances.of(request.connection).counted
         return min(allowances.left_for(request.connection), counted + max(0, left))
 
     def _limit(self, request: _Request) -> MemoryLimit | None:
-        """Return the limit that forbids the request; None if nothing forbids it."""
+        """Return the limit that forbids the request; None if the request is allowed."""
         allowances = self._allowances[request.gpu]
         left_for = allowances.left_for(request.connection)
         if request.kind is not ReserveKind.OWN_MANAGED and request.requested > left_for:
@@ -484,13 +487,13 @@ class SessionLimit:
         if self._limit(request) is not None:
             return False
         allowances = self._allowances[request.gpu]
-        # the limits bound grants in advance
+        # the limits also apply to grants in advance
         most = max(request.requested, self._most(request))
         self._reserved(request, allowances.grant(request.connection, request.requested, most), 0)
         return True
 
     def _recall_for(self, request: _Request) -> None:
-        """Recall unused memory of the others, and answer when they have returned it."""
+        """Recall the others' unused memory, and answer when they have returned it."""
         allowances = self._allowances[request.gpu]
         left, _ = self._left(request.gpu, request.kind)
         beyond_host = request.requested - allowances.of(request.connection).counted - left
@@ -505,7 +508,7 @@ class SessionLimit:
             self._refuse(request)
 
     def _recall(self, process: Connection, uuid: str, amount: int, answered: Callable[[], None] | None = None) -> int:
-        """Send RECALL, and call `answered` once after the answer. Returns the number of the recall."""
+        """Send RECALL, and call `answered` once, after the answer. Returns the number of the recall."""
         number = next(_numbers)
         self._recalls[number] = process, answered
         process.send(Kind.RECALL, amount, number, gpu=self._raw[uuid])
@@ -520,7 +523,7 @@ class SessionLimit:
                 answered()
 
     def _returned(self, request: _Request) -> None:
-        """Decide about a request again: a process has returned memory for it."""
+        """Decide a request again, after a process has returned memory for it."""
         request.recalls.intersection_update(self._recalls)
         if self._decided(request):
             self._drop(self._on_gpu(request))
@@ -528,7 +531,7 @@ class SessionLimit:
             self._over(request)
 
     def _over(self, request: _Request) -> None:
-        """End the wait: all have answered, or their time is over."""
+        """End the wait: all processes have answered, or their time is up."""
         self._drop(self._on_gpu(request))
         if not self._decided(request):
             self._refuse(request)
@@ -557,7 +560,7 @@ class SessionLimit:
         return self._processes[request.connection].on[request.gpu]
 
     def _drop(self, on_gpu: _OnGpu) -> None:
-        """Forget the waiting request of a process, with its timer and its recalls."""
+        """Drop a process's waiting request, with its timer and its recalls."""
         request, on_gpu.waiting = on_gpu.waiting, None
         if request is not None:
             if request.timer is not None:

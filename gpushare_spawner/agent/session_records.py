@@ -1,9 +1,9 @@
 """Records of sessions on disk, from which the agent restores them after a restart.
 
-Each record is a JSON file, read without waiting and replaced atomically: a crash leaves the old or the new file.
-`RecordFolder` reads and writes the files and blocks on the disk; `Store` writes without delaying the event loop.
-`Cordons` keeps the cordons of the node and its GPUs. sessions/session.py has the state of a session that a restart
-loses.
+Each record is a JSON file, read without waiting and replaced atomically: after a crash, either the old or the new file
+exists. `RecordFolder` reads and writes the files and blocks on the disk; `Store` writes without delaying the event
+loop. `Cordons` stores the cordons of the node and its GPUs. sessions/session.py defines a session's state that is lost
+in a restart.
 """
 
 from __future__ import annotations
@@ -36,37 +36,35 @@ log = logging.getLogger(__name__)
 
 
 class PodOwner(BaseModel):
-    """The pod that a session ends with, on Kubernetes."""
+    """The pod with which a session ends, on Kubernetes."""
 
     model_config = ConfigDict(extra="ignore", validate_assignment=True)
 
     namespace: str
     name: str
     uid: str = ""
-    """Empty for a pod that holds devices of ours without the label of a session."""
+    """The pod's uid; empty for a pod that holds our devices without a session label."""
     devices: dict[str, tuple[str, ...]]
-    """GPU's UUID -> ids of the devices that the kubelet gave to the pod."""
+    """IDs of the devices that the kubelet assigned to the pod, keyed by GPU UUID."""
     given: tuple[tuple[str, ...], ...] = ()
-    """The same ids in the kubelet's grants: each grant is for one GPU and one container."""
+    """The same IDs, grouped by the kubelet's grants: each grant is for one GPU and one container."""
     folders: tuple[str, ...] = ()
-    """Names of its mounted folders; empty: one for each grant, named after its ids."""
+    """Names of its mounted folders; empty: one folder per grant, named after its IDs."""
     seen: tuple[str, ...] = ()
-    """The handled decisions on the tier in the pod's annotations, latest last."""
+    """The handled tier decisions from the pod's annotations, latest last."""
     averted: Notice | None = None
-    """The notice in the pod's annotations that the agent has withdrawn, as work averts its action; None if there is
-    none.
-    """
+    """The notice in the pod's annotations that the agent has withdrawn because work averts its action; None if there is
+    none."""
     notice_before: Notice | None = None
-    """The notice in the pod's annotations, if it was written before a step of the clock: its instants are never
-    moved there.
-    """
+    """The notice in the pod's annotations, if it was written before a step of the clock: its instants are never shifted
+    there."""
     notice_moved: float = 0.0
-    """Clock change in seconds since then."""
+    """Sum of the clock's steps since then, in seconds."""
     placed_units: Units | None = None
-    """Units that its devices stand for, on each of its GPUs; None if they stand for the session's share, which has not
+    """Units that its devices represent on each of its GPUs; None if they represent the session's share, which has not
     changed."""
     resized: ShareChangeAnswer | None = None
-    """The last answer to a change of the share that its annotations requested."""
+    """The last answer to a share change that its annotations requested."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -75,17 +73,17 @@ class PodOwner(BaseModel):
 
     @property
     def grants(self) -> tuple[tuple[str, ...], ...]:
-        """Ids that were granted together; each such grant has a folder."""
+        """IDs that were granted together; each such grant has a folder."""
         return self.given or tuple(self.devices.values())
 
     def notice_of_now(self, notice: Notice | None) -> Notice | None:
-        """Return the notice in the pod's annotations, moved to the present clock."""
+        """Return the notice in the pod's annotations, shifted to the current clock."""
         if notice is None or notice != self.notice_before:
             return notice
         return notice.model_copy(update={"at": _moved(notice.at, self.notice_moved)})
 
     def clock_was_set(self, shown: Notice | None, by: float) -> Notice | None:
-        """Record a step of the clock. Return the notice that the session's user has, `shown`, moved by it."""
+        """Record a step of the clock. Return the notice that the session's user sees, `shown`, shifted by the step."""
         notice = shown if shown is not None else self.averted
         if notice is None or notice != self.notice_of_now(self.notice_before):
             self.notice_before, self.notice_moved = notice, 0.0
@@ -99,15 +97,15 @@ class PodOwner(BaseModel):
 
 
 class Suspension(BaseModel):
-    """The suspended processes of a session, written before the first of them is touched."""
+    """The suspended processes of a session, written before the first of them is suspended."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     processes: tuple[ProcessName, ...]
     sizes: tuple[Annotated[int, Field(ge=0)], ...]
-    """Bytes on the GPU that each of them needs for its restore."""
+    """Bytes on the GPU that each process needs for its restore."""
     complete: bool
-    """Whether all were suspended when this was written."""
+    """Whether all processes were suspended when this was written."""
 
     @model_validator(mode="after")
     def _has_a_size_for_each(self) -> Self:
@@ -122,7 +120,7 @@ class Clock(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     boot: str
-    """The kernel's boot id."""
+    """The kernel's boot ID."""
     offset: Annotated[float, Field(allow_inf_nan=False)]
     """Seconds between the wall clock and the boot clock."""
 
@@ -136,9 +134,12 @@ class SessionRecord(BaseModel):
     version: Literal[1] = 1
     request: OpenRequest
     opened_at: Instant
-    """By the clock at that time; names the session in other processes. Durations count from `begun`."""
+    """Opening time, by the clock at that time; it identifies the session in other processes.
+
+    Durations count from `begun`.
+    """
     clock_moved: float = 0.0
-    """Clock change in seconds since then."""
+    """Sum of the clock's steps since then, in seconds."""
     clock: Clock | None = None
     """The clock of the instants below."""
     borrowed_units: Units
@@ -148,33 +149,34 @@ class SessionRecord(BaseModel):
     process: ProcessName | None = None
     """The notebook server; None until it is confirmed."""
     pod: PodOwner | None = None
-    """The pod; then there is no process."""
+    """The pod; if it is set, there is no process."""
     use: UseRule | None = None
-    """GPU work that restores the share. None: all work does, or the session is active."""
+    """GPU work that restores the share. None: all work does so, or the session is active."""
     notice: Notice | None = None
     yields_until: Instant | None = None
-    """End of the time for which the units that its tier took are kept for spawns in quota; None if they are not."""
+    """End of the time for which the units taken by its tier are reserved for spawns in quota; None if they are not
+    reserved."""
     controls: Controls = NO_CONTROLS
     messages: tuple[Message, ...] = ()
-    """Messages of the session's user, one per cause, earliest first."""
+    """Messages to the session's user, one per cause, earliest first."""
     gpu_busy: bool = False
-    """Whether there was work when this was written."""
+    """Whether there was GPU work when this was written."""
     last_gpu_activity: Instant | None = None
     gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
     delivered: Delivered = NOTHING
     memory_hits: MemoryLimitHits = NO_HITS
     suspension: Suspension | None = None
-    """None if its processes run."""
+    """The suspended processes; None if all processes run."""
 
     @property
     def begun(self) -> float:
-        """Time at which the session was opened, by the present clock."""
+        """Time at which the session was opened, by the current clock."""
         return self.opened_at + self.clock_moved
 
     def clock_was_set(self, by: float) -> None:
-        """Move all instants by a step of the clock, so that durations stay the same.
+        """Shift all instants by a step of the clock, so that durations stay the same.
 
-        A keep and an exemption end at the time that the user has read.
+        Keeps and exemptions still end at the time that the user was shown.
         """
         self.clock_moved += by
         self.tier_since = _moved(self.tier_since, by)
@@ -193,12 +195,12 @@ class SessionRecord(BaseModel):
 
     @property
     def owner(self) -> ProcessName | PodOwner | None:
-        """The process or the pod that the session ends with; None until its server is confirmed."""
+        """The process or pod with which the session ends; None until its server is confirmed."""
         return self.process if self.process is not None else self.pod
 
     @property
     def gpus_unknown(self) -> bool:
-        """Whether another layer has given GPUs to the pod: then only their number, from its request, is known."""
+        """Whether another layer has assigned GPUs to the pod: then only their number is known, from its request."""
         return self.pod is not None and self.request.layer is not LayerName.NATIVE
 
     @classmethod
@@ -218,11 +220,11 @@ def _moved(instant: float, by: float) -> float:
 
 
 MAX_RECORD_BYTES = 1024 * 1024
-"""A record is about 1 KiB; a bigger file is not a record."""
+"""Maximum size of a record. A record is about 1 KiB; a bigger file is not a record."""
 
 
 def regular_content(path: Path) -> bytes:
-    """Return a file's content, waiting for the disk only. Raises OSError or ValueError."""
+    """Return a file's content, waiting only for the disk. Raises OSError or ValueError."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(file, "rb") as opened:
         status = os.fstat(file)
@@ -234,10 +236,10 @@ def regular_content(path: Path) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file; a crash leaves the old or the new file. Raises OSError, leaving the old file whole.
+    """Replace a file atomically, even in a crash. Raises OSError, leaving the old file intact.
 
-    The file belongs to this user alone, whatever the umask: others can traverse the state folder, but must not
-    read its records.
+    Only this user can read the file, regardless of the umask: others can traverse the state folder, but must not read
+    its records.
     """
     fresh = path.with_suffix(".new")
     try:
@@ -259,7 +261,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the folder's list of files to the disk. Raises OSError."""
+    """Flush the folder's list of files to disk. Raises OSError."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(opened)
@@ -283,16 +285,16 @@ def _left_name(record: SessionRecord) -> str:
 
 
 class RecordFolder:
-    """Reads and writes the files. Calls block on the disk."""
+    """Reader and writer of the files. Calls block on the disk."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def load(self) -> list[SessionRecord]:
-        """Return all good records of sessions.
+        """Return all readable session records.
 
-        An unreadable record is set aside, with the reason beside it and in the log.
+        An unreadable record is set aside, with the reason in a file next to it and in the log.
         """
         records = self._good("*.json")
         for unfinished in self.folder.glob("*.new"):
@@ -301,9 +303,9 @@ class RecordFolder:
         return records
 
     def left(self) -> list[SessionRecord]:
-        """Return all good records of processes that were left suspended.
+        """Return all readable records of processes that were left suspended.
 
-        Their session has ended, or runs without them.
+        Their session has ended, or continues without them.
         """
         return self._good("*.left")
 
@@ -326,7 +328,7 @@ class RecordFolder:
         return sorted(records, key=lambda record: record.opened_at)
 
     def write(self, name: str, record: bytes | None) -> None:
-        """Replace a record, or remove it. Raises OSError, leaving the old record whole."""
+        """Replace or remove a record. Raises OSError, leaving the old record intact."""
         path = self.folder / name
         if record is None:
             path.unlink(missing_ok=True)
@@ -358,23 +360,23 @@ class RecordFolder:
 
 
 class Store:
-    """Writes records in a thread, in order, only the latest of each session.
+    """Writer of records in a thread, in order, only the latest of each session.
 
-    A failing disk (full, read-only) stops nothing: the agent continues from memory, logs the failure once, and
-    writes the missing records with each `retry`.
+    A failing disk (full, read-only) does not stop the agent: it continues from memory, logs the failure once, and
+    writes the missing records at each `retry`.
     """
 
     def __init__(self, folder: RecordFolder, changed: Callable[[], None] = lambda: None) -> None:
-        """Start without records to write. `changed` is called when `failure` has changed."""
+        """Start without records to write. `changed` is called after `failure` changes."""
         self._folder = folder
         self._changed = changed
         self._refused: set[str] = set()
-        """Names of the records that the disk refused last."""
+        """Names of the records that could not be written last time."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._unwritten: dict[str, bytes | None] = {}
         self._writing: asyncio.Task[None] | None = None
         self.failure: str | None = None
-        """Reason why records are in memory only; None: all are on the disk."""
+        """Reason why records are only in memory; None: all are on disk."""
 
     def put(self, record: SessionRecord) -> None:
         """Write this record soon."""
@@ -385,11 +387,11 @@ class Store:
         self._put(f"{short_name(session_id)}.json", None)
 
     def put_left(self, record: SessionRecord) -> None:
-        """Write the record of processes that are left suspended soon, and before later requests."""
+        """Write the record of processes that are left suspended, soon and before later requests."""
         self._put(_left_name(record), record.model_dump_json().encode())
 
     def remove_left(self, record: SessionRecord) -> None:
-        """Remove such a record soon."""
+        """Remove the record of such processes soon."""
         self._put(_left_name(record), None)
 
     def _put(self, name: str, content: bytes | None) -> None:
@@ -397,17 +399,17 @@ class Store:
         self._start()
 
     async def flush(self) -> None:
-        """Wait until all requested records are on the disk, or the disk has refused them."""
+        """Wait until all requested records are on disk or have failed to be written."""
         while self._writing is not None:
             await asyncio.shield(self._writing)
 
     async def missing(self, session_id: str) -> str | None:
-        """Wait as `flush` does. Return why the session's present record is not on the disk; None if it is."""
+        """Wait, like `flush`. Return why the session's current record is not on disk; None if it is."""
         await self.flush()
         return self.failure if f"{short_name(session_id)}.json" in self._refused else None
 
     def retry(self) -> None:
-        """Retry the writes that the disk refused."""
+        """Retry the failed writes."""
         if self._unwritten:
             self._start()
 
@@ -453,18 +455,18 @@ class Store:
 
 
 CORDON_AUTHOR = "gpushare-agent"
-"""The author of the cordon of a node with unknown cordons."""
+"""Author of the cordon set on a node whose cordons are unknown."""
 _CORDONS = TypeAdapter(tuple[Cordon, ...])
 
 
 class Cordons:
-    """``cordons.json``, replaced atomically: a crash leaves the old or the new file."""
+    """``cordons.json``, replaced atomically: after a crash, either the old or the new file exists."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         """Read the file. A missing file means no cordons.
 
-        An unreadable file means a cordon of the node until an admin ends it: a GPU that an admin has cordoned
-        must not get sessions now. `clock`: seconds since the epoch.
+        An unreadable file cordons the node until an admin ends the cordon: a GPU that an admin has cordoned must not
+        get sessions now. `clock`: seconds since the epoch.
         """
         self.path = path
         self._writing = asyncio.Lock()
@@ -478,7 +480,7 @@ class Cordons:
             log.error("cannot read the cordons of this node, %s; no new session comes to its GPUs: %s", path, error)
 
     async def put(self, gpu: str, cordon: Cordon | None) -> None:
-        """Set the cordon of a GPU (UUID), or of the node (empty). Raises OSError, without a change."""
+        """Set the cordon of a GPU (UUID) or of the node (empty). Raises OSError without making a change."""
         async with self._writing:
             others = [other for other in self.now if other.gpu != gpu]
             await self._write([*others, *([cordon] if cordon is not None else [])])
@@ -491,6 +493,6 @@ class Cordons:
                 await self._write(cordons)
 
     async def _write(self, cordons: list[Cordon]) -> None:
-        # Write them to the disk first, so that an answered request survives a crash.
+        # Write them to disk first, so that an answered request survives a crash.
         await asyncio.to_thread(replace_file, self.path, _CORDONS.dump_json(tuple(cordons)))
         self.now = tuple(cordons)

@@ -1,18 +1,18 @@
 """The SOCK_SEQPACKET socket of each session, and the connections of processes to it.
 
-`SessionSocket` decides which users may connect, how many connections there are, and at what rate. `SessionEndpoint` and
+`SessionSocket` limits which users may connect, the number of connections, and their rate. `SessionEndpoint` and
 `SessionEndpoints` are interfaces, so that the registry of sessions distinguishes neither processes nor pods.
 
 A peer cannot harm others: `FairReading` decides when a connection is read, nothing waits for a peer, and a peer that
-leaves too many frames unread is disconnected. The meaning of frames is in sessions/conversation.py.
+leaves too many frames unread is disconnected. sessions/conversation.py interprets the frames.
 
 `FairReading` reads the connections of one session in turn, so that no session delays another. The event loop serves all
-sessions. In one turn of it a session has `PER_TURN` frames read, whatever the number of its connections; over time it
-has its budget. Connections with more frames wait in a queue, in order.
+sessions. In one iteration, it reads `PER_TURN` frames of a session, regardless of the number of connections; over time,
+the session's budget applies. Connections with more frames wait in a queue, in order.
 
-`identified` returns the process at the other end of a connection from the kernel's facts, never from the process's own
-description. The kernel notes the pid of a peer when it connects, and uses the pid again when the process has ended. So
-a connection that is accepted late can carry the pid of another process, perhaps of another user.
+`identified` determines the process at the other end of a connection from the kernel's facts, never from the process's
+own statements. The kernel records a peer's pid when the peer connects, and reuses the pid after the process has ended.
+Therefore a connection that is accepted late can carry the pid of another process, possibly another user's.
 """
 
 from __future__ import annotations
@@ -45,36 +45,36 @@ from gpushare_spawner.model.frames import FRAME_BYTES, NO_GPU, VERSION, Feature,
 log = logging.getLogger(__name__)
 
 FRAMES_PER_SECOND = 4000
-"""Frames per second that a session may send in the long run; bursts begin and end some hundred times a second at most.
+"""Frames per second that a session may send in the long run; bursts begin and end at most a few hundred times a second.
 """
 FRAMES_IN_STORE = 2000
-"""Frames that it may send at once after a pause."""
+"""Number of frames that a session may send at once after a pause."""
 LONGEST_DEBT = 1.0
-"""Longest pause in seconds after which a session that sent too much is read again."""
+"""Maximum seconds for which a session that sent too many frames is not read."""
 PER_TURN = 16
-"""Frames of a session in one iteration of the event loop; a frame with a higher cost counts for more."""
+"""Number of a session's frames read in one event loop iteration; a frame with a higher cost counts for more."""
 PER_CONNECTION = 4
-"""Of these, frames of one connection before the next one is read."""
+"""Number of these frames that are read from one connection before the next connection is read."""
 
 
 CPU_SHARE = 0.25
-"""Part of a core that a session's frames may take in the long run: the cost of some frames grows with the processes."""
+"""Fraction of a core that a session's frames may use in the long run: some frames' cost grows with the processes."""
 KEPT_FOR_READING = FRAMES_IN_STORE / 2
-"""Budget that BUSY and IDLE leave.
+"""Budget that BUSY and IDLE frames must leave.
 
-A program whose bursts begin and end 150 times a second sends 300 frames, and beside 50 sessions the arbiter takes 0.8
-ms for each: the arbiter then gets fewer (conversation.py), and the frames are read all the same. A program that is not
-read loses its connection: its socket's buffer holds 278 frames.
+A program whose bursts begin and end 150 times a second sends 300 frames per second, and with 50 other sessions the
+arbiter takes 0.8 ms for each frame. The arbiter then gets fewer frames (conversation.py), but all frames are still
+read. A program whose frames are not read loses its connection: its socket's buffer holds 278 frames.
 """
 MOST_CPU_COST = 200
-"""Largest cost of a frame for its CPU time, in frames: the agent may have collected garbage meanwhile."""
+"""Maximum cost of a frame's CPU time, in frames: the agent may have collected garbage meanwhile."""
 
 
 class Reader(Protocol):
     """A connection with unread frames."""
 
     def read_frame(self) -> float | None:
-        """Handle one frame. Return its cost in frames; None if there is nothing more to read."""
+        """Handle one frame. Return its cost in frames; None if there is nothing left to read."""
 
     def hold(self) -> None:
         """Do not call `readable` until `go_on`."""
@@ -84,7 +84,7 @@ class Reader(Protocol):
 
 
 class FairReading:
-    """The budget of one session, and the queue of its connections that have more to read than the budget allows."""
+    """The budget of one session, and the queue of its connections with more to read than the budget allows."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, cpu_seconds: Callable[[], float] = time.thread_time) -> None:
         """Start with a full budget. ``cpu_seconds``: the CPU time of the reading thread."""
@@ -96,7 +96,7 @@ class FairReading:
         self._due: asyncio.Handle | None = None
 
     def readable(self, reader: Reader) -> None:
-        """Read from a connection with unread frames, now or in its turn."""
+        """Read from a connection with unread frames, now or when its turn comes."""
         if self._queue or not self._read(reader):
             reader.hold()
             self._queue.append(reader)
@@ -108,21 +108,21 @@ class FairReading:
             self._queue.remove(reader)
 
     def spare_in(self) -> float:
-        """Return the seconds until the budget exceeds the need of reading; 0: it does now."""
+        """Return the seconds until the budget exceeds what reading needs; 0 if it does now."""
         return self._budget.wait(KEPT_FOR_READING)
 
     def charge(self, work: Callable[[], None]) -> None:
-        """Do further work for the session's frames, and count its CPU time."""
+        """Do further work for the session's frames, and charge its CPU time."""
         begun = self._cpu_seconds()
         work()
         self._budget.spend(self._cost_since(begun))
 
     def _cost_since(self, begun: float) -> float:
-        """Return the cost of CPU time, in frames. ``begun``: the thread's CPU time before."""
+        """Return the cost, in frames, of the CPU time used. ``begun``: the thread's CPU time at the start."""
         return min((self._cpu_seconds() - begun) * FRAMES_PER_SECOND / CPU_SHARE, MOST_CPU_COST)
 
     def _read(self, reader: Reader) -> bool:
-        """Read a few frames. Return False if there may be more, and the turn is over."""
+        """Read a few frames. Return False if there may be more and the turn is over."""
         for _ in range(PER_CONNECTION):
             if self._left <= 0 or self._budget.wait():
                 return False
@@ -157,31 +157,34 @@ class FairReading:
 
 
 SO_PEERPIDFD = 77
-"""include/uapi/asm-generic/socket.h of Linux 6.5; the same on x86-64 and aarch64. Python has no name for it yet."""
+"""Socket option from include/uapi/asm-generic/socket.h in Linux 6.5; the same on x86-64 and aarch64.
+
+Not in Python yet.
+"""
 _UNKNOWN_OPTION = (errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Answers of older kernels and user-space kernels (gVisor)."""
+"""Errors from older kernels and user-space kernels (gVisor)."""
 _HAS_ENDED = (errno.ESRCH, errno.EINVAL, errno.ENODATA)
-"""Answers of kernels from 6.5 on for a process that was reaped; since 6.16 they give a pidfd all the same."""
+"""Errors from kernels 6.5 and later for a process that was reaped; since 6.16 they return a pidfd nevertheless."""
 _CREDENTIALS = struct.Struct("3i")
 _PIDFD = struct.Struct("i")
 
 
 @dataclass(frozen=True)
 class Peer:
-    """The process that made a connection."""
+    """The process that opened a connection."""
 
     pid: int
-    """0 if the process is in a pid namespace that the agent cannot see."""
+    """Pid of the process; 0 if its pid namespace is not visible to the agent."""
     uid: int
     """Its effective uid when it connected."""
     process: ProcessName | None = None
-    """None if the agent cannot see it."""
+    """Identity of the process; None if it is not visible to the agent."""
     pidfd: int | None = None
-    """Becomes readable when the process ends; None if the kernel has no pidfd, or the process is the agent itself."""
+    """Pidfd, readable once the process has ended; None if the kernel has no pidfds, or for the agent itself."""
 
 
 def credentials(connection: socket.socket) -> tuple[int, int]:
-    """Return pid and uid of the peer at the time of its connect (SO_PEERCRED)."""
+    """Return the peer's pid and uid at the time it connected (SO_PEERCRED)."""
     pid, uid, _gid = _CREDENTIALS.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
@@ -189,21 +192,21 @@ def credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def identified(connection: socket.socket) -> Peer:
-    """Return the process that made this connection, and no later process of the same pid.
+    """Return the process that opened this connection, never a later process with the same pid.
 
     The caller closes its pidfd. Raises ProcessLookupError if that process has ended, and OSError if no
     descriptor is left.
     """
     pid, uid = credentials(connection)
     pidfd = _pidfd_of_connection(connection)
-    certain = pidfd is not None  # by the connection itself, so that it cannot be of another process
+    certain = pidfd is not None  # from the connection itself, so it cannot belong to another process
     if pidfd is None and pid:
         pidfd = _pidfd_of(pid)
     try:
         name = processes.named(pid) if pid else None
         if (pidfd is not None and _has_ended(pidfd)) or (pid and name is None):
             raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
-        # a process without that uid in any form is of another user, and did not connect
+        # a process without that uid in any form belongs to another user, and did not connect
         if pid and not certain and uid not in processes.uids(pid):
             raise ProcessLookupError(errno.ESRCH, f"pid {pid} is another process by now")
     except OSError:
@@ -230,7 +233,7 @@ def _pidfd_of_connection(connection: socket.socket) -> int | None:
 
 
 def _pidfd_of(pid: int) -> int | None:
-    """Return a pidfd of the process that has this pid now; None if the kernel has none. Raises as `identified`."""
+    """Return a pidfd of the process that has this pid now; None if the kernel has no pidfds. Raises as `identified`."""
     before = processes.named(pid)
     try:
         pidfd = os.pidfd_open(pid)
@@ -253,15 +256,16 @@ def _has_ended(pidfd: int) -> bool:
 
 
 MALFORMED, WRONG_VERSION, NOT_ALLOWED, SESSION_CLOSED = 1, 2, 3, 4
-"""Codes of ERROR, see docs/reference/protocol.md."""
+"""Codes of ERROR frames. See docs/reference/protocol.md."""
 
 MAX_UNREAD_BYTES = 256 * FRAME_BYTES
-"""Bytes kept for a peer with a full socket buffer, and one packet more."""
+"""Bytes buffered for a peer with a full socket buffer; one packet may exceed them."""
 SUPPORTED_FEATURES = sum(Feature)
 COSTS = dict.fromkeys((Kind.RELEASE, Kind.PAGED_IN, Kind.PAGED_OUT), 2)
-"""Cost in frames, if it is not 1.
+"""Cost of frame types in frames, if it is not 1.
 
-The arbiter considers all processes, the answer all sessions on the GPU, KERNELS all observers, ASK all earlier asks.
+The arbiter processes all processes, an answer includes all sessions on the GPU, KERNELS affects all observers, and ASK
+is compared with all earlier asks.
 """
 COSTS |= {Kind.REQUEST: 8, Kind.RESERVE: 10, Kind.KERNELS: 20, Kind.QUERY: 50, Kind.ASK: 50}
 HELLO_WITHIN = 10.0
@@ -281,7 +285,7 @@ class FrameHandler(Protocol):
 
 
 class FrameRefused(Exception):
-    """A frame that ends its connection."""
+    """Error for a frame that ends its connection."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -307,8 +311,7 @@ class Connection:
         self._ending = False
         self.go_on()
         if peer.pidfd is not None:
-            # otherwise the end of a killed process would stay hidden while its forked child holds the
-            # socket
+            # otherwise the end of a killed process would stay undetected while its forked child holds the socket
             self._loop.add_reader(peer.pidfd, self.end)
         self._patience = self._loop.call_later(HELLO_WITHIN, self._too_quiet)
 
@@ -316,12 +319,12 @@ class Connection:
         return f"connection {self.number} of process {self.peer.pid}"
 
     def greeted(self, features: int) -> None:
-        """Record HELLO with its feature bits. Unknown bits belong to newer versions and are ignored."""
+        """Record HELLO and its feature bits. Unknown bits belong to newer versions and are ignored."""
         self.features = Feature(features & SUPPORTED_FEATURES)
         self._patience.cancel()
 
     def send(self, kind: Kind, *fields: int, gpu: bytes = NO_GPU, flags: int = 0) -> None:
-        """Send a frame, now or as soon as the peer reads; never blocks or raises.
+        """Send a frame, now or as soon as the peer reads. Never blocks or raises.
 
         A peer that leaves too many frames unread is disconnected.
         """
@@ -353,7 +356,7 @@ class Connection:
         self._unsent_bytes += len(data)
 
     def end(self, code: int | None = None) -> None:
-        """Close the connection, with an ERROR first if there is a code."""
+        """Close the connection. If there is a code, send an ERROR first."""
         if not self._open:
             return
         if code is not None:
@@ -429,7 +432,7 @@ class Connection:
         self._loop.remove_writer(self._socket)
 
     def _end_soon(self, reason: str) -> None:
-        # Do not do this at once, because the sender is still using this connection.
+        # Do not close it immediately, because the sender is still using this connection.
         if self._ending:
             return
         self._ending = True
@@ -446,23 +449,26 @@ def _is_other_version(data: bytes) -> bool:
 
 
 MAX_CONNECTIONS = 128
-"""Connections of one session at a time: a notebook server has a few CUDA processes and a few observers."""
+"""Maximum number of a session's connections: a notebook server has a few CUDA processes and a few observers."""
 CONNECTIONS_PER_SECOND = 100
-"""Connections per second in the long run. A session may make `MAX_CONNECTIONS` at once: after a restart all return."""
+"""Connections per second in the long run.
+
+A session may open `MAX_CONNECTIONS` at once: after a restart, all processes reconnect.
+"""
 ACCEPTED_AT_ONCE = 16
-"""Connections of one socket that are accepted before other sessions have their turn."""
+"""Number of connections that one socket accepts before other sessions get their turn."""
 LOG_LINES_PER_SECOND = 0.2
 LOG_LINES_AT_ONCE = 20
-"""Lines in the log about one session's peers."""
+"""Maximum burst of log lines about one session's peers."""
 
 _NO_DESCRIPTORS = LogOnce(
     log, "connections of sessions are rejected", "connections of sessions are accepted again", lasts=10.0
 )
-"""A single instance for all sockets."""
+"""The single instance for all sockets."""
 
 
 class Traffic:
-    """Shared by the sockets of one session: connections, budget of frames, lines in the log."""
+    """State shared by the sockets of one session: connections, frame budget, log lines."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -478,10 +484,10 @@ class SessionSocket:
     def __init__(
         self, folder: SessionFolder, uid: int | None, handler: FrameHandler, traffic: Traffic | None = None
     ) -> None:
-        """Listen in the session's folder. Raises OSError if the socket cannot be made.
+        """Listen in the session's folder. Raises OSError if the socket cannot be created.
 
-        `uid`: the permitted user beside the agent's own user and root; None: every user that reaches the
-        folder. `traffic` is shared by the sockets of one session.
+        `uid`: the user that may connect in addition to the agent's own user and root; None: every user that can reach
+        the folder. `traffic` is shared by the sockets of one session.
         """
         self._folder = folder
         self.handler = handler
@@ -509,7 +515,7 @@ class SessionSocket:
         self._folder.remove()
 
     def log_peer(self, message: str, *arguments: object, trace: bool = False) -> None:
-        """Log an action of a peer, at a limited rate."""
+        """Log a peer's action, at a limited rate."""
         if self._traffic.log_lines.spend():
             log.log(logging.ERROR if trace else logging.INFO, message, *arguments, exc_info=trace)
 
@@ -540,11 +546,11 @@ class SessionSocket:
             self._identify(accepted, pid)
 
     def _identify(self, accepted: socket.socket, pid: int) -> None:
-        """Add the connection if the process that connected still runs."""
+        """Add the connection if the process that connected is still running."""
         try:
             peer = identified(accepted)
         except ProcessLookupError:
-            # Another process has its end of the connection, so its work could not be attributed.
+            # Another process holds the peer's end of the connection, so its work could not be attributed.
             self.log_peer("process %d connected to %s and ended", pid, self.path)
             _reject(accepted)
         except OSError as error:
@@ -567,7 +573,7 @@ class SessionEndpoint(Protocol):
 
     @property
     def path(self) -> Path:
-        """Path of the socket; with several sockets of the first."""
+        """Path of the socket; if there are several, of the first."""
 
     def close(self, code: int | None = None) -> None:
         """Stop listening and end all connections with this error code of the protocol; the folders stay."""
@@ -577,19 +583,19 @@ class SessionEndpoint(Protocol):
 
 
 class SessionEndpoints(Protocol):
-    """Makes the endpoint of each session: `ProcessEndpoints`, or `kubernetes.pods.sessions.PodEndpoints`."""
+    """Factory of sessions' endpoints: `ProcessEndpoints`, or `kubernetes.pods.sessions.PodEndpoints`."""
 
     def listen(self, record: SessionRecord, handler: FrameHandler) -> SessionEndpoint:
-        """Make the endpoint. Raises OSError, OverflowError (a uid that no user can have) or PathTooLong."""
+        """Create the endpoint. Raises OSError, OverflowError (a uid that no user can have) or PathTooLong."""
 
 
 class ProcessEndpoints:
-    """Makes one socket for each session, in a folder of its own in the state folder."""
+    """Factory of one socket per session, each in its own folder within the state folder."""
 
     def __init__(self, folder: StateFolder) -> None:
         self._folder = folder
 
     def listen(self, record: SessionRecord, handler: FrameHandler) -> SessionEndpoint:
-        """Make the socket. Raises OSError, OverflowError or PathTooLong."""
+        """Create the socket. Raises OSError, OverflowError or PathTooLong."""
         folder = SessionFolder(self._folder.sockets, short_name(record.request.id), self._folder.discarded)
         return SessionSocket(folder, record.request.uid, handler)

@@ -1,12 +1,12 @@
 """The agent's state folder: private records, a folder for each session's socket, and the lock.
 
-`SessionFolder` is the folder of a session's socket: owned by the agent; the session's user can pass it and not write to
-it. `FolderLock` permits one agent for each state folder. The records themselves are in records.py.
+`SessionFolder` is the folder of a session's socket. The agent owns it; the session's user can traverse it but not write
+to it. `FolderLock` permits one agent per state folder. records.py handles the records themselves.
 
-`Discarded` holds unwanted folders with unknown contents: moved there at once, removed in small steps. An agent of an
-earlier version gave each session's folder to the session's user, who could fill it with many files, or with folders
-inside folders. An immediate removal would take the event loop's time or a deep recursion. The code neither recurses,
-nor follows a link, nor leaves a folder to its former owner.
+`Discarded` holds unwanted folders with unknown contents, which are moved there immediately and removed in small steps.
+An earlier version of the agent gave each session's folder to the session's user, who could fill it with many files or
+deeply nested folders. Immediate removal could block the event loop or recurse too deeply. The code does not recurse,
+follow links or leave a folder to its former owner.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 
 
 FOLDER = "discarded"
-"""On the same file system as the folders that are moved here: a rename cannot cross file systems."""
+"""Name of the folder. It is on the same file system as the moved folders: a rename cannot cross file systems."""
 AT_ONCE = 1000
-"""Entries that one `drain` removes."""
+"""Maximum number of entries that one `drain` removes."""
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Discarded:
-    """A folder of the agent's own for unwanted folders."""
+    """The agent's own folder for unwanted folders."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,13 +49,13 @@ class Discarded:
             return True
 
     def take(self, path: Path) -> None:
-        """Move a folder or file here. A missing path is no error. Raises OSError."""
+        """Move a folder or file here. A missing path is not an error. Raises OSError."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             os.rename(path, self.path / secrets.token_hex(8))
 
     def drain(self, at_most: int = AT_ONCE) -> None:
-        """Remove at most so many entries; blocks on the disk. An entry that cannot be removed stays."""
+        """Remove at most `at_most` entries. Blocks on the disk. An entry that cannot be removed stays."""
         try:
             here = os.open(self.path, _OPEN_FOLDER)
         except FileNotFoundError:
@@ -72,7 +72,7 @@ class Discarded:
             os.close(here)
 
     def _remove(self, here: int, name: str, at_most: int) -> int:
-        """Remove an entry of this folder, or a part of it: folders in it become entries here.
+        """Remove an entry of this folder, or a part of the entry: folders in it become entries here.
 
         Return the number of entries that were removed or moved, at least 1.
         """
@@ -109,15 +109,15 @@ class Discarded:
 SOCKET_NAME = "gpu"
 _FRESH = f"{SOCKET_NAME}+"
 MAX_PATH_BYTES = 107
-"""sun_path has 108 bytes, the last one for the zero."""
+"""Maximum length of a socket path: sun_path has 108 bytes, including the terminating zero."""
 
 
 class PathTooLong(ValueError):
-    """A Unix socket cannot have this path."""
+    """Error for a path that is too long for a Unix socket."""
 
 
 def check_length(path: Path) -> None:
-    """Raise PathTooLong, with a suitable length in the message."""
+    """Raise PathTooLong if the path is too long, with a suitable length in the message."""
     length = len(os.fsencode(path))
     if length > MAX_PATH_BYTES:
         raise PathTooLong(
@@ -128,12 +128,12 @@ def check_length(path: Path) -> None:
 class SessionFolder:
     """The folder of one session.
 
-    The folder belongs to the agent and the socket in it to the session's user, who can connect and make nothing. So
-    the agent, which may be root, meets no foreign entries in it.
+    The agent owns the folder, and the session's user owns the socket in it. The user can connect but cannot create
+    entries, so the agent, which may be root, never encounters foreign entries in it.
     """
 
     def __init__(self, parent: Path, name: str, discarded: Discarded) -> None:
-        """Prepare the paths. `discarded`: the target for any entry in the socket's place. Raises PathTooLong."""
+        """Prepare the paths. `discarded`: the destination of any entry in the socket's place. Raises PathTooLong."""
         self.path = parent / name
         self._discarded = discarded
         check_length(self.path / _FRESH)
@@ -143,10 +143,10 @@ class SessionFolder:
         return self.path / SOCKET_NAME
 
     def listen(self, uid: int | None) -> socket.socket:
-        """Return a listening, non-blocking SOCK_SEQPACKET socket in place of any earlier entry.
+        """Return a listening, non-blocking SOCK_SEQPACKET socket that replaces any earlier entry.
 
-        Raises OSError or OverflowError (a uid that no user can have). `uid`: the owner of the socket; None
-        if only its user sees the folder, under any uid.
+        Raises OSError or OverflowError (a uid that no user can have). `uid`: the owner of the socket; None if only the
+        session's user, with any uid, can reach the folder.
         """
         self._make()
         fresh = self.path / _FRESH
@@ -185,7 +185,7 @@ class SessionFolder:
             self._discarded.take(self.path)
 
     def _make(self) -> None:
-        """Make the folder, in place of a folder that the user could write to (of an earlier version)."""
+        """Create the folder, replacing a folder from an earlier version to which the user could write."""
         with contextlib.suppress(FileNotFoundError):
             status = os.lstat(self.path)
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
@@ -195,14 +195,14 @@ class SessionFolder:
 
 
 class AlreadyRunning(RuntimeError):
-    """Another agent works on this state folder."""
+    """Error for a state folder that another agent uses."""
 
 
 class FolderLock:
     """The lock ``agent.lock`` in a folder, held until closed; the kernel releases it when the process ends."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the lock. Raises AlreadyRunning, with the other agent's process."""
+        """Take the lock. Raises AlreadyRunning, with the other agent's pid."""
         self._file = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -224,14 +224,14 @@ class FolderLock:
 class StateFolder:
     """Files and folders of the agent: ``agent.lock``, ``gpus.json``, ``cordons.json``, ``records/`` and ``s/``.
 
-    ``s/`` has a short name because a socket's path has to be short. ``records/`` has a record of each session
-    (``*.json``), and of processes that were left suspended (``*.left``). On Kubernetes also ``pods/``, with a
-    folder for each grant of devices, which is mounted into the pod, and ``claims/``, with a file for each prepared
-    claim. Where sessions share GPUs by MPS also ``mps/``, with a folder for each GPU's daemon.
+    ``s/`` has a short name because a socket's path must be short. ``records/`` contains the records of sessions
+    (``*.json``) and of processes that were left suspended (``*.left``). On Kubernetes there are also ``pods/``, with a
+    folder for each device grant, which is mounted into the pod, and ``claims/``, with a file for each prepared claim.
+    If sessions share GPUs through MPS, there is also ``mps/``, with a folder for each GPU's daemon.
     """
 
     def __init__(self, path: Path) -> None:
-        """Make missing folders and take the lock. Raises AlreadyRunning, PathTooLong or OSError."""
+        """Create missing folders and take the lock. Raises AlreadyRunning, PathTooLong or OSError."""
         self.path = path
         self.sockets = path / "s"
         self.pods = path / "pods"
@@ -242,7 +242,7 @@ class StateFolder:
         check_length(self.sockets / short_name("") / f"{SOCKET_NAME}+")
         if not path.is_dir():
             path.mkdir(parents=True)
-            # users pass through to their own folders, and cannot list the others
+            # users can reach their own folders, and cannot list the others
             os.chmod(path, 0o711)
         self._lock = FolderLock(path)
         self.sockets.mkdir(exist_ok=True)
@@ -251,7 +251,7 @@ class StateFolder:
         self.discarded = Discarded(path / FOLDER)
 
     def barrier(self) -> Path | None:
-        """Return a folder on the way to the sockets that other users cannot pass; None if there is none."""
+        """Return a folder on the path to the sockets that other users cannot traverse; None if there is none."""
         return next((folder for folder in (self.path, *self.path.parents) if not folder.stat().st_mode & 0o001), None)
 
     def remove_unknown_sockets(self, names: set[str]) -> None:
@@ -264,5 +264,5 @@ class StateFolder:
                     log.warning("%s, of a session that has ended, cannot be removed: %s", entry, error)
 
     def close(self) -> None:
-        """Release the folder to another agent."""
+        """Release the folder for another agent."""
         self._lock.close()

@@ -1,4 +1,4 @@
-"""Arbiter of the sessions that run on a GPU: a pure state machine with time as an argument and decisions as results.
+"""Arbiter of the sessions on a GPU: a pure state machine that takes the time as an argument and returns decisions.
 
 See docs/explanation/arbiter.md.
 """

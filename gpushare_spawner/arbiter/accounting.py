@@ -1,9 +1,9 @@
-"""Accounts of the GPU time that each session of one GPU is entitled to and received. schedule.py decides.
+"""Accounts of the GPU time that each session on one GPU is entitled to and has received. schedule.py decides.
 
-While several sessions have work, the delivered GPU time is divided by weight: each session is *entitled* to its part.
-The *received* time is estimated first (the hardware slices evenly between the processes that have work) and corrected
-by the driver's samples. The difference is the session's *lag* in seconds: above 0 it is owed time, below 0 it owes
-time. A lag belongs to the session, independent of its processes.
+While several sessions have work, the delivered GPU time is divided by weight. Each session is *entitled* to its part.
+The *received* time is estimated first (the hardware divides time evenly between the processes that have work) and then
+corrected by the driver's samples. The difference is the session's *lag* in seconds: a session with a positive lag is
+owed time, and one with a negative lag owes time. A lag belongs to the session, not to its processes.
 
 `Charging` updates the accounts from the roster: sessions with work, and sessions with processes on the GPU.
 """
@@ -22,20 +22,20 @@ from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession,
 TOLERANCE = 1e-9
 """Seconds below which lags count as equal, because sums of floats are not exact."""
 MEMORY = 3.0
-"""Seconds for which the estimate is kept, so that late samples can correct it."""
+"""Seconds for which the estimate is retained, so that late samples can correct it."""
 SATURATED = 0.92
-"""Part of the time for which a saturated GPU is busy: no program launches kernels without gaps."""
+"""Fraction of the time for which a saturated GPU is busy: no program launches kernels without gaps."""
 ROUNDING = 0.005
-"""Part of the GPU by which a session can have used more than the sample shows: NVML's utilisation of a process is a
+"""Fraction of the GPU by which a session's use can exceed what the sample shows: NVML gives a process's utilization in
 whole percent. 50 processes of 2 % each showed 84 % in total."""
 LOAD_LIMIT = 0.9
-"""Part of the possible time at which a session counts as able to use all of it."""
+"""Fraction of the possible time from which a session counts as able to use all of it."""
 SHORT = 0.02
-"""Seconds below which a time on the GPU gives no information about a session's demand."""
+"""Seconds on the GPU below which a session's demand cannot be inferred."""
 UNUSED = 0.5
-"""Part of the possible slices below which a session did not need them."""
+"""Fraction of the possible slices below which a session did not need them."""
 GROWTH, FLOOR = 1.25, 0.02
-"""Allowance beyond a session's recent demand, as a factor and as a part of the GPU: its demand may grow."""
+"""Allowance beyond a session's recent demand, as a factor and as a fraction of the GPU: its demand may grow."""
 
 
 @dataclass
@@ -43,28 +43,28 @@ class _Account:
     weight: int
     lag: float = 0.0
     demand: float = 1.0
-    """Part of the GPU that the session could use, from 0 to 1; 1 if unknown."""
+    """Fraction of the GPU that the session could use, from 0 to 1; 1 if unknown."""
     deadline: float = 0.0
-    """Virtual time at which its present time slice should be complete."""
+    """Virtual time at which its current time slice should be complete."""
     working: bool = False
     absent: float = 0.0
     """Seconds for which the session has had no work."""
     entitled: float = 0.0
     delivered: float = 0.0
     received: float = 0.0
-    """Estimated GPU seconds received in all, with or without competition."""
+    """Total estimated GPU seconds received, with or without competition."""
 
 
 @dataclass
 class _Span:
-    """Interval over which the same sessions worked."""
+    """Interval during which the same sessions worked."""
 
     since: float
     until: float
     received: dict[str, float]
-    """Estimated GPU seconds by session."""
+    """Estimated GPU seconds, by session."""
     entitled: dict[str, float]
-    """Empty without competition."""
+    """Entitled GPU seconds, by session; empty without competition."""
     held_back: bool
     memory_short: bool
 
@@ -76,16 +76,16 @@ class Accounts:
         self._settings = settings
         self._accounts: dict[str, _Account] = {}
         self._working: frozenset[str] | None = frozenset()
-        """Sessions with work; None: to be computed again."""
+        """Sessions with work; None: must be recomputed."""
         self._sums: tuple[int, float] | None = (0, 0.0)
-        """Sums of weights and lags of sessions with work; None: to be computed again."""
+        """Sums of the weights and lags of sessions with work; None: must be recomputed."""
         self._clock = 0.0
-        """Virtual time: seconds of service for each unit of weight of working sessions."""
+        """Virtual time: seconds of service per unit of weight of the working sessions."""
         self._spans: deque[_Span] = deque()
         self._sampled = float("-inf")
         self._measured: frozenset[str] = frozenset()
         self.saturated = True
-        """Whether working sessions need the whole GPU or more. True until the driver's samples show less."""
+        """Whether the working sessions need at least the whole GPU. True until the driver's samples show less."""
 
     # -- the sessions -----------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class Accounts:
         self._accounts[session] = _Account(weight, deadline=self._clock)
 
     def remove(self, session: str) -> None:
-        """Remove the session with its lag."""
+        """Remove the session and its lag."""
         del self._accounts[session]
         self._working = self._sums = None
 
@@ -104,12 +104,13 @@ class Accounts:
         self._sums = None
 
     def work(self, session: str, time_slice: float, memory_short: bool = False) -> None:
-        """Record that the session has work, for a time slice of so many seconds. No effect if it has work already.
+        """Record that the session has work, for a time slice in seconds. No effect if it already has work.
 
-        It keeps its debt. After a pause it keeps at most one time slice of owed time: unused time is not saved. A new
-        request right after the return of a lease is no pause: all owed time is kept while the memory of all fits, and
-        two time slices while sessions take turns (`memory_short`). So a job that gives way to a user every few seconds
-        gets its part, and long jobs that wait for each other save no time that delays users.
+        The session keeps its debt. After a pause it keeps at most one time slice of owed time: unused time is not
+        saved. A new request immediately after the return of a lease is not a pause. The session then keeps all owed
+        time if the memory of all sessions fits, and two time slices if sessions take turns (`memory_short`). Thus a job
+        that gives way to a user every few seconds receives its part, and long jobs that wait for each other do not save
+        time that would delay users.
         """
         account = self._accounts[session]
         if account.working:
@@ -124,7 +125,7 @@ class Accounts:
         account.deadline = self._virtual(account, self._surplus()) + time_slice / account.weight
 
     def rest(self, session: str) -> None:
-        """Record that the session has no more work."""
+        """Record that the session has no work left."""
         account = self._accounts[session]
         if account.working:
             account.working = False
@@ -145,11 +146,11 @@ class Accounts:
     # -- figures ----------------------------------------------------------------------------------------------------
 
     def entitled(self, session: str) -> float:
-        """Return the GPU seconds that the session was entitled to while others had work too."""
+        """Return the GPU seconds to which the session was entitled while others also had work."""
         return self._accounts[session].entitled
 
     def delivered(self, session: str) -> float:
-        """Return the GPU seconds received while others worked."""
+        """Return the GPU seconds that the session received while others also had work."""
         return self._accounts[session].delivered
 
     def received(self, session: str) -> float:
@@ -157,12 +158,15 @@ class Accounts:
         return self._accounts[session].received
 
     def lag(self, session: str) -> float:
-        """Return the seconds that the session is owed; negative: it owes them. Lags of working sessions sum to 0."""
+        """Return the seconds that the session is owed; negative: it owes them.
+
+        The lags of working sessions sum to 0.
+        """
         account = self._accounts[session]
         return account.lag - self._surplus() * account.weight
 
     def parts(self, sessions: Iterable[str]) -> dict[str, float]:
-        """Return each session's part of the GPU: by weight, and at most the part that it can use. The sum is 1."""
+        """Return each session's fraction of the GPU: by weight, and at most what it can use. The sum is 1."""
         accounts = {session: self._accounts[session] for session in sessions}
         return divide(
             {session: account.weight for session, account in accounts.items()},
@@ -170,7 +174,7 @@ class Accounts:
         )
 
     def measured(self, session: str, now: float) -> bool:
-        """Return whether a recent driver sample shows the session's part of the GPU."""
+        """Return whether a recent driver sample shows the session's GPU time."""
         return session in self._measured and now - self._sampled < MEMORY
 
     # -- elapsed time -----------------------------------------------------------------------------------------------
@@ -184,11 +188,11 @@ class Accounts:
         held_back: bool = False,
         memory_short: bool = False,
     ) -> None:
-        """Account for `elapsed` seconds up to `now`. `processes`: each session's processes at work on the GPU.
+        """Account for `elapsed` seconds up to `now`. `processes`: each session's number of processes on the GPU.
 
-        `time_slices`: seconds of each session's time slice if not all fit into the memory; the limit of a lag is at
-        least two of them. `held_back`: a session was kept from the GPU so that another could run. `memory_short`: not
-        all fit into the GPU's memory.
+        `time_slices`: seconds of each session's time slice if not all sessions fit into memory; the limit on a lag is
+        at least two time slices. `held_back`: a session was kept off the GPU so that another could run. `memory_short`:
+        not all sessions fit into the GPU's memory.
         """
         total = sum(processes.values())
         concerned = self.working | processes.keys()
@@ -212,11 +216,11 @@ class Accounts:
                 self._spans.popleft()
 
     def sample(self, since: float, until: float, busy: Mapping[str, float]) -> None:
-        """Correct the accounts with a driver sample: GPU seconds of each session's processes in an interval.
+        """Correct the accounts with a driver sample: the GPU seconds of each session's processes in an interval.
 
-        Sessions that the driver does not show are not in `busy`, and keep their estimate. Samples may be up
-        to `MEMORY` seconds late; older parts of the interval are ignored. Sessions that kept others out of the memory
-        are charged for idle time of the GPU.
+        Sessions that the driver does not show are absent from `busy` and keep their estimate. Samples may be up to
+        `MEMORY` seconds late; older parts of the interval are ignored. Sessions that kept others out of memory are
+        charged for the GPU's idle time.
         """
         length = until - since
         if length <= 0:
@@ -226,7 +230,7 @@ class Accounts:
         entitled: dict[str, float] = {}
         allowed: dict[str, float] = {}
         booked: dict[str, float] = {}
-        # short: sessions on the GPU kept others out of its memory
+        # short: seconds for which sessions on the GPU kept others out of its memory
         covered = contended = held_back = short = 0.0
         for span in self._spans:
             overlap = min(until, span.until) - max(since, span.since)
@@ -275,7 +279,7 @@ class Accounts:
                 {session: surplus * seconds / whole for session, seconds in entitled.items()} if whole else {}, charged
             )
             for session, unused in idled.items():
-                # it owes that time, but did not receive it
+                # the session owes that time, but did not receive it
                 self._accounts[session].entitled -= unused
                 self._accounts[session].delivered -= unused
             if idle and not memory_short:
@@ -283,7 +287,7 @@ class Accounts:
                     if used + SHORT < UNUSED * received.get(name, 0.0):
                         self._forfeit(name)
             return
-        # The GPU was idle part of the time: each session had its demand, and none owes time for it.
+        # The GPU was partly idle: each session received what it demanded, and none owes time for it.
         for session in {*entitled, *errors}:
             account = self._accounts[session]
             estimate, right, error = booked.get(session, 0.0), entitled.get(session, 0.0), errors.get(session, 0.0)
@@ -295,14 +299,14 @@ class Accounts:
     # -- order -------------------------------------------------------------------------------------------------------
 
     def eligible(self, session: str) -> bool:
-        """Return whether the session has received at most its part."""
+        """Return whether the session has received no more than its part."""
         return self.lag(session) >= -TOLERANCE
 
     def order(self, sessions: Iterable[str], time_slices: Mapping[str, float]) -> list[str]:
-        """Return the sessions in the order of service: earliest eligible virtual deadline first.
+        """Return the sessions in service order: earliest eligible virtual deadline first.
 
-        Other sessions follow by deadline. A completed time slice is renewed with the seconds in `time_slices`. Ties
-        keep their order. After I. Stoica and H. Abdel-Wahab, "Earliest Eligible Virtual Deadline First", TR-95-22,
+        Ineligible sessions follow by deadline. A completed time slice is renewed with the seconds in `time_slices`.
+        Ties keep their order. After I. Stoica and H. Abdel-Wahab, "Earliest Eligible Virtual Deadline First", TR-95-22,
         1995.
         """
         surplus = self._surplus()
@@ -319,7 +323,7 @@ class Accounts:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _surplus(self) -> float:
-        """Return the sum of the lags of working sessions per unit of weight: debts of sessions that have left."""
+        """Return the sum of the working sessions' lags per unit of weight: the debts of sessions that have left."""
         weights, lags = self._summed()
         return lags / weights if weights else 0.0
 
@@ -348,9 +352,9 @@ class Accounts:
             account.delivered += seconds
 
     def _repay(self, concerned: Iterable[str], elapsed: float, served: float) -> None:
-        """Fade lags without competition, and reduce absent sessions' debts as if they waited.
+        """Fade lags in the absence of competition, and reduce absent sessions' debts as if they were waiting.
 
-        Sessions absent for less than `long_pause` are excluded: a session always returning within seconds would
+        Sessions absent for less than `long_pause` are excluded: a session that always returns within seconds would
         otherwise never repay.
         """
         present = set(concerned)
@@ -369,7 +373,7 @@ class Accounts:
             if not present:
                 account.lag = faded(account.lag, elapsed - recent)
             elif account.lag < 0:
-                # the served time may have begun long before this interval: a kernel is charged at its end
+                # the served time can begin long before this interval: a kernel is charged when it ends
                 counted = served * (1.0 - recent / elapsed) if recent else served
                 account.lag = faded(account.lag, counted * account.weight / (weights + account.weight))
         if len(present) == 1:
@@ -383,7 +387,7 @@ class Accounts:
     def _idled(measured: Mapping[str, float], received: Mapping[str, float], unused: float) -> dict[str, float]:
         """Divide the `unused` seconds of the GPU among the sessions on it, by their estimates.
 
-        They kept others out of the memory, so they are charged for that time: pages came in, or programs did not use
+        They kept others out of memory, so they are charged for that time: they paged in, or their programs did not use
         it.
         """
         present = {session: received[session] for session in measured if received.get(session, 0.0) > 0}
@@ -391,7 +395,7 @@ class Accounts:
         return {session: unused * seconds / whole for session, seconds in present.items()} if whole else {}
 
     def _forfeit(self, session: str) -> None:
-        """Remove the time owed to a session that left the GPU idle, and the others' debt for it."""
+        """Remove the time owed to a session that left the GPU idle, and the corresponding debt of the others."""
         owed = self.lag(session)
         others = [account for name, account in self._accounts.items() if account.working and name != session]
         weights = sum(account.weight for account in others)
@@ -429,17 +433,17 @@ class Accounts:
         idle: bool,
         held_back: bool,
     ) -> None:
-        """Learn the demands of sessions from a sample.
+        """Learn the sessions' demands from a sample.
 
-        `expected`: seconds that each should have had. `allowed`: seconds for which each could run. `idle`: the GPU was
-        idle part of the time.
+        `expected`: seconds that each session should have received. `allowed`: seconds for which each could run. `idle`:
+        the GPU was partly idle.
         """
         for session, seconds in busy.items():
             account = self._accounts[session]
-            # on a GPU that is idle part of the time each session gets its demand while it can run
+            # on a partly idle GPU, each session gets its demand while it can run
             could = allowed.get(session, 0.0) if idle else expected.get(session, 0.0)
             if could < SHORT:
-                continue  # it was kept from the GPU for nearly all of the interval: no information
+                continue  # it was kept off the GPU for nearly all of the interval: no information
             demand = min(1.0, seconds / could)
             if idle and not held_back:
                 account.demand = demand
@@ -453,20 +457,20 @@ class Accounts:
             self.saturated = not idle or self._total_demand() >= SATURATED
 
     def _total_demand(self) -> float:
-        """Return the total demand of working sessions as a part of the GPU."""
+        """Return the total demand of the working sessions as a fraction of the GPU."""
         return sum(account.demand for account in self._accounts.values() if account.working)
 
 
 def faded(lag: float, seconds: float, kept: float = 0.0) -> float:
-    """Return the lag moved towards 0 by so many seconds; `kept` seconds of it stay."""
+    """Return the lag moved toward 0 by `seconds`; `kept` seconds of it remain."""
     size = max(min(abs(lag), kept), abs(lag) - seconds)
     return math.copysign(size, lag)
 
 
 def divide(weights: Mapping[str, int], limits: Mapping[str, float]) -> dict[str, float]:
-    """Divide 1 by weight within limits; unused parts go to the others, by weight.
+    """Divide 1 by weight within limits. Unused parts go to the others, by weight.
 
-    If all limits together are below 1, the rest is still divided by weight, so the parts always sum to 1.
+    If the limits sum to less than 1, the rest is still divided by weight, so the parts always sum to 1.
     """
     parts = dict.fromkeys(weights, 0.0)
     unfilled, left = dict(weights), 1.0
@@ -500,8 +504,8 @@ class Charging:
     def advance(self, elapsed: float, time_slices: Mapping[str, float], memory_short: bool) -> None:
         """Account for the seconds since the last decision, up to the roster's `now`.
 
-        `memory_short`: a waiting client does not fit beside the leaseholders. They keep it out whether they work or
-        are quiet, so a lease counts all the time; the driver's samples correct the computed time.
+        `memory_short`: a waiting client does not fit next to the leaseholders. They keep it out even while quiet, so a
+        lease counts for its entire duration. The driver's samples correct the computed time.
         """
         processes = {}
         for session in self._roster.sessions.values():
@@ -516,7 +520,7 @@ class Charging:
         self.accounts.advance(self._roster.now, elapsed, processes, time_slices, held_back, memory_short)
 
     def settle(self, time_slices: Mapping[str, float], memory_short: bool = False) -> None:
-        """Update the sessions with work in the accounts. `memory_short`: sessions take turns."""
+        """Update which sessions have work. `memory_short`: sessions take turns."""
         for session in self._roster.sessions.values():
             for client in session.clients.values():
                 if client.waiting or (client.lease and self.on_device(client)):
@@ -539,12 +543,12 @@ class Charging:
     def on_device(self, client: Client) -> bool:
         """Return whether a client with a lease may have work on the GPU.
 
-        IDLE counts only if the driver's samples would show a false report.
+        IDLE is believed only if the driver's samples would reveal a false report.
         """
         return client.bursting or not self.accounts.measured(client.session.id, self._roster.now)
 
     def _left_behind(self, session: ArbitratedSession, elapsed: float) -> int:
-        """Return the number of disconnected processes that may still compute."""
+        """Return the number of disconnected processes that may still be computing."""
         session.left_behind = {
             client: until for client, until in session.left_behind.items() if until > self._roster.now - elapsed
         }

@@ -2,7 +2,7 @@
 
 docs/explanation/arbiter.md explains the rules. The agent sends the decisions: agent/gpus/arbitration.py.
 
-Every method takes `now`, seconds on any monotonic clock, and returns the resulting decisions in the order of sending.
+Every method takes `now`, in seconds on any monotonic clock, and returns the resulting decisions in sending order.
 Unknown clients and sessions raise KeyError. Stale, duplicate and late messages are ignored.
 """
 
@@ -40,20 +40,25 @@ from gpushare_spawner.arbiter.time_slices import HandOffCost
 
 NEVER_YET = float("-inf")
 LONGEST_QUIET = 1.5
-"""Seconds after IDLE after which a client must return its lease if its session owes time and the driver does not
-show its use: it may still compute. The library returns a lease after 1 s without work."""
+"""Seconds after IDLE at which a client must return its lease if its session owes time and the driver does not show its
+use: it may still be computing. The library returns a lease after 1 s without work."""
 PACE = 0.02
-"""Seconds of GPU work that a client may queue while others compete. After a REVOKE it continues for so long; less
-than some milliseconds would leave the GPU idle between kernels."""
+"""Seconds of GPU work that a client may queue while others compete.
+
+The client continues for this long after a REVOKE. Less than a few milliseconds would leave the GPU idle between
+kernels.
+"""
 PACE_ALONE = 0.1
-"""Seconds of GPU work that a client may queue while other sessions have processes but no work. A client is not
-bounded after its session was the only session for `UNPACED_AFTER`."""
+"""Seconds of GPU work that a client may queue while other sessions have processes but no work.
+
+A client has no limit once its session has been the only session for `UNPACED_AFTER`.
+"""
 UNPACED_AFTER = 1.0
 """Seconds without competition after which clients may queue more again."""
 EXPECTED = 0.05
-"""Seconds for which a held-back client keeps its place after it returned its lease, until its next request."""
+"""Seconds for which a held-back client keeps its place between the return of its lease and its next request."""
 COMPUTING = 0.1
-"""Part of a sample's time from which a session counts as computing. Less can be the rest of an earlier burst."""
+"""Fraction of a sample's interval from which a session counts as computing. Less can be the end of an earlier burst."""
 
 
 class GpuArbiter:
@@ -73,7 +78,7 @@ class GpuArbiter:
         self._suspensions = Suspensions(self._roster, settings)
         self._contended_at = float("-inf")
         self._shared_at = float("-inf")
-        """Time at which several sessions last had processes."""
+        """Last time at which several sessions had processes."""
         self._leases = count(1)
         self._wakeup: float | None = None
 
@@ -84,8 +89,8 @@ class GpuArbiter:
     ) -> list[Decision]:
         """Add a session with a share of `weight` units (0: released). Raises ValueError if it exists.
 
-        `whole`: its memory leaves the GPU only as a whole, while the session is suspended (`suspensions`). `away`: it
-        is suspended now.
+        `whole`: the session's memory leaves the GPU only as a whole, while the session is suspended (`suspensions`).
+        `away`: the session is suspended now.
         """
         if session in self._roster.sessions:
             raise ValueError(f"session {session!r} is on this GPU already")
@@ -100,8 +105,8 @@ class GpuArbiter:
         """Change the session's weight. 0 releases the session and revokes its leases.
 
         The pages of a released session stay on the GPU until another client needs the memory. A session whose memory
-        moves as a whole is suspended as soon as it has no lease. A released session that requests a lease is served
-        with weight 1 until a weight is set.
+        moves as a whole is suspended as soon as it has no lease. A released session that requests a lease has weight 1
+        until a weight is set.
         """
         _check("a weight", weight)
         record = self._session(session, now)
@@ -113,11 +118,11 @@ class GpuArbiter:
                 if client.held:
                     decisions.append(self._revoke(client, RevokeReason.RELEASED, 0))
                 elif not client.lease and not client.waiting:
-                    client.parked = False  # it keeps no place for a pause
+                    client.parked = False  # a pause does not keep its place
         return decisions + self._decide()
 
     def remove_session(self, session: str, now: float) -> list[Decision]:
-        """Remove a session with all its clients."""
+        """Remove a session and all its clients."""
         record = self._session(session, now)
         for client in list(record.clients.values()):
             self._roster.forget(client)
@@ -136,9 +141,9 @@ class GpuArbiter:
         return self._decide()
 
     def disconnect(self, client: ClientId, now: float, alive: bool = False) -> list[Decision]:
-        """Remove a client that left or crashed, with its lease and its memory.
+        """Remove a client that disconnected or crashed, together with its lease and memory.
 
-        `alive`: its process continues. With a lease it counts as computing until `process_ended`, or for
+        `alive`: its process continues. If it had a lease, it counts as computing until `process_ended` or for
         `revoke_timeout`: a disconnect does not end the work on the GPU.
         """
         record = self._client(client, now)
@@ -149,7 +154,7 @@ class GpuArbiter:
         return self._decide()
 
     def process_ended(self, client: ClientId, session: str, now: float) -> list[Decision]:
-        """Record the end of the process of a disconnected client. No effect for an unknown client."""
+        """Record the end of a disconnected client's process. No effect for an unknown client."""
         record = self._roster.sessions.get(session)
         self._advance(now)
         if record is not None:
@@ -157,23 +162,23 @@ class GpuArbiter:
         return self._decide()
 
     def memory(self, client: ClientId, managed: int, plain: int, now: float, short: int = 0) -> list[Decision]:
-        """Record the client's memory allocation in bytes: managed, and plain memory, which cannot leave the GPU.
+        """Record the client's memory allocation in bytes: managed memory, and plain memory, which cannot leave the GPU.
 
-        `short`: the part that the client does not have yet; calls wait for it.
+        `short`: the part that the client does not have yet and for which calls wait.
         """
         record = self._client(client, now)
         self._roster.set_memory(record, managed, plain, short)
         return self._decide()
 
     def memory_counts(self, client: ClientId, managed: int, plain: int, now: float) -> list[Decision]:
-        """Replace the bytes that the client stated. Its shortage stays as stated."""
+        """Replace the bytes stated by the client. The stated shortage does not change."""
         return self.memory(client, managed, plain, now, self._roster.client(client).short)
 
     def device_memory(self, client: ClientId, amount: int | None, unstated: int, now: float) -> list[Decision]:
         """Record the driver's figure for the client's process on this GPU, in bytes: managed, plain and CUDA context.
 
-        None if the driver does not show the process. Its plain memory then counts only while it works. ``unstated``:
-        the bytes beyond the process's stated memory.
+        None if the driver does not show the process; its plain memory then counts only while it works. ``unstated``:
+        bytes beyond the process's stated memory.
         """
         _check("an amount of memory", amount)
         _check("an amount of memory", unstated)
@@ -182,11 +187,11 @@ class GpuArbiter:
         return self._decide()
 
     def working_set(self, client: ClientId, resident: int, now: float) -> list[Decision]:
-        """Record the client's managed bytes on the GPU now: an upper bound from the driver.
+        """Record the client's managed bytes that are now on the GPU: an upper bound from the driver.
 
-        The largest such figure, with the bytes paged out at the time, counts as the working set. Without a figure the
-        whole memory allocation counts. The same holds for a client that helped to fill the GPU, until it was seen at
-        work undisturbed.
+        The largest figure, plus the bytes paged out at the time, counts as the working set. Without a figure the whole
+        memory allocation counts. The whole allocation also counts for a client that helped to fill the GPU, until it
+        has been observed working undisturbed.
         """
         _check("an amount of memory", resident)
         record = self._client(client, now)
@@ -194,12 +199,12 @@ class GpuArbiter:
         return self._decide()
 
     def request(self, client: ClientId, managed: int, plain: int, now: float, short: int = 0) -> list[Decision]:
-        """Handle a client's request for a lease. A client with a lease gets the same grant again.
+        """Handle a client's request for a lease. A client with a lease receives the same grant again.
 
         If the session's memory moves as a whole, `plain` may include the next memory allocation: the driver has
-        rejected `short` bytes of it for lack of memory. If these do not fit beside memory that cannot leave the GPU
-        (for longer than a moment), or not within `memory_timeout` and `longest_memory_wait`, the client is granted
-        without them, or refused.
+        rejected `short` bytes of it for lack of memory. If these bytes do not fit next to memory that cannot leave the
+        GPU (other than briefly), or do not fit within `memory_timeout` and `longest_memory_wait`, the client gets the
+        lease without them, or a refusal.
         """
         record = self._client(client, now)
         self._roster.set_memory(record, managed, plain, short, needed=True)
@@ -217,7 +222,7 @@ class GpuArbiter:
     def idle(
         self, client: ClientId, lease: int, busy_seconds: float, quiet_seconds: float, now: float
     ) -> list[Decision]:
-        """Record the end of a burst of a client that keeps its lease. Busy and quiet time are in seconds."""
+        """Record the end of a burst by a client that keeps its lease. Busy and quiet time are in seconds."""
         record = self._client(client, now)
         if lease and lease == record.lease and record.quiet_since is None:
             quiet_seconds = min(max(0.0, quiet_seconds), self._roster.now - record.burst_since)
@@ -227,14 +232,14 @@ class GpuArbiter:
         return self._decide()
 
     def busy(self, client: ClientId, lease: int, now: float) -> list[Decision]:
-        """Record that the client works again under the lease that it kept."""
+        """Record that the client works again under its existing lease."""
         record = self._client(client, now)
         if lease and lease == record.lease and record.quiet_since is not None:
             self._roster.work_again(record)
         return self._decide()
 
     def release(self, client: ClientId, lease: int, busy_seconds: float, now: float) -> list[Decision]:
-        """Take back the client's lease. The ordered page-out follows."""
+        """Record the return of the client's lease. The ordered page-out follows."""
         record = self._client(client, now)
         if lease and lease == record.lease:
             again, by_itself = record.again, record.revoked is None
@@ -253,9 +258,9 @@ class GpuArbiter:
         return self._decide()
 
     def paged_in(self, client: ClientId, amount: int, seconds: float, now: float) -> list[Decision]:
-        """Record the client's report of a page-in: bytes and seconds.
+        """Record the page-in that the client reports: bytes and seconds.
 
-        It counts as the answer to the grant's prefetch order, limited to the bytes of the grant and the time since.
+        The report counts as the answer to the grant's prefetch order, limited to the grant's bytes and the time since.
         """
         record = self._client(client, now)
         answer = self._residency.paged_in(record, amount, seconds, self._roster.now)
@@ -265,9 +270,9 @@ class GpuArbiter:
         return self._decide()
 
     def paged_out(self, client: ClientId, amount: int, seconds: float, now: float) -> list[Decision]:
-        """Record the client's report of a page-out: bytes and seconds.
+        """Record the page-out that the client reports: bytes and seconds.
 
-        It counts as the answer to the oldest order, limited to the bytes of the order and the time since.
+        The report counts as the answer to the oldest order, limited to the order's bytes and the time since.
         """
         record = self._client(client, now)
         answer = self._residency.paged_out(record, amount, seconds, self._roster.now)
@@ -278,16 +283,16 @@ class GpuArbiter:
     # -- sessions that move as a whole -------------------------------------------------------------------------------
 
     def suspensions(self) -> list[str]:
-        """Return the sessions to suspend since the last call.
+        """Return the sessions whose suspension was ordered since the last call.
 
-        None of their clients has a lease, nor gets one until `suspended` or `not_suspended`. A `LeaseGrant` to a client
-        of a suspended session requires its resumption first: the grant holds after `resumed`, and is void after
-        `not_resumed`.
+        None of their clients has a lease or gets one until `suspended` or `not_suspended`. A `LeaseGrant` to a client
+        of a suspended session first requires the session's resumption: the grant is valid after `resumed`, and void
+        after `not_resumed`.
         """
         return self._suspensions.taken()
 
     def suspended(self, session: str, amount: int, seconds: float, now: float) -> list[Decision]:
-        """Record an ordered suspension, which freed the session's memory: `amount` bytes moved in `seconds`."""
+        """Record an ordered suspension that freed the session's memory: `amount` bytes moved in `seconds`."""
         record = self._session(session, now)
         if record.presence is Presence.LEAVING:
             self._cost.suspend.learn(session, amount, seconds)
@@ -305,10 +310,10 @@ class GpuArbiter:
     def set_suspendable(
         self, session: str, suspendable: bool, now: float, *, for_a_moment: bool = False
     ) -> list[Decision]:
-        """Set whether the session can be suspended. While it cannot, its memory cannot leave the GPU.
+        """Set whether the session can be suspended. If not, its memory cannot leave the GPU.
 
-        `for_a_moment`: it will be suspendable soon, so other sessions' clients that need its memory wait. Otherwise
-        their calls get the driver's error at once.
+        `for_a_moment`: the session will be suspendable soon, so other sessions' clients that need its memory wait.
+        Otherwise their calls immediately get the driver's error.
         """
         record = self._session(session, now)
         pinned = Pin.BRIEF if for_a_moment else Pin.LASTING
@@ -316,7 +321,7 @@ class GpuArbiter:
         return self._decide()
 
     def resumed(self, session: str, amount: int, seconds: float, now: float) -> list[Decision]:
-        """Record a resumption for the lease of a client, or a suspension that did not happen.
+        """Record a resumption for a client's lease, or a suspension that did not happen.
 
         The move of `amount` bytes took `seconds`.
         """
@@ -330,14 +335,14 @@ class GpuArbiter:
         return self._decide()
 
     def short_of_memory(self, session: str, lacking: int, now: float) -> list[Decision]:
-        """Order more page-outs: the session's resumption lacks `lacking` bytes on the GPU, as the driver shows.
+        """Order more page-outs: according to the driver, the session's resumption lacks `lacking` bytes on the GPU.
 
         The session may also be partly suspended and need its memory back.
         """
         _check("an amount of memory", lacking)
         record = self._session(session, now)
         if record.presence not in (Presence.COMING, Presence.LEAVING) or lacking <= record.margin:
-            return self._decide()  # they are on their way
+            return self._decide()  # the bytes are already being freed
         more, record.margin = lacking - record.margin, lacking
         capacity = self._roster.vram_budget().for_managed
         need = more + max(0, self._residency.free(capacity))
@@ -347,7 +352,7 @@ class GpuArbiter:
     def not_resumed(self, session: str, retry_in: float, now: float) -> list[Decision]:
         """Record a failed resumption: the session's leases are void, and its clients wait again.
 
-        The next attempt comes after `retry_in` seconds at the earliest.
+        The next attempt follows after at least `retry_in` seconds.
         """
         record = self._session(session, now)
         if record.presence is not Presence.COMING:
@@ -365,29 +370,29 @@ class GpuArbiter:
     # -- time --------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Decision]:
-        """Advance the time. Required at `next_wakeup`, harmless at any other time."""
+        """Advance the time. The call is required at `next_wakeup` and harmless at any other time."""
         self._advance(now)
         return self._decide()
 
     def next_wakeup(self) -> float | None:
-        """Return the next instant at which time alone changes a decision; None if no timer is needed."""
+        """Return the next instant at which the passage of time alone changes a decision; None if no timer is needed."""
         return self._wakeup
 
     # -- driver samples ---------------------------------------------------------------------------------------------
 
     @property
     def contended(self) -> bool:
-        """Whether several sessions have work, or had within the last `unpaced_after` seconds.
+        """Whether several sessions have work, or had work within the last `unpaced_after` seconds.
 
-        The driver's samples matter then.
+        The driver's samples matter only then.
         """
         return self._roster.now - self._contended_at < UNPACED_AFTER
 
     def delivered(self, since: float, until: float, busy: Mapping[str, float], now: float) -> list[Decision]:
-        """Record a driver sample: the seconds of an interval for which each session's processes had the GPU.
+        """Record a driver sample: the seconds for which each session's processes used the GPU in an interval.
 
-        `busy` names each session that the driver shows, with 0 for no time. A session that computes while
-        all its clients report quiet counts as working.
+        `busy` includes each session that the driver shows, with 0 for no time. A session that computes while all its
+        clients report that they are quiet counts as working.
         """
         self._advance(now)
         until = min(until, self._roster.now)
@@ -395,13 +400,13 @@ class GpuArbiter:
         self._charging.recent_use.sample(since, until, busy)
         computing = [name for name, seconds in busy.items() if seconds > COMPUTING * (until - since)]
         if len(computing) > 1:
-            self._contended_at = self._roster.now  # whatever they say of themselves
+            self._contended_at = self._roster.now  # regardless of what they report
         for name in computing:
             self._roster.seen_at_work(name, since)
         return self._decide()
 
     def paces(self) -> list[Pace]:
-        """Return the changed limits of queued work for holders, since the last call."""
+        """Return the holders' limits on queued work that have changed since the last call."""
         pace = self._pace()
         changed = [client for client in self._roster.leaseholders if client.held and client.pace != pace]
         for client in changed:
@@ -410,18 +415,18 @@ class GpuArbiter:
 
     @property
     def memory_poll_interval(self) -> float | None:
-        """Seconds until the next figures of `working_set` are needed; None if they are not urgent."""
+        """Seconds until `working_set` needs new figures; None if they are not urgent."""
         return self._roster.memory_poll_interval
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def waiting(self) -> tuple[str, ...]:
-        """Return the sessions with a client that waits for a lease, the longest waiting first."""
+        """Return the sessions with a client that waits for a lease, longest wait first."""
         by_request = sorted(self._roster.waiting, key=lambda client: client.order)
         return tuple(dict.fromkeys(client.session.id for client in by_request))
 
     def holders(self) -> tuple[str, ...]:
-        """Return the sessions with a lease, including revoked leases not yet returned; the oldest lease first."""
+        """Return the sessions with a lease, oldest lease first, including revoked leases that were not yet returned."""
         by_lease = sorted(self._roster.leaseholders, key=lambda client: client.lease)
         return tuple(dict.fromkeys(client.session.id for client in by_lease))
 
@@ -437,13 +442,13 @@ class GpuArbiter:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _client(self, client: ClientId, now: float) -> Client:
-        """Return the client with an event now. Advances the time."""
+        """Return the client of an event that occurs now. Advances the time."""
         record = self._roster.client(client)
         self._advance(now)
         return record
 
     def _session(self, session: str, now: float) -> ArbitratedSession:
-        """Return the session with an event now. Advances the time."""
+        """Return the session of an event that occurs now. Advances the time."""
         record = self._roster.sessions[session]
         self._advance(now)
         return record
@@ -479,7 +484,7 @@ class GpuArbiter:
             self._shared_at = self._roster.now
         self._schedule.settle_time_slice()
         decisions += self._carry_out(self._schedule.choose())
-        # a suspended session without a grant cannot resume now
+        # a suspended session without a grant cannot be resumed now
         decisions += self._refuse(lambda client: client.session.presence is Presence.AWAY)
         self._wakeup = self._due()
         return decisions
@@ -507,10 +512,10 @@ class GpuArbiter:
         return min(later, default=None)
 
     def _pace(self) -> float:
-        """Return the limit of queued work: competing clients of a saturated GPU must be able to stop soon."""
+        """Return the limit on queued work: competing clients of a saturated GPU must be able to stop soon."""
         if self.contended and self._accounts.saturated:
             return PACE
-        # with a delay: a neighbour that connects and leaves repeatedly would change all paces each time
+        # with a delay: a neighbor that repeatedly connects and disconnects would otherwise change all paces each time
         shared = self._roster.now - self._shared_at < UNPACED_AFTER
         return PACE_ALONE if shared else 0.0
 
@@ -519,27 +524,27 @@ class GpuArbiter:
         return sum(bool(session.clients) for session in self._roster.sessions.values()) > 1
 
     def _pause_over(self, client: Client) -> float:
-        """Return the end of the wait for a quiet holder while others are held back; the past for others."""
+        """Return the end of the wait for a quiet holder while others are held back; else an instant in the past."""
         return NEVER_YET if client.quiet_since is None else client.quiet_since + self._nested.patience
 
     def _longest_quiet(self, client: Client) -> float | None:
-        """Return the time until which a quiet holder is believed; None for other clients.
+        """Return the time until which a quiet holder's report is believed; None for other clients.
 
-        Others work, have use that the driver shows, have no competing session, or give way because their memory is
-        needed.
+        Other clients work, have use that the driver shows, have no competing session, or give way because their memory
+        is needed.
         """
         if not client.held or client.quiet_since is None or len(self._accounts.working) < 2 or self._schedule.left_out:
             return None
         return client.quiet_since + LONGEST_QUIET if self._charging.on_device(client) else None
 
     def _quiet_too_long(self, client: Client) -> bool:
-        """Return whether a quiet holder must return its lease: it may still compute, and its session owes time."""
+        """Return whether a quiet holder must return its lease: it may still be computing, and its session owes time."""
         until = self._longest_quiet(client)
         owes = self._accounts.lag(client.session.id) < -TOLERANCE
         return until is not None and until <= self._roster.now + INSTANT and owes
 
     def _held_back(self, group: list[Client]) -> frozenset[str]:
-        """Return the sessions of the group that must not run now, so that others of the group can."""
+        """Return the sessions in the group that must not run now, so that others in the group can."""
         processes: dict[str, int] = {}
         for client in group:
             paging = client.lease and self._roster.now < client.paging_until
@@ -566,7 +571,7 @@ class GpuArbiter:
         leaving = [client for client in roster.staying if client not in chosen]
         outgoing = [client for client in leaving if client.held]
         outgoing += [client for client in choice.group if self._quiet_too_long(client)]
-        # Memory that moves as a whole is moved for others also in a pause that is worth waiting for.
+        # Memory that moves as a whole is also moved for others during a pause that is worth waiting for.
         pausing = {c for c in leaving if c.session.moves_whole and self._schedule.pauses(c)}
         for client in leaving:
             client.displaced = client.displaced or (client in pausing and not client.held)
@@ -585,8 +590,8 @@ class GpuArbiter:
                 need = max(need, sum(self._residency.missing(client, budget.for_managed) for client in doubted))
                 need = min(need, budget.for_managed)
         roster.holder_grew = False
-        # Without need nothing is ordered, whatever the model has on the GPU: a client that cannot page out would get
-        # the order again and again.
+        # Without need nothing is ordered, regardless of the model's bytes on the GPU: a client that cannot page out
+        # would receive the order repeatedly.
         orders = self._free_memory(need, incoming, outgoing, choice.group) if need else []
         page_outs = self._page_outs(orders)
         amounts = {client: amount for client, amount in orders if not client.session.moves_whole}
@@ -600,7 +605,7 @@ class GpuArbiter:
             if client.held:
                 self._nested.stopped(client.session.id)
                 decisions.append(self._revoke(client, RevokeReason.TIME_SLICE, 0))
-        # Hand-offs between clients of one session are no overhead of other sessions.
+        # Hand-offs between one session's clients are not overhead for other sessions.
         forced = {client.session for client in leaving if client in pausing or (client.held and client.bursting)}
         comers = {client.session for client in incoming}
         early = choice.reason is RevokeReason.GUARANTEE or self._schedule.bound > self._settings.overhead_bound
@@ -627,7 +632,7 @@ class GpuArbiter:
         return decisions
 
     def _refuse(self, concerned: Callable[[Client], bool]) -> list[Refuse]:
-        """Refuse memory that will not become free, without a lease."""
+        """Refuse memory that will not become free, to clients without a lease."""
         refused = [
             client
             for client in self._roster.short
@@ -647,7 +652,7 @@ class GpuArbiter:
             for client in self._roster.clients
             if not client.lease and client not in incoming and not client.session.moves_whole
         ]
-        # for memory that moves as a whole, the most recently used client represents its session
+        # for memory that moves as a whole, the session's most recently used client represents the session
         bystanders += [
             max(session.clients.values(), key=lambda client: client.last_used)
             for session in self._suspensions.candidates(group)
@@ -666,7 +671,7 @@ class GpuArbiter:
         return [PageOut(client.id, amount) for client, amount in orders if not client.session.moves_whole]
 
     def _grant(self, client: Client, crowded: bool) -> LeaseGrant:
-        """Grant a lease to a client whose turn has come, with its prefetch, time slice and pace."""
+        """Grant a lease to a client whose turn it is, with its prefetch, time slice and pace."""
         beside_others = bool(self._roster.staying)
         session, capacity = client.session, self._roster.vram_budget().for_managed
         whole = session.moves_whole
@@ -696,7 +701,7 @@ class GpuArbiter:
         works = client.quiet_since is None
         client.received_at_revoke = self._accounts.received(client.session.id) if works else None
         running = {other.session for other in self._roster.leaseholders if other.bursting}
-        # it starts to give way when its page-in is complete
+        # it can give way only after its page-in is complete
         begins = max(self._roster.now, client.paging_until)
         deadline = begins + time_slices.revoke_timeout(client.session, len(running), self._settings)
         client.revoke_deadline = min(deadline, self._roster.now + self._settings.revoke_timeout)

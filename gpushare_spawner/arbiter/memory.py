@@ -1,12 +1,12 @@
 """Model of the GPU's memory: managed pages on the GPU, clients that fit together, and the order of page-outs.
 
-The driver does not report residency, so the model assumes it. A client with a lease has its working set on the GPU, as
-far as it fits. Page-out orders are assumed to be obeyed until the clients' reports correct this. A report counts only
-as the answer to an order, and up to the bytes of the order.
+The driver does not report residency, so the model assumes it. The working set of a client with a lease is on the GPU,
+up to what fits. Clients are assumed to obey page-out orders until their reports correct this. A report counts only as
+the answer to an order, and only up to the order's bytes.
 
 The order of page-outs keeps page-ins of returning users short. Users do not notice a page-in of a few milliseconds,
-so many sessions that lack a little are better than a few that lack all. A session whose return takes noticeable time
-anyway is not delayed much more by the rest of its pages. schedule.py chooses the clients on the GPU.
+so it is better if many sessions lack a little than if a few lack everything. A session whose return takes noticeable
+time anyway is not delayed much more by the rest of its pages. schedule.py chooses the clients that run on the GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Answered:
     amount: int
     """Moved bytes, at most the bytes of the order."""
     seconds: float
-    """Duration of the move, at most the time from the order to the answer."""
+    """Seconds that the move took, at most the time from the order to the answer."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _Order:
     at: float
     """Instant of the order."""
     superseded: bool = False
-    """Whether the client got a lease before it answered: the grant has counted these bytes as missing."""
+    """Whether the client got a lease before it answered: the grant has already counted these bytes as missing."""
 
     def answered(self, amount: int, seconds: float, now: float) -> Answered:
         return Answered(max(0, min(amount, self.amount)), max(0.0, min(seconds, now - self.at)))
@@ -45,12 +45,14 @@ class _Order:
 class _Pages:
     resident: int = 0
     away: int = 0
-    """Bytes paged out on an order and not fetched since. Other memory off the GPU was probably never on it: a fetch
-    would only populate it."""
+    """Bytes paged out on an order and not fetched since.
+
+    Other memory that is not on the GPU was probably never there: a fetch would only populate it.
+    """
     outward: deque[_Order] = field(default_factory=deque)
     """Page-outs in progress, oldest first."""
     inward: _Order | None = None
-    """Unanswered prefetch of the present lease."""
+    """Unanswered prefetch of the current lease."""
 
 
 class Residency:
@@ -77,11 +79,11 @@ class Residency:
         return max(0, pages.away - sum(order.amount for order in pages.outward if not order.superseded))
 
     def missing(self, client: Client, capacity: int) -> int:
-        """Return the missing bytes of the client's working set, as far as it fits into `capacity` bytes."""
+        """Return the missing bytes of the part of the client's working set that fits into `capacity` bytes."""
         return max(0, min(client.working_set, capacity) - self._pages[client].resident)
 
     def prefetch(self, client: Client, capacity: int) -> int:
-        """Return the missing bytes that were paged out before: memory that was never used is not fetched."""
+        """Return the missing bytes that were once paged out: memory that was never used is not fetched."""
         return min(self.missing(client, capacity), self._pages[client].away)
 
     def free(self, capacity: int) -> int:
@@ -89,7 +91,7 @@ class Residency:
         return capacity - sum(pages.resident for pages in self._pages.values())
 
     def resized(self, client: Client, capacity: int, used_now: int) -> None:
-        """Update a client's changed memory. `used_now`: new bytes of a holder, which will use them on the GPU."""
+        """Update a client's changed memory. `used_now`: a holder's new bytes, which it will use on the GPU."""
         pages = self._pages[client]
         pages.resident = min(client.working_set, capacity, pages.resident + used_now)
         pages.away = max(0, min(pages.away, client.allocated - pages.resident))
@@ -103,7 +105,7 @@ class Residency:
         pages.inward = None
 
     def granted(self, client: Client, capacity: int, now: float) -> None:
-        """Record a grant: the client's working set comes in."""
+        """Record a grant: the client's working set is paged in."""
         pages = self._pages[client]
         fetched = self.prefetch(client, capacity)
         pages.away -= fetched
@@ -113,11 +115,11 @@ class Residency:
             order.superseded = True
 
     def filled(self, client: Client, capacity: int) -> None:
-        """Record that a holder's own use brings in the rest of its working set."""
+        """Record that a holder's own use pages in the rest of its working set."""
         self._pages[client].resident = min(client.working_set, capacity)
 
     def order_out(self, client: Client, amount: int, now: float) -> int:
-        """Order a client to page out `amount`, or all it has. Return the bytes of the order."""
+        """Order a client to page out `amount`, or all that it has. Return the order's bytes."""
         if client.session.moves_whole:
             return amount  # `Suspensions` orders it
         pages = self._pages[client]
@@ -152,7 +154,7 @@ class Residency:
     ) -> list[tuple[Client, int]]:
         """Order page-outs so that `need` bytes of `capacity` are free. Return each client with its bytes.
 
-        `order`: clients with the most bytes that each pages out at this point; a repeated client pages out more. The
+        `order`: clients with the maximum bytes that each pages out at this point; a repeated client pages out more. The
         orders count as sent. A session that moves as a whole is chosen once, with all its memory.
         """
         amounts: dict[Client, int] = {}
@@ -173,7 +175,7 @@ class Residency:
         return [(client, self.order_out(client, amount, now)) for client, amount in amounts.items()]
 
     def _can_leave(self, client: Client) -> int:
-        """Return the client's bytes on the GPU. The model's guess is limited by the driver's figures."""
+        """Return the client's bytes on the GPU that can leave it. The driver's figures limit the model's estimate."""
         pages = self._pages[client]
         if client.touched is not None and client.proven is None:
             pages.resident = min(pages.resident, client.shown)
@@ -189,14 +191,17 @@ class VramBudget:
     """Memory of the GPU for which clients compete."""
 
     def __init__(self, vram_bytes: int, always_resident: int, exclusive: bool) -> None:
-        """Create the budget. `always_resident`: bytes that cannot leave the GPU. `exclusive`: one session at a time."""
+        """Create the budget.
+
+        `always_resident`: bytes that cannot leave the GPU. `exclusive`: allow one session at a time.
+        """
         self.for_managed = max(0, vram_bytes - always_resident)
         """Bytes left for working sets that can move."""
         self._overfull = always_resident > vram_bytes
         self._exclusive = exclusive
 
     def fits(self, group: Iterable[Client]) -> bool:
-        """Return if the group may hold leases together. A single client always may."""
+        """Return whether the group may hold leases together. A single client always may."""
         clients = list(group)
         if len({client.unit for client in clients}) <= 1:
             return True
@@ -205,7 +210,7 @@ class VramBudget:
         return not self._overfull and together(clients) <= self.for_managed
 
     def fill(self, order: Iterable[Client], group: Iterable[Client] = ()) -> list[Client]:
-        """Return the group and the clients of `order` that fit beside it, in this order."""
+        """Return the group, followed by the clients of `order` that fit next to it."""
         chosen = dict.fromkeys(group)
         units = {client.unit: client.footprint for client in chosen}
         taken = sum(units.values())
@@ -225,9 +230,9 @@ class VramBudget:
         return list(chosen)
 
     def blockers(self, waiter: Client, group: list[Client]) -> list[Client]:
-        """Return the group's blockers: clients without which the waiter would fit, or beside which it never fits.
+        """Return the group's blockers: clients without which the waiter would fit, or next to which it never fits.
 
-        All of them if no single client blocks it; none if it fits.
+        Returns the whole group if no single client blocks the waiter, and no clients if the waiter fits.
         """
         if self._exclusive:
             strangers = [client for client in group if client.session is not waiter.session]
@@ -250,11 +255,12 @@ def page_out_order(
     now: float,
     settings: ArbiterSettings,
 ) -> Iterator[tuple[Client, int]]:
-    """Yield clients without a lease, with the most bytes that each pages out; a client can occur more than once.
+    """Yield clients without a lease, with the maximum bytes that each pages out; a client can occur more than once.
 
-    First come idle clients with an already noticeable page-in, with all their memory. Then idle clients up to the
-    unnoticed amount, then all. The least recently used comes first each time; waiting and parked clients come last.
-    `capacity`: bytes for managed pages. `page_in_bandwidth`: bytes per second. The client of a session that moves
+    First come idle clients whose page-in is already noticeable, with all their memory. Then come idle clients up to the
+    unnoticed amount, then all clients. Within each step the least recently used client comes first; waiting and parked
+    clients come last. `capacity`: bytes for managed pages. `page_in_bandwidth`: bytes per second. The client of a
+    session that moves
     as a whole represents the session.
     """
     order = sorted(clients, key=lambda client: (client.parked, client.waiting, client.last_used))

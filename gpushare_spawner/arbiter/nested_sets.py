@@ -1,9 +1,9 @@
-"""Nested sets: the sessions that run now, of all that fit into the GPU's memory together.
+"""Nested sets: chooses which of the sessions that fit into the GPU's memory together run now.
 
-The hardware gives equal time slices to all processes that have work, whatever their weights. So in each short period
-all sessions run until the session with the least need has had its part, then all but this session, and so on. The
-session with the greatest need is never held back, so the GPU is never idle. After A. Parekh and R. Gallager's
-generalised processor sharing, 1993. See docs/explanation/arbiter.md. Sessions that do not fit together: schedule.py.
+The hardware gives equal time slices to all processes that have work, regardless of weights. Therefore, in each short
+period, all sessions run until the session with the smallest need has had its part, then all but this session, and so
+on. The session with the greatest need is never held back, so the GPU is never idle. After A. Parekh and R. Gallager's
+generalized processor sharing, 1993. See docs/explanation/arbiter.md. Sessions that do not fit together: schedule.py.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ LONGEST_OVERRUN = 10.0
 class _Place:
     held_back: bool = False
     overrun: float = 0.0
-    """GPU seconds that the session typically receives after the order to stop, from queued work."""
+    """GPU seconds of queued work that the session typically receives after the order to stop."""
     had: float = 0.0
-    """GPU seconds received at the start of the present period, or when the session joined."""
+    """GPU seconds received by the start of the current period, or by the time the session joined."""
     stopped_at: float | None = None
-    """GPU seconds received at the order to stop; None after the stop."""
+    """GPU seconds received by the time of the order to stop; None after the stop."""
 
 
 class NestedSets:
-    """Sessions held back because they have had their part of the present period. Times in seconds."""
+    """Sessions held back because they have had their part of the current period. Times are in seconds."""
 
     def __init__(self, accounts: Accounts, settings: ArbiterSettings) -> None:
         self._accounts = accounts
@@ -42,7 +42,7 @@ class NestedSets:
         self._places: dict[str, _Place] = {}
         self._period_end = float("-inf")
         self.due: float | None = None
-        """Next instant at which the set of held-back sessions changes without any other event. None: there is none."""
+        """Next instant at which the set of held-back sessions changes without another event; None: no such instant."""
         self._present: frozenset[str] = frozenset()
 
     def forget(self, session: str) -> None:
@@ -51,9 +51,9 @@ class NestedSets:
 
     @property
     def patience(self) -> float:
-        """Seconds of quiet for which a holder keeps its place before held-back sessions run.
+        """Seconds for which a quiet holder keeps its place before held-back sessions run.
 
-        A quarter of their expected overrun, because they cannot be stopped earlier.
+        A quarter of those sessions' expected overrun, because they cannot be stopped earlier.
         """
         overruns = [place.overrun for place in self._places.values() if place.held_back]
         return min(LONGEST_PATIENCE, max(overruns, default=0.0) / 4)
@@ -64,8 +64,8 @@ class NestedSets:
         """Choose the sessions that must not run now.
 
         `processes`: the number of processes that would run, for each session with work that may be on the GPU.
-        `alternating`: if not all fit into the memory, the sessions whose time slices alternate with other sessions'.
-        They share the GPU time that the other sessions leave. The time slices correct their lags.
+        `alternating`: if not all sessions fit into memory, the sessions whose time slices alternate with others'. They
+        share the GPU time that the other sessions leave. The time slices correct their lags.
         """
         for session, place in self._places.items():
             if session not in processes:
@@ -102,7 +102,7 @@ class NestedSets:
             if session != top and 0 < needs[session] / count * total <= left - settings.shortest_hold
         ]
         if not ends and not chosen and _even(needs, processes):
-            # even slices may also give each session its part after this period
+            # even division may also give each session its part after this period
             parts = self._accounts.parts(self._accounts.working | processes.keys())
             self.due = None if _even(parts, processes) else self._period_end
         else:
@@ -114,7 +114,7 @@ class NestedSets:
         self._place(session).stopped_at = self._accounts.received(session)
 
     def drained(self, session: str) -> None:
-        """Learn a session's overrun when it has no more work on the GPU."""
+        """Learn a session's overrun when it has no work left on the GPU."""
         place = self._place(session)
         if place.stopped_at is None:
             return
@@ -134,7 +134,7 @@ class NestedSets:
             needs = {session: part * left + lags[session] - surplus * part for session, part in parts.items()}
         else:
             needs = self._needs_in_a_time_slice(processes, left, alternating)
-        # Subtract half of the expected overrun, so that errors average out.
+        # Subtract half of the expected overrun to let errors average out.
         return {session: need - self._place(session).overrun / 2 for session, need in needs.items()}
 
     def _needs_in_a_time_slice(

@@ -1,7 +1,7 @@
-"""Recent GPU time of sessions and their clients, for display. It decides nothing; accounting.py does the charging.
+"""Recent GPU time of sessions and their clients, for display. It affects no decisions: accounting.py does the charging.
 
-Bursts give an estimate: the hardware slices evenly between the processes that have work. Clients' reports of their
-bursts and the driver's samples correct it.
+Bursts give an estimate: the hardware divides time evenly between the processes that have work. Clients' reports of
+their bursts and the driver's samples correct the estimate.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from gpushare_spawner.arbiter.session import ClientId
 
 WINDOW = 1.0
-"""Seconds over which use is summed."""
+"""Seconds over which GPU use is summed."""
 KEPT = 2 * WINDOW
-"""Seconds for which use is kept: the driver's samples come late."""
+"""Seconds for which GPU use is retained: the driver's samples arrive late."""
 LONGEST_SPAN = 0.1
-"""Maximum of a span in seconds: a longer span is divided, so that it leaves the window in steps."""
+"""Maximum span in seconds. A longer span is divided, so that it leaves the window in steps."""
 NOTHING = 1e-9
-"""Seconds below which a time counts as zero, and cannot be a divisor."""
+"""Seconds below which a time counts as zero and cannot be a divisor."""
 
 User = tuple[str, ClientId | None]
-"""Session and client; None: processes of the session that are not clients."""
+"""Session and client; None: the session's processes that are not clients."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """GPU seconds of one session within the last `WINDOW`."""
+    """One session's GPU seconds within the last `WINDOW`."""
 
     seconds: float = 0.0
     by_client: tuple[tuple[ClientId, float], ...] = ()
@@ -38,7 +38,7 @@ class _Span:
     since: float
     until: float
     used: dict[User, float]
-    """GPU seconds."""
+    """GPU seconds, by user."""
 
     def within(self, since: float, until: float) -> float:
         """Return the part of the span inside the interval, from 0 to 1."""
@@ -51,7 +51,7 @@ class RecentGpuUse:
 
     def __init__(self) -> None:
         self._spans: deque[_Span] = deque()
-        """Spans, the oldest first."""
+        """Spans, oldest first."""
 
     def advance(self, since: float, until: float, working: Iterable[User]) -> None:
         """Add the next interval, with the clients that had work on the GPU."""
@@ -70,7 +70,7 @@ class RecentGpuUse:
             self._spans.popleft()
 
     def burst_ended(self, user: User, since: float, busy: float) -> None:
-        """Correct the use of a client's burst: its start, and an upper bound of its GPU-busy seconds."""
+        """Correct the use during a client's burst: its start, and an upper bound on its GPU-busy seconds."""
         spans = [span for span in self._latest(since) if user in span.used]
         estimate = sum(span.used[user] for span in spans)
         if estimate > max(busy, NOTHING):
@@ -78,7 +78,7 @@ class RecentGpuUse:
                 span.used[user] *= busy / estimate
 
     def sample(self, since: float, until: float, busy: Mapping[str, float]) -> None:
-        """Correct the use by a driver sample: seconds of each session's processes on the GPU in an interval.
+        """Correct the use with a driver sample: the GPU seconds of each session's processes in an interval.
 
         Sessions that are not in `busy` keep their estimate.
         """
@@ -102,7 +102,7 @@ class RecentGpuUse:
             self._insert(_Span(since, until, unexpected))
 
     def of(self, session: str, last: float, now: float, working: Iterable[User]) -> Use:
-        """Return the use of a session in the last `WINDOW`.
+        """Return a session's use in the last `WINDOW`.
 
         `working`: clients that have worked since `last`, the end of the last `advance`.
         """
@@ -123,14 +123,14 @@ class RecentGpuUse:
         )
 
     def _latest(self, since: float) -> Iterator[_Span]:
-        """Yield the spans that end after an instant, the latest first."""
+        """Yield the spans that end after an instant, latest first."""
         for span in reversed(self._spans):
             if span.until <= since:
                 return
             yield span
 
     def _insert(self, span: _Span) -> None:
-        """Insert a span in the order of ends, as a sample comes late."""
+        """Insert a span by its end: samples arrive late."""
         place = len(self._spans)
         while place and self._spans[place - 1].until > span.until:
             place -= 1

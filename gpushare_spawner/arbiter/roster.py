@@ -1,4 +1,4 @@
-"""Roster of the sessions and clients of one GPU: bursts, pauses, memory, and snapshots. schedule.py decides."""
+"""Roster of one GPU's sessions and clients: bursts, pauses, memory and snapshots. schedule.py decides."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ from gpushare_spawner.arbiter.session import (
 from gpushare_spawner.model.report import Delivered
 
 MEMORY_TIMEOUT = 60.0
-"""Seconds for which a client waits for lacking memory during its turn: others may ignore REVOKE, or their
-suspension may be slow. Then the program gets the driver's error. A suspension of 80 GB took 15 s in one report
+"""Seconds for which a client waits for missing memory during its turn: others may ignore REVOKE, or their suspension
+may be slow. The program then gets the driver's error. A suspension of 80 GB took 15 s in one report
 (NVIDIA/cuda-checkpoint, issue 29)."""
 LONGEST_MEMORY_WAIT = 600.0
-"""Maximum seconds for which a client waits for lacking memory, including the time before its turn. Turns come
-within minutes (the bound of a wait for a lease); this also ends a wait behind sessions that make no progress."""
+"""Maximum seconds for which a client waits for missing memory, including the time before its turn.
+
+A turn comes within minutes (the bound on a wait for a lease); this limit also ends a wait behind sessions that make no
+progress.
+"""
 SURELY_QUIET = 0.2
-"""Seconds after IDLE from which a driver's sample shows no earlier work: samples are averages over up to a sixth of
-a second."""
+"""Seconds after IDLE from which a driver sample shows no earlier work: samples are averages over up to a sixth of a
+second."""
 PROVEN_INTERVAL_FACTOR = 5
-"""Factor of the interval for clients with proven use: they can use more later."""
+"""Factor by which the interval grows for clients with proven use: they can use more later."""
 
 
 class Roster:
-    """Sessions and clients of one GPU. `now` is the time of the last event. Unknown names raise KeyError."""
+    """Sessions and clients of one GPU. `now` is the time of the last event. Unknown IDs raise KeyError."""
 
     def __init__(self, vram_bytes: int, settings: ArbiterSettings) -> None:
         self.vram = vram_bytes
@@ -48,9 +51,9 @@ class Roster:
         """Whether a holder has allocated more since the last decision."""
         self._requests = count(1)
         self._vram_budget: VramBudget | None = None
-        """Valid until a client connects, leaves or allocates; None: to be computed again."""
+        """Valid until a client connects, disconnects or allocates; None: must be recomputed."""
         self.short: dict[Client, None] = {}
-        """Clients that are short of memory, the longest first."""
+        """Clients that are short of memory, longest shortage first."""
         self._weighed: set[ArbitratedSession] = set()
         """Sessions that the last `weigh_needs` checked."""
 
@@ -70,7 +73,7 @@ class Roster:
 
     @property
     def asking(self) -> list[Client]:
-        """Waiting clients that can come and are outside the group that has the memory."""
+        """Waiting clients that can get a lease and are outside the group that has the memory."""
         return [
             client
             for client in self._clients.values()
@@ -82,8 +85,8 @@ class Roster:
     def stuck(self, session: ArbitratedSession) -> bool:
         """Return whether a session is suspended and cannot resume now.
 
-        Memory that cannot leave the GPU leaves too little for its memory, or the last attempt just failed. Later memory
-        allocations of its processes do not count: they may never succeed.
+        Memory that cannot leave the GPU leaves too little space for the session's memory, or the last attempt has just
+        failed. Later memory allocations by its processes do not count: they may never succeed.
         """
         if session.presence is not Presence.AWAY:
             return False
@@ -91,7 +94,7 @@ class Roster:
 
     @property
     def staying(self) -> list[Client]:
-        """Group that has the memory: clients with a lease that was not revoked, and parked clients."""
+        """The group that has the memory: clients with a lease that was not revoked, and parked clients."""
         return [c for c in self._clients.values() if c.parked or (c.lease and c.revoked is None)]
 
     @property
@@ -109,7 +112,7 @@ class Roster:
         self._reckon(connected)
 
     def forget(self, client: Client) -> None:
-        """Remove a client with its lease and its memory."""
+        """Remove a client, its lease and its memory."""
         self.end_of_lease(client)
         self._set_short(client, 0)
         del self._clients[client.id], client.session.clients[client.id]
@@ -117,10 +120,10 @@ class Roster:
         self._vram_budget = None
         session = client.session
         if not session.clients and session.presence in (Presence.AWAY, Presence.COMING):
-            session.presence, session.margin = Presence.ON_GPU, 0  # nothing is left that could come back
+            session.presence, session.margin = Presence.ON_GPU, 0  # nothing is left to resume
 
     def vram_budget(self) -> VramBudget:
-        """Return the GPU's memory less the memory that cannot leave it."""
+        """Return the GPU's memory minus the memory that cannot leave it."""
         if self._vram_budget is None:
             self._vram_budget = VramBudget(
                 self.vram, sum(client.plain for client in self.clients), self._settings.exclusive
@@ -128,9 +131,9 @@ class Roster:
         return self._vram_budget
 
     def excess(self) -> dict[ArbitratedSession, int]:
-        """Return the bytes by which all sessions with work exceed the memory, by session: the most to move for it.
+        """Return, by session, the bytes by which all sessions with work exceed the memory: the most to move for it.
 
-        A session counts for others with at most the GPU's memory, for any number of clients.
+        For the others, a session counts with at most the GPU's memory, regardless of the number of clients.
         """
         sums: dict[ArbitratedSession, int] = {}
         excess = -self.vram_budget().for_managed
@@ -141,16 +144,16 @@ class Roster:
         return {session: max(0, excess + own - min(self.vram, own)) for session, own in sums.items()}
 
     def elapse(self, seconds: float) -> None:
-        """Add elapsed time to the attained service of working sessions."""
+        """Add elapsed time to the working sessions' attained service."""
         for session in {client.session for client in self._clients.values() if client.bursting}:
             session.attained += seconds
 
     # -- events of a client ------------------------------------------------------------------------------------------
 
     def set_memory(self, client: Client, managed: int, plain: int, short: int = 0, needed: bool = False) -> None:
-        """Record a client's stated memory allocation in bytes, with `short` bytes that calls wait for.
+        """Record a client's stated memory allocation in bytes, including `short` bytes for which calls wait.
 
-        `needed`: it may include the next memory allocation.
+        `needed`: the figures may include the next memory allocation.
         """
         if managed < 0 or plain < 0 or short < 0:
             raise ValueError(f"amounts of memory are at least 0, not {managed}, {plain} and {short}")
@@ -165,18 +168,18 @@ class Roster:
         self.holder_grew = self.holder_grew or (client.held and grown > 0)
 
     def device_memory(self, client: Client, amount: int | None, unstated: int = 0) -> None:
-        """Record the driver's bytes for the client's process, including its CUDA context; None if it shows none.
+        """Record the driver's bytes for the client's process, including its CUDA context; None: not shown.
 
         `unstated`: the part that the process has not stated.
         """
         if client.session.presence is not Presence.ON_GPU:
-            return  # its memory there is its need at the resumption
+            return  # the resumption needs as much memory as the process has there
         if (client.device_memory, client.unstated) != (amount, unstated):
             client.device_memory, client.unstated = amount, unstated
             self._reckon(client)
 
     def working_set(self, client: Client, resident: int) -> None:
-        """Record an upper bound of the client's managed bytes on the GPU."""
+        """Record an upper bound on the client's managed bytes on the GPU."""
         if client.session.moves_whole:
             return
         before = client.working_set
@@ -194,9 +197,9 @@ class Roster:
 
     @property
     def memory_poll_interval(self) -> float | None:
-        """Seconds until the next figures are needed; None if the clients fit for any use.
+        """Seconds until new figures are needed; None if the clients fit regardless of their use.
 
-        The interval is short if clients fit together only by unproven use, and longer if by proven use.
+        The interval is short if clients fit together only because of unproven use, and longer if because of proven use.
         """
         wanting = [client for client in self._clients.values() if client.wants_memory]
         moving = [client for client in wanting if not client.session.moves_whole]
@@ -207,7 +210,7 @@ class Roster:
         return self._settings.memory_poll_interval * (1 if unproven else PROVEN_INTERVAL_FACTOR)
 
     def _notice_crowd(self) -> None:
-        """Doubt the figures of clients that fill the GPU together."""
+        """Mark the figures of clients that fill the GPU together as doubtful."""
         capacity = self.vram_budget().for_managed
         working = [client for client in self._clients.values() if client.lease]
         if len(working) < 2 or sum(client.shown for client in working) < capacity * self._settings.crowded:
@@ -220,7 +223,7 @@ class Roster:
             if client.proven is None or touched > client.proven + self.vram * self._settings.tolerance:
                 client.session.doubted_at = self.now
                 self.holder_grew = True
-                for other in client.session.clients.values():  # else its processes could do so one after the other
+                for other in client.session.clients.values():  # otherwise its processes could do so one after another
                     other.doubted = True
                 self._reckon_all(client.session)
 
@@ -229,7 +232,7 @@ class Roster:
             self._reckon(client)
 
     def _reckon(self, client: Client, used_now: int = 0) -> None:
-        """Compute the memory figures of the client. `used_now`: bytes that a holder has begun to use."""
+        """Compute the client's memory figures. `used_now`: bytes that a holder has begun to use."""
         if client.session.moves_whole:
             self._reckon_whole(client)
             return
@@ -240,10 +243,10 @@ class Roster:
         if plain != client.plain:
             client.plain = plain
             self._vram_budget = None
-        # the driver's figure of a process holds until it shows more, as for managed memory
+        # the driver's figure for a process is valid until it shows more, as for managed memory
         client.unconfirmed = 0 if client.device_memory is not None else fixed - confirmed
         if client.session.need is Need.POSSIBLE:
-            client.unconfirmed = min(client.unconfirmed + client.short, self.vram)  # others leave the GPU for this
+            client.unconfirmed = min(client.unconfirmed + client.short, self.vram)  # others page out for this
         used = client.allocated if client.touched is None or client.doubted else client.touched
         client.working_set = min(client.allocated, used, self.vram)
         self.residency.resized(client, self.vram_budget().for_managed, used_now)
@@ -253,7 +256,7 @@ class Roster:
         return min(client.stated_plain + self._settings.context_bytes, self.vram)
 
     def _reckon_whole(self, client: Client) -> None:
-        """Compute the figures of a client whose memory moves as a whole, with a CUDA context not yet shown."""
+        """Compute the figures of a client whose memory moves as a whole, including a CUDA context not yet shown."""
         if client.plain:
             client.plain = 0
             self._vram_budget = None
@@ -269,9 +272,10 @@ class Roster:
         self.residency.moved(client)
 
     def weigh_needs(self) -> None:
-        """Find the sessions that can get the memory that they are short of, now or after a pinned session is suspended.
+        """Find the sessions that can get the memory they lack, now or after a pinned session is suspended.
 
-        They cannot if this exceeds the GPU beside the memory that cannot leave it, or if they have waited too long.
+        A session cannot if its need and the memory that cannot leave the GPU exceed the GPU, or if it has waited too
+        long.
         """
         weighed = {client.session for client in self.short}
         for session in weighed | self._weighed:
@@ -282,7 +286,7 @@ class Roster:
         self._weighed = weighed
         for client in self.short:
             if client.waits_for_a_pin and not client.lease:
-                client.parked = False  # it must not keep others from the memory meanwhile
+                client.parked = False  # it must not keep the memory from others meanwhile
 
     def _need(self, session: ArbitratedSession) -> Need:
         if not session.short_of_memory:
@@ -302,7 +306,7 @@ class Roster:
         return stated + self._settings.context_bytes if shown is None else max(stated, shown)
 
     def _at_most_on_gpu(self, client: Client) -> int:
-        """Return the driver's bytes for the client, or else the stated bytes."""
+        """Return the driver's bytes for the client, or the stated bytes if there are none."""
         shown = client.device_memory
         return min(self.vram, client.stated + self._settings.context_bytes if shown is None else shown)
 
@@ -321,31 +325,31 @@ class Roster:
         return due is not None and self.now >= due
 
     def memory_due(self, client: Client) -> float | None:
-        """Return the end of the wait of a client that is short of memory; None for others."""
+        """Return the end of the wait for a client that is short of memory; None for others."""
         if not client.waiting or not client.short:
             return None
         due = client.short_since + LONGEST_MEMORY_WAIT
         return due if client.turn_since is None else min(due, client.turn_since + MEMORY_TIMEOUT)
 
     def turn_comes(self, client: Client) -> None:
-        """Record the turn of a waiting client to have the GPU."""
+        """Record that it is a waiting client's turn to use the GPU."""
         if client.waiting and client.short and client.turn_since is None:
             client.turn_since = self.now
 
     def refuse_memory(self, client: Client) -> None:
-        """Remove the shortage of a client that is refused the memory."""
+        """Remove the shortage of a client whose memory is refused."""
         client.stated_plain -= client.short
         self._set_short(client, 0)
         client.turn_since = None
         self._reckon(client)
 
     def move(self, session: ArbitratedSession, presence: Presence) -> None:
-        """Set the place of the memory of a session that moves as a whole."""
+        """Set the location of the memory of a session that moves as a whole."""
         session.presence = presence
         self._reckon_all(session)
 
     def set_pin(self, session: ArbitratedSession, pin: Pin) -> None:
-        """Set whether the memory of a `whole` session can leave the GPU."""
+        """Set whether a `whole` session's memory can leave the GPU."""
         if session.pin is not pin:
             session.pin = pin
             self._reckon_all(session)
@@ -359,7 +363,7 @@ class Roster:
         client.order = next(self._requests)
 
     def work_again(self, client: Client) -> None:
-        """Begin or request a burst, and learn the length of the pause."""
+        """Begin or request a burst, and learn the length of the preceding pause."""
         if client.last_quiet is not None:
             client.gaps.learn(self.now - client.last_quiet)
         client.last_quiet = client.quiet_since = None
@@ -377,8 +381,8 @@ class Roster:
     def seen_at_work(self, session: str, since: float) -> None:
         """Treat quiet clients of a session as working if the driver shows work since an instant.
 
-        This applies if all its clients with a lease had been quiet for `surely_quiet` then. No effect for an unknown
-        session.
+        This applies if all its clients with a lease had been quiet for `surely_quiet` at that instant. No effect for an
+        unknown session.
         """
         record = self.sessions.get(session)
         holders = [client for client in record.clients.values() if client.lease] if record is not None else []
@@ -404,12 +408,12 @@ class Roster:
         """Record the return of a lease."""
         if client.quiet_since is None:
             burst = client.burst_so_far + client.busy_reported - client.busy_before_burst
-            # a burst that was divided because others were owed time is still one burst
+            # a burst interrupted because others were owed time is still one burst
             client.burst_so_far = burst if client.parked else 0.0
             if client.revoked is None:
                 self.quiet(client, self.now)
             elif burst > self._settings.short_burst:
-                # An interrupted burst proves only that it is long.
+                # An interrupted burst only proves that it is long.
                 client.session.bursts.learn(burst)
         self.end_of_lease(client)
 
@@ -427,7 +431,7 @@ class Roster:
             self._no_longer_active(client.session, self.now)
 
     def granted(self, client: Client, lease: int) -> None:
-        """Record a grant; the working set comes in."""
+        """Record a grant; the working set is paged in."""
         if not client.session.moves_whole:
             self.residency.granted(client, self.vram_budget().for_managed, self.now)
         elif client.session.presence is Presence.AWAY:
@@ -452,13 +456,13 @@ class Roster:
     ) -> SessionView:
         """Return the session's state at an instant; None: at the last event. `entitled`, `delivered`: GPU seconds.
 
-        A burst alone on the GPU causes no events while it runs.
+        A burst that is alone on the GPU causes no events while it runs.
         """
         now = self.now if now is None else max(self.now, now)
         record = self.sessions[session]
         clients = record.clients.values()
         running = [client for client in clients if client.bursting]
-        # a burst begins after its page-in, which is no use of the GPU, though the lease is charged
+        # a burst begins after its page-in, which is not GPU use, although the lease is charged
         since = (max(client.burst_since, client.paging_until) for client in running)
         unreported = max((max(0.0, now - instant) for instant in since), default=0.0)
         return SessionView(

@@ -1,4 +1,4 @@
-"""Schedule of the time slice: its session, its end and its neighbours. Sessions that all fit: nested_sets.py."""
+"""Schedule of the time slice: its session, its end and its neighbors. For sessions that all fit, see nested_sets.py."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NEVER = float("inf")
 
 @dataclass
 class TimeSlice:
-    """Time for which the present holders keep the GPU. A client that joins them does not extend it."""
+    """Time for which the current holders keep the GPU. A client that joins them does not extend it."""
 
     head: ArbitratedSession
-    """Session that owns the time slice; others run beside it."""
+    """Session that owns the time slice; others run alongside."""
     start: float | None
-    """None if the head still waits for others to give way."""
+    """Start of the time slice; None if the head still waits for others to give way."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Selection:
     """Clients that should be on the GPU now."""
 
     group: list[Client]
-    """Clients that stay and clients that come; all other holders give way."""
+    """Clients that stay and clients that join; all other holders give way."""
     reason: RevokeReason
-    """Reason for working clients to give way."""
+    """Reason why working clients give way."""
 
 
 @dataclass(frozen=True)
 class _Promise:
-    """Latest time of service for a session's clients. Seconds."""
+    """Latest time of service for a session's clients. Times are in seconds."""
 
     rounds: float
-    """Weight of all working sessions for each unit of the session's weight."""
+    """Weight of all working sessions per unit of the session's weight."""
     least: float
     """Minimum wait of a client that goes first."""
     time_slices: float
@@ -52,29 +52,29 @@ class _Promise:
 
 
 class Schedule:
-    """Choice of the clients on the GPU. It changes only the time slice."""
+    """Choice of the clients on the GPU. Its only state is the time slice."""
 
     def __init__(self, roster: Roster, accounts: Accounts, cost: HandOffCost, settings: ArbiterSettings) -> None:
         self._roster = roster
         self._accounts = accounts
         self.left_out: list[Client] = []
-        """Clients with work that do not fit beside the group that has the memory, or gets it."""
+        """Clients with work that do not fit next to the group that has or gets the memory."""
         self._cost = cost
         self._settings = settings
         self.batch_credit = HandOffCredit(settings, settings.overhead_bound)
         self.interactive_credit = HandOffCredit(settings, settings.interactive_overhead_bound)
         self.bound = settings.overhead_bound
-        """Part of the time that hand-offs may cost now."""
+        """Fraction of the time that hand-offs may cost now."""
         self.lengths = TimeSliceLengths(0.0, {})
         self.time_slice: TimeSlice | None = None
         self._excess: dict[ArbitratedSession, int] = {}
         self._short_at = -NEVER
-        """Last time at which not all competing clients fitted into the memory."""
+        """Last time at which not all competing clients fit into memory."""
         self._in_order: list[Client] = []
-        """Waiting clients by their right to a time slice, from the last choice."""
+        """Waiting clients, ordered by their right to a time slice, from the last choice."""
 
     def credit(self, early: bool = False) -> HandOffCredit:
-        """Return the credit that a hand-off spends; `early`: for an interactive session, there or back."""
+        """Return the credit that a hand-off spends. `early`: a hand-off to or from an interactive session."""
         interactively = early or self.bound > self._settings.overhead_bound
         return self.interactive_credit if interactively else self.batch_credit
 
@@ -86,7 +86,7 @@ class Schedule:
     # -- before each decision ----------------------------------------------------------------------------------------
 
     def plan(self) -> None:
-        """Find the competing sessions and the length of each time slice."""
+        """Find the competing sessions and the length of each one's time slice."""
         self._excess = self._roster.excess()
         if any(self._excess.values()):
             self._short_at = self._roster.now
@@ -111,11 +111,11 @@ class Schedule:
 
     @property
     def memory_short(self) -> bool:
-        """Whether the competing sessions do not all fit into the memory, now or within the last `long_pause`."""
+        """Whether not all competing sessions fit into memory, now or within the last `long_pause`."""
         return self._roster.now - self._short_at < self._settings.long_pause
 
     def settle_time_slice(self) -> None:
-        """Pass the time slice of a gone head to a present session, without extension."""
+        """Pass the time slice of a head that has left to a remaining session, without extension."""
         staying, time_slice = self._roster.staying, self.time_slice
         if (
             time_slice is not None
@@ -133,7 +133,7 @@ class Schedule:
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def choose(self) -> Selection:
-        """Choose the clients that should be on the GPU now. Begins a new time slice after the end of the old one."""
+        """Choose the clients that should be on the GPU now. Begins a new time slice after the old one ends."""
         budget, now = self._roster.vram_budget(), self._roster.now
         staying, asking = self._roster.staying, self._roster.asking
         present = {client.session.id for client in staying}
@@ -180,7 +180,7 @@ class Schedule:
                 group = budget.fill(waiting, time_slices.group_with(newcomer, firm, budget))
                 if not any(client.session is self.time_slice.head for client in group):
                     self.time_slice = TimeSlice(newcomer.session, None)
-        # Quiet holders stay if no client needs the memory.
+        # Quiet holders stay unless a client needs the memory.
         group = budget.fill(yielding, group)
         inside = set(group)
         self.left_out = [c for c in self._roster.clients if (c.waiting or c.bursting) and c not in inside]
@@ -195,7 +195,7 @@ class Schedule:
             self.time_slice = TimeSlice(client.session, self._roster.now)
 
     def due(self) -> float | None:
-        """Return the next instant at which time alone changes the choice."""
+        """Return the next instant at which the passage of time alone changes the choice."""
         self._begin_without_head()
         instants = [c.revoke_deadline for c in self._roster.leaseholders if c.revoked is not None and not c.overdue]
         firm = self._roster.staying
@@ -209,7 +209,7 @@ class Schedule:
         return min((at for at in instants if self._roster.now + INSTANT < at < NEVER), default=None)
 
     def _begin_without_head(self) -> None:
-        """Pass the time slice to a present session if no client gives way any more and the head still does not fit.
+        """Pass the time slice to a session on the GPU if no more clients give way and the head still does not fit.
 
         The time slice then has an end.
         """
@@ -221,27 +221,27 @@ class Schedule:
 
     @property
     def _has_begun(self) -> bool:
-        """Whether there is a time slice, and its head has the GPU."""
+        """Whether there is a time slice and its head has the GPU."""
         return self.time_slice is not None and self.time_slice.start is not None
 
     # -- due times --------------------------------------------------------------------------------------------------
 
     def hand_off_seconds(self, client: Client, excess: int) -> float:
-        """Return the cost of a hand-off to the client and, later, to another, if at most `excess` bytes must move."""
+        """Return the cost of a hand-off to the client and later to another if at most `excess` bytes must move."""
         moving, session = _moving(client, excess), client.session
         if session.moves_whole:
             return self._cost.of_whole(session.id, moving)
         return self._cost.one_after_the_other(moving)
 
     def pauses(self, client: Client) -> bool:
-        """Return whether a quiet client, with or without its lease, is in a pause that is worth the wait."""
+        """Return whether a quiet client, with or without its lease, is in a pause that is worth waiting for."""
         if client.waiting or client.bursting:
             return False
         until = self._gives_way_at(client) if client.lease else client.pausing_until
         return self._roster.now + INSTANT < until
 
     def _blocked(self, budget: VramBudget) -> bool:
-        """Return whether a waiting client does not fit beside the clients that stay."""
+        """Return whether a waiting client does not fit next to the clients that stay."""
         asking = self._roster.asking
         chosen = set(budget.fill(asking, self._roster.staying)) if asking else set()
         return any(client not in chosen for client in asking)
@@ -256,7 +256,8 @@ class Schedule:
     def pausing_until(self, client: Client) -> float:
         """Return the expected end of a short pause of a client whose session moves as a whole.
 
-        A short pause is shorter than the session's moves, with or without a lease. The past for other clients.
+        A short pause is shorter than the session's moves, with or without a lease. Returns an instant in the past for
+        other clients.
         """
         if client.last_quiet is None:
             return -NEVER
@@ -270,18 +271,18 @@ class Schedule:
         clients = time_slice.head.clients.values()
         running = sum(client.member for client in clients)
         asking = sum(client.waiting and not client.parked for client in clients)
-        # Clients of one session that do not fit together divide its time slice.
+        # One session's clients that do not fit together divide its time slice.
         length = self.lengths.by_session[time_slice.head.id] * running / max(1, running + asking)
         over = time_slice.start + max(length, self._settings.min_time_slice)
         credit = self.credit()
         if credit.seconds < 0:
-            # Hand-offs have cost more than the bound allows: extend this time slice, but at most to a round.
+            # Hand-offs have cost more than the bound allows: extend this time slice, at most to a full round.
             latest = time_slice.start + max(length, self.lengths.round_seconds)
             over = max(over, min(self._roster.now + credit.wait_for(0.0), latest))
         return over
 
     def _newcomer(self, blocked: list[Client], firm: list[Client]) -> Client | None:
-        """Return the first waiting client that may take the GPU before the end of the time slice."""
+        """Return the first waiting client that may get the GPU before the end of the time slice."""
         holders = {client.session for client in firm}
         return next(
             (
@@ -294,9 +295,9 @@ class Schedule:
         )
 
     def _early_at(self, newcomer: Client, firm: list[Client]) -> float:
-        """Return the time at which it may do so.
+        """Return the time at which the newcomer may get the GPU.
 
-        The clients that make way must have had some time, and the credit must cover the hand-off there and back.
+        The clients that give way must have had some time, and the credit must cover the hand-off in both directions.
         """
         settings, budget, now = self._settings, self._roster.vram_budget(), self._roster.now
         if not self._has_begun:
@@ -306,7 +307,7 @@ class Schedule:
         excess = max(0, together([newcomer, *firm]) - budget.for_managed)
         costs = {client: self.hand_off_seconds(client, excess) for client in leaving}
         settled = max((client.came_at + cost + settings.min_time_slice for client, cost in costs.items()), default=0.0)
-        # Least attained first, without alternation between two sessions of equal attained service.
+        # Least attained service first, without alternation between two sessions of equal attained service.
         least = 2 * newcomer.session.attained
         settled = max([settled, *(now + least - client.session.attained for client in leaving)])
         both_ways = self.hand_off_seconds(newcomer, excess) + max(costs.values(), default=0.0)
@@ -314,7 +315,7 @@ class Schedule:
         return max(settled, now + self.interactive_credit.wait_for(both_ways))
 
     def _promises(self, asking: list[Client]) -> dict[ArbitratedSession, _Promise]:
-        """Return the promises to waiting clients, by session: a session can have many clients."""
+        """Return the promises to waiting clients, by session, because a session can have many clients."""
         longest = {client.session: 0.0 for client in asking}
         for client in asking:
             waited = self._roster.now - client.waiting_since
@@ -332,24 +333,24 @@ class Schedule:
         return promises
 
     def _kept_waiting(self, client: Client, promises: Mapping[ArbitratedSession, _Promise]) -> float:
-        """Return the start of a client's wait if it is longer than promised; infinite for all others.
+        """Return the start of a client's wait if the wait is longer than promised; infinity otherwise.
 
-        Each session is served within its time slice's part of a round, two rounds at most if time slices overlap. A
-        session's virtual time does not show that one client waits while another runs beside the neighbours, so the
-        promise holds for each client. The session's debt is repaid first.
+        Each session is served within its time slice's part of a round, or within two rounds if time slices overlap. A
+        session's virtual time does not show that one client waits while another runs alongside the neighbors, so the
+        promise applies to each client. The session's debt is repaid first.
         """
         if not client.waiting or client.parked:
             return NEVER
         promise, waited = promises[client.session], self._roster.now - client.waiting_since
         if waited <= promise.least:
             return NEVER
-        # the debt at the client's request: it has waited for the repayment since
+        # the debt at the time of the client's request: the client has waited for the repayment since
         debt = max(client.owed_at_request, promise.debt)
         return client.waiting_since if waited > (promise.time_slices + debt) * promise.rounds else NEVER
 
 
 def _moving(client: Client, excess: int) -> int:
-    """Return the bytes that move for the client at `excess` bytes; all or nothing for memory that moves as a whole."""
+    """Return the bytes that move for the client, given `excess` bytes; all or none if its memory moves as a whole."""
     if client.session.moves_whole:
         return client.session.total if excess else 0
     return min(client.working_set, excess)

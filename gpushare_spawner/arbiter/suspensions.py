@@ -1,8 +1,8 @@
-"""Suspensions of sessions with memory that leaves the GPU only as a whole, and the check whether one fits again.
+"""Suspensions of sessions whose memory leaves the GPU only as a whole, and the check whether a session fits again.
 
-The driver evicts managed pages by itself if memory is short, but never such a session. So these sessions must fit
-beside the clients that have the GPU, and a suspension is the only way to free their memory. The agent suspends and
-resumes: agent/suspend.
+The driver evicts managed pages by itself if memory is short, but never such a session. Therefore these sessions must
+fit next to the clients that have the GPU, and only a suspension frees their memory. agent/suspend carries out
+suspensions and resumptions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession,
 
 
 class Suspensions:
-    """Orders to suspend sessions of one GPU. Amounts are bytes."""
+    """Orders to suspend one GPU's sessions. Amounts are in bytes."""
 
     def __init__(self, roster: Roster, settings: ArbiterSettings) -> None:
         self._roster = roster
@@ -35,7 +35,7 @@ class Suspensions:
     def candidates(self, group: Collection[Client]) -> list[ArbitratedSession]:
         """Return the sessions outside a group that can be suspended now.
 
-        They have memory on the GPU and no lease, and are not short of memory.
+        These sessions have memory on the GPU and no lease, and are not short of memory.
         """
         inside = {client.session for client in group}
         return [
@@ -51,9 +51,9 @@ class Suspensions:
     def order_for(self, group: Collection[Client]) -> None:
         """Order suspensions until the group and the remaining sessions of this kind fit on the GPU.
 
-        The least recently used session goes first, and no more sessions than needed. Sessions that must first return
-        their leases count too, and are ordered after that. A session that is short of memory goes last, and only for a
-        client that is served before it.
+        The least recently used session is suspended first, and no more sessions than needed. Sessions that must first
+        return their leases also count; their suspension is ordered afterwards. A session that is short of memory is
+        suspended last, and only for a client that is served before it.
         """
         inside = {client.session for client in group}
         present = (Presence.ON_GPU, Presence.COMING)
@@ -87,17 +87,17 @@ class Suspensions:
                 self.order(session)
 
     def order_released(self) -> None:
-        """Order suspensions of released sessions, also if no session needs their memory.
+        """Order suspensions of released sessions, even if no session needs their memory.
 
-        Their CUDA contexts leave too, so that programs without an arbiter get memory. A session stays while a client
-        waits for a lease.
+        This also removes their CUDA contexts, so that programs without an arbiter get memory. A session stays while a
+        client waits for a lease.
         """
         for session in self.candidates(()):
             if not session.share and session.present and not any(client.waiting for client in session.clients.values()):
                 self.order(session)
 
     def can_come(self, client: Client) -> bool:
-        """Return whether the client fits now beside the sessions on the GPU that move as a whole."""
+        """Return whether the client now fits next to the sessions on the GPU that move as a whole."""
         using = [other for other in self._roster.clients if other.occupies_memory and other is not client]
         counted = {other.session for other in using} | {client.session}
         beside = sum(
@@ -109,10 +109,10 @@ class Suspensions:
         return not beside or min(capacity, together([*using, client])) + beside <= capacity
 
     def keep_on_gpu(self, client: Client, until: float) -> None:
-        """Keep the place of a client that returned its lease by itself, after a second without work.
+        """Keep the place of a client that returned its lease on its own, after a second without work.
 
-        This applies to sessions that move as a whole, while the pause can be shorter than the moves of a
-        suspension. Otherwise such a session would be moved in each pause.
+        This applies to sessions that move as a whole, as long as the pause can be shorter than a suspension's moves.
+        Otherwise such a session would be moved during each pause.
         """
         if client.session.moves_whole and client.session.presence is Presence.ON_GPU:
             client.pausing_until = until
@@ -121,13 +121,13 @@ class Suspensions:
     def _in_the_way(self, session: ArbitratedSession, client: Client) -> bool:
         if session.presence is Presence.AWAY:
             return False
-        # others stop waiting for a session that ignores REVOKE, unless they need memory that only it can free
+        # others stop waiting for a session that ignores REVOKE, unless they need memory that only that session can free
         overdue = any(member.lease for member in session.clients.values())
         needs = client.session.moves_whole or (client.short and client.session.need is Need.POSSIBLE)
         return bool(needs) or session.presence is not Presence.ON_GPU or not overdue
 
     def _contexts_to_come(self, inside: Collection[ArbitratedSession]) -> int:
-        """Return the bytes of CUDA contexts to come: of connected processes that the driver does not show yet."""
+        """Return the bytes of CUDA contexts to come, for connected processes that the driver does not show yet."""
         waiting = sum(
             client.device_memory is None and client.session not in inside and not client.session.moves_whole
             for client in self._roster.clients
@@ -136,10 +136,10 @@ class Suspensions:
 
 
 def _right_to_stay(session: ArbitratedSession) -> tuple[bool, bool, bool, bool, float]:
-    """Return the sort key of suspensions, first to suspend first.
+    """Return the sort key of suspensions; the session with the lowest key is suspended first.
 
-    Sessions with a lease go last, before them sessions short of memory, waiting sessions and recently used sessions.
-    Sessions with stated memory alone go first: a false statement must not push another session out.
+    Sessions with a lease come last, preceded by sessions short of memory, waiting sessions and recently used sessions.
+    Sessions with only stated memory come first: a false statement must not displace another session.
     """
     waiting = any(client.waiting for client in session.clients.values())
     return session.occupies_gpu, session.confirmed, session.short_of_memory, waiting, session.last_used

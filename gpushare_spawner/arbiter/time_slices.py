@@ -1,11 +1,11 @@
-"""Cost of a hand-off, length of time slices, credit for early ends, time-outs of REVOKE, and interactive sessions.
+"""Cost of a hand-off, length of time slices, credit for early ends, REVOKE time-outs, and interactive sessions.
 
 schedule.py uses these to choose the sessions; gpu_arbiter.py grants the leases. This module has no clock.
 
-Time slices may end early for interactive sessions by least attained service. Attained service is the time for which a
-session held a lease and worked since its last pause. A session that returns after a pause has attained nothing and may
-replace the sessions that have attained most. This changes the order and frequency of service, never the amount: only
-sessions that have had at most their part are preferred.
+Time slices may end early for interactive sessions, by least attained service. Attained service is the time for which a
+session has held a lease and worked since its last pause. A session that returns after a pause has an attained service
+of 0 and may replace the sessions with the most. This changes the order and frequency of service, never the amount: only
+sessions that have received no more than their part are preferred.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from gpushare_spawner.arbiter.memory import VramBudget
 from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client
 
 SLOWEST, FASTEST = 1e7, 2e12
-"""Bytes per second. Values outside are clock errors: NVLink-C2C has 0.4e12."""
+"""Bytes per second. Values outside this range are clock errors: NVLink-C2C has 0.4e12."""
 
 
 TRUST = 4.0
-"""Maximum factor between the measurements of a single session and the guess: a process may report any figure, and a
-false figure would lengthen all time slices or fill the GPU's time with memory moves."""
+"""Maximum factor between a single session's measurements and the guess: a process can report any figure, and a false
+figure would lengthen all time slices or fill the GPU's time with memory moves."""
 
 
 class Bandwidth:
-    """Bytes per second of bulk paging in one direction, as the sessions measured it.
+    """Bytes per second of bulk paging in one direction, as measured by the sessions.
 
-    Each session has a moving average. The estimate is their median: with three sessions or more no single session
-    moves it beyond the others' values. With two, the guess is the third value. A single session is limited by `TRUST`.
+    Each session has a moving average. The estimate is their median: with three or more sessions, no single session
+    moves it beyond the others' values. With two sessions, the guess is the third value. `TRUST` limits a single
+    session.
     """
 
     def __init__(self, settings: ArbiterSettings) -> None:
         self._settings = settings
         self._measured: dict[str, float] = {}
-        """Seconds per byte, by session, because costs are sums of times."""
+        """Seconds per byte (costs are sums of times), by session."""
         self.value = self._settings.bandwidth_guess
-        """Estimate; before the first measurement the guess of the settings."""
+        """Estimate; before the first measurement, the guess from the settings."""
 
     def _estimate(self) -> float:
         guess = self._settings.bandwidth_guess
@@ -73,9 +74,9 @@ class _Moves:
 
 
 class WholeMoves:
-    """Seconds of suspensions, or of resumptions, which the agent measures itself.
+    """Seconds that suspensions, or resumptions, take. The agent measures them itself.
 
-    A move takes a time for each byte and a time that does not depend on the size. Only sums of the sessions are
+    A move takes a time per byte plus a time that does not depend on the size. Only sums over the sessions are
     available, so a session's time beyond the common rate counts as independent of its size.
     """
 
@@ -85,7 +86,7 @@ class WholeMoves:
 
     @property
     def rate(self) -> float:
-        """Bytes per second of all sessions together; before the first measurement the guess of the settings."""
+        """Bytes per second of all sessions together; before the first measurement, the guess from the settings."""
         if not self._measured:
             return self._settings.bandwidth_guess
         moves = self._measured.values()
@@ -106,7 +107,7 @@ class WholeMoves:
         self._measured.pop(session, None)
 
     def seconds(self, session: str, amount: int) -> float:
-        """Return the seconds of a move of so many bytes of the session."""
+        """Return the seconds for moving `amount` bytes of the session."""
         rate, own = self.rate, self._measured.get(session)
         if own is None or amount <= 0:
             return amount / rate
@@ -125,21 +126,21 @@ class HandOffCost:
         self.resume = WholeMoves(settings)
 
     def forget(self, session: str) -> None:
-        """Remove a session with its measurements."""
+        """Remove a session and its measurements."""
         for measured in (self.bandwidth_in, self.bandwidth_out, self.suspend, self.resume):
             measured.forget(session)
 
     def one_after_the_other(self, amount: int) -> float:
-        """Return the seconds to move so many bytes in and out again without overlap: the cost of a time slice."""
+        """Return the seconds to move `amount` bytes in and out again without overlap: the cost of a time slice."""
         return self._settings.switch_seconds + amount / self.bandwidth_in.value + amount / self.bandwidth_out.value
 
     def of_whole(self, session: str, amount: int) -> float:
-        """Return the seconds to resume and suspend a session with so many bytes."""
+        """Return the seconds to resume and suspend a session with `amount` bytes."""
         moves = self.resume.seconds(session, amount) + self.suspend.seconds(session, amount)
         return self._settings.switch_seconds + moves
 
     def both_ways_at_once(self, amount: int) -> float:
-        """Return the seconds that the GPU is idle while so many bytes move in and as many others move out."""
+        """Return the seconds that the GPU is idle while `amount` bytes move in and as many others move out."""
         slower = min(self.bandwidth_in.value, self.bandwidth_out.value)
         return self._settings.switch_seconds + amount / slower
 
@@ -148,13 +149,13 @@ class HandOffCost:
 class TimeSliceLengths:
     """Lengths of time slices in a weighted round.
 
-    A round with one hand-off for each session must last T = (sum of the hand-off costs) / e for an overhead of at most
-    e. Each session's time slice is its part of T by weight, so no session waits longer than T.
+    A round with one hand-off per session must last T = (sum of the hand-off costs) / e for an overhead of at most e.
+    Each session's time slice is its part of T by weight, so no session waits longer than T.
     """
 
     round_seconds: float
     by_session: Mapping[str, float]
-    """Seconds of each session's time slice, its own hand-off included."""
+    """Seconds of each session's time slice, including its own hand-off."""
 
     @classmethod
     def plan(
@@ -177,7 +178,7 @@ class HandOffCredit:
     """
 
     def __init__(self, settings: ArbiterSettings, rate: float) -> None:
-        """Create a full bucket. `rate`: seconds of hand-offs for each second."""
+        """Create a full bucket. `rate`: seconds of hand-offs per second."""
         self._rate = rate
         self._capacity = settings.hand_off_credit
         self.seconds = settings.hand_off_credit
@@ -192,7 +193,7 @@ class HandOffCredit:
         self.seconds -= seconds
 
     def wait_for(self, seconds: float) -> float:
-        """Return the seconds until so much may be spent; 0: now; infinite for a bucket of capacity 0.
+        """Return the wait until `seconds` may be spent; 0: now; infinite for a bucket of capacity 0.
 
         A full bucket allows more than its capacity.
         """
@@ -204,19 +205,19 @@ class HandOffCredit:
 SHORTENED = 1 / 4
 """Factor after an ignored REVOKE: one step leads from the usual time to the shortest."""
 LENGTHENED = 2.0
-"""Factor after an answer in time: after one very long kernel two answers restore the usual time."""
+"""Factor after a timely answer: after one very long kernel, two answers restore the usual time."""
 
 
 def revoke_timeout(session: ArbitratedSession, running: int, settings: ArbiterSettings) -> float:
-    """Return the seconds after which others are granted, while `running` sessions share the GPU in even slices."""
+    """Return the seconds after which others get leases while `running` sessions share the GPU evenly."""
     own = session.revoke_timeout
     return (settings.usual_revoke_timeout if own is None else own) * max(1, running)
 
 
 def learn_revoke_timeout(session: ArbitratedSession, received: float, settings: ArbiterSettings) -> None:
-    """Learn from an answer to REVOKE or a disconnect. `received`: GPU seconds that the session received meanwhile.
+    """Learn from an answer to REVOKE or from a disconnect. `received`: GPU seconds that the session received meanwhile.
 
-    Only working processes are counted: quiet processes prove nothing. An answer in the usual time counts as in time,
+    Only working processes are counted: quiet processes prove nothing. An answer within the usual time counts as timely
     even if the time-out was shorter: a kernel cannot be interrupted.
     """
     before = revoke_timeout(session, 1, settings)
@@ -227,24 +228,24 @@ def learn_revoke_timeout(session: ArbitratedSession, received: float, settings: 
 
 
 def is_interactive(session: ArbitratedSession, settings: ArbiterSettings) -> bool:
-    """Return whether a user seems to wait for the session: it just returned, or has worked only briefly since.
+    """Return whether a user seems to be waiting for the session: it just returned, or has worked only briefly since.
 
     A session with typically long bursts counts only after `returning_pause`: programs also pause for seconds between
-    their phases.
+    phases.
     """
     short = (session.bursts.typical or 0.0) <= settings.short_burst
     return session.attained <= settings.short_burst and (short or session.pause >= settings.returning_pause)
 
 
 def bound(waiting: Iterable[Client], settings: ArbiterSettings) -> float:
-    """Return the part of the GPU's time that hand-offs may cost now."""
+    """Return the fraction of the GPU's time that hand-offs may cost now."""
     if any(is_interactive(session, settings) for session in {client.session for client in waiting}):
         return settings.interactive_overhead_bound
     return settings.overhead_bound
 
 
 def newcomers(waiting: Iterable[Client], settings: ArbiterSettings) -> list[Client]:
-    """Return the first client of each session that may end a time slice early, the least attained first.
+    """Return the first client of each session that may end a time slice early, least attained service first.
 
     These sessions have paused.
     """
@@ -256,14 +257,14 @@ def newcomers(waiting: Iterable[Client], settings: ArbiterSettings) -> list[Clie
 
 
 def group_with(newcomer: Client, holders: Iterable[Client], budget: VramBudget) -> list[Client]:
-    """Return the newcomer and the holders that stay beside it, by least attained service."""
+    """Return the newcomer and the holders that stay next to it, by least attained service."""
     return budget.fill(sorted(holders, key=lambda client: client.session.attained), [newcomer])
 
 
 def part_of_gpu(moving: Iterable[Client], beside: Iterable[Client]) -> float:
-    """Return the part of the GPU that is idle while these clients' memory moves and others work beside them.
+    """Return the fraction of the GPU that is idle while `moving` clients' memory moves and `beside` clients work.
 
-    The part is by weight: the GPU's work for the sessions that stay is not lost.
+    The fraction is by weight: the GPU's work for the sessions that stay is not lost.
     """
     moved = {client.session for client in moving}
     others = {client.session for client in beside if client.bursting or client.parked} - moved

@@ -36,12 +36,12 @@ from gpushare_spawner.wording.amounts import reason
 
 
 def default_control_socket() -> Path:
-    """Return the control socket of this machine's agent: ``$GPUSHARE_CONTROL``, else /run/gpushare/control.sock."""
+    """Return the control socket of this machine's agent: ``$GPUSHARE_CONTROL`` or /run/gpushare/control.sock."""
     return Path(os.environ.get("GPUSHARE_CONTROL") or "/run/gpushare/control.sock")
 
 
 class AgentClient:
-    """Client of one agent. Each request has its own connection, so tasks can share a client.
+    """Client of one agent. Each request uses its own connection, so tasks can share a client.
 
     Every method raises `AgentUnreachable` if no agent answers within `timeout` seconds or its answer is invalid, and
     `ControlRefused` (with a code for programs and a sentence for people) if the agent rejects the request.
@@ -60,11 +60,11 @@ class AgentClient:
             raise AgentUnreachable(f"the agent on {self.socket} sent a report that cannot be read: {error}") from None
 
     def report_age(self) -> float:
-        """Return the age of the last report in seconds: 0, because the agent makes a report for each request."""
+        """Return the age of the last report in seconds: 0, because the agent creates a report for each request."""
         return 0.0
 
     async def open(self, request: OpenRequest) -> Opened:
-        """Reserve a share. The answer has the environment of the notebook server."""
+        """Reserve a share. The answer contains the environment of the notebook server."""
         answer = await self._ask(request)
         try:
             return Opened.model_validate(answer)
@@ -74,11 +74,11 @@ class AgentClient:
             ) from None
 
     async def confirm(self, id: str, pid: int) -> None:
-        """Confirm that the session's process runs, with its pid on the agent's machine."""
+        """Confirm that the session's process is running, with its pid on the agent's machine."""
         await self._ask(ConfirmRequest(id=id, pid=pid))
 
     async def close(self, id: str) -> None:
-        """Close the session. A session that is not open is no error."""
+        """Close the session. Closing a session that is not open is not an error."""
         await self._ask(CloseRequest(id=id))
 
     async def tier(self, request: TierRequest) -> None:
@@ -86,14 +86,14 @@ class AgentClient:
         await self._ask(request)
 
     async def carried_out(self, request: TierRequest) -> bool:
-        """Return whether the tier has changed: always, because the agent answers `tier` after the change."""
+        """Return whether the tier has changed: always true, because the agent answers `tier` after the change."""
         return True
 
     async def resize(self, request: ResizeRequest) -> None:
         """Change the share of a running session.
 
-        Refused with code ``no-capacity`` if the units are not free, and with ``bad-request`` by an agent that is older
-        than this request.
+        Refused with code ``no-capacity`` if the units are not free, and with ``bad-request`` by an agent that predates
+        this request.
         """
         await self._ask(request)
 
@@ -102,7 +102,7 @@ class AgentClient:
         await self._ask(request)
 
     async def controls(self, request: ControlsRequest) -> None:
-        """Set a session's keep and exemption. An agent that is older than session controls refuses (bad-request)."""
+        """Set a session's keep and exemption. An agent that predates session controls refuses (``bad-request``)."""
         await self._ask(request)
 
     async def message(self, request: MessageRequest) -> None:
@@ -110,7 +110,7 @@ class AgentClient:
         await self._ask(request)
 
     async def cordon(self, request: CordonRequest) -> None:
-        """Cordon a GPU or the node, or end the cordon. An agent that is older than cordons refuses (bad-request)."""
+        """Cordon a GPU or the node, or end the cordon. An agent that predates cordons refuses (``bad-request``)."""
         await self._ask(request)
 
     async def answer(self, request: AnswerRequest) -> None:
@@ -149,7 +149,7 @@ class AgentClient:
         return answer.result
 
     async def _answer(self, line: bytes, patience: float) -> Answer:
-        """Return the agent's answer. Repeats the request to an overloaded agent for ``patience`` seconds."""
+        """Return the agent's answer. Repeats the request for ``patience`` seconds while the agent is overloaded."""
         clock = asyncio.get_running_loop().time
         end, pause = clock() + patience, 0.05
         while True:
@@ -184,7 +184,7 @@ class AgentClient:
                     connection.connect(str(self.socket))
                     return connection
                 except BlockingIOError:
-                    # the agent has not accepted earlier connections yet; the socket does not connect later by itself
+                    # the agent's backlog is full; the socket does not connect later by itself
                     await asyncio.sleep(0.01)
         except BaseException:
             connection.close()

@@ -1,6 +1,6 @@
 """The Kubernetes API as JSON, without the model classes of kubernetes_asyncio.
 
-The model classes would cost as much memory as the rest of the agent. Lists that are kept current: object_watch.py.
+The model classes would use as much memory as the rest of the agent. object_watch.py keeps lists current.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _LIST_WITHIN = aiohttp.ClientTimeout(total=30.0)
-"""Seconds for a list: all pods of a large cluster take longer than one object."""
+"""Time limit for a list: all pods of a large cluster take longer than one object."""
 MERGE_PATCH, STRATEGIC_MERGE_PATCH = "application/merge-patch+json", "application/strategic-merge-patch+json"
-"""Types of patches: RFC 7386, and Kubernetes' own, which merges lists such as the containers of a pod."""
+"""Patch types: RFC 7386, and Kubernetes' own, which merges lists such as a pod's containers."""
 WATCH_SECONDS = 60
 """Seconds after which the API server ends a watch. The next watch continues from there."""
 SILENCE = 15.0
-"""Seconds of silence after the end of a watch is due that prove a dead connection."""
+"""Seconds of silence, after a watch should have ended, that prove a dead connection."""
 _WATCH_WITHIN = aiohttp.ClientTimeout(sock_connect=15.0, sock_read=WATCH_SECONDS + SILENCE)
 _BROKEN = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
-"""Errors that end a call without an answer. ValueError: the file of the service account's token can be empty for a
-moment."""
+"""Errors that end a call without an answer.
+
+ValueError: the file of the service account's token can be empty briefly.
+"""
 
 
 class ApiConnection(Protocol):
-    """A connection that sends requests to the API server. A failure is one of `_BROKEN`."""
+    """A connection that sends requests to the API server. A failure raises one of `_BROKEN`."""
 
     async def send(self, request: ApiRequest) -> aiohttp.ClientResponse:
         """Send a request."""
@@ -45,7 +47,7 @@ class ApiConnection(Protocol):
 
 
 class ApiFailure(Exception):
-    """A failed call. `status` is HTTP's; 0: no answer came."""
+    """A failed call. `status`: HTTP status; 0: no response."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -53,7 +55,7 @@ class ApiFailure(Exception):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same call can succeed later: no answer, too many requests, or a server error."""
+        """Whether the same call can succeed later: no response, too many requests, or a server error."""
         return self.status in (0, 429) or self.status >= 500
 
 
@@ -67,7 +69,7 @@ class ListAnswer:
     def __init__(self, text: str) -> None:
         self._text = text
         self.version = ""
-        """resourceVersion of the list, set after the last item."""
+        """The list's resourceVersion, set after the last item."""
 
     def items(self) -> Iterator[dict[str, Any]]:
         """Yield each item. Raises ValueError for an invalid list, and KeyError without a version."""
@@ -98,7 +100,7 @@ class ListAnswer:
     def _after(self, at: int, mark: str) -> int:
         at = self._skip(at)
         if not self._text.startswith(mark, at):
-            raise ValueError(f"no list of Kubernetes: {mark} expected at character {at}")
+            raise ValueError(f"not a Kubernetes list: {mark} expected at character {at}")
         return at + len(mark)
 
     def _skip(self, at: int) -> int:
@@ -107,7 +109,7 @@ class ListAnswer:
 
 
 class KubeconfigConnection:
-    """Requests through the library's client, for programs that do not need its models.
+    """Connection through the library's client, for programs that do not need its models.
 
     It supports kubeconfig files, which a service account's own connection (service_account.py) does not.
     """
@@ -141,10 +143,10 @@ class KubeconfigConnection:
 
 
 async def cluster_client() -> ApiClient:
-    """Return a client with the pod's service account, or with ``$KUBECONFIG`` outside of a cluster.
+    """Return a client with the pod's service account, or with ``$KUBECONFIG`` outside a cluster.
 
-    The caller closes it. A service account's token, which the kubelet renews long before it expires, is read again
-    every minute. Raises NoCluster.
+    The caller closes it. A service account's token, which the kubelet renews long before it expires, is reread every
+    minute. Raises NoCluster.
     """
     from kubernetes_asyncio import config
     from kubernetes_asyncio.client import ApiClient, Configuration
@@ -171,11 +173,11 @@ class ClusterApi:
 
     @classmethod
     async def connect(cls) -> ClusterApi:
-        """Connect as the pod of this process, else by $KUBECONFIG. Raises NoCluster."""
+        """Connect with this pod's service account, or else with $KUBECONFIG. Raises NoCluster."""
         connection = ServiceAccountConnection.of_this_pod()
         if connection is not None:
             return cls(connection)
-        # outside a cluster memory does not matter
+        # outside a cluster, memory does not matter
         try:
             return cls(KubeconfigConnection(await cluster_client()))
         except ImportError as error:
@@ -186,7 +188,7 @@ class ClusterApi:
         await self._connection.close()
 
     async def list(self, path: str, **query: str) -> ListAnswer:
-        """Return a collection, with the version to watch from."""
+        """Return a collection, with the version from which to watch."""
         return ListAnswer(await self._text(ApiRequest("GET", path, query, timeout=_LIST_WITHIN)))
 
     async def get(self, path: str) -> Json:
@@ -198,7 +200,7 @@ class ClusterApi:
         return await self._object(ApiRequest("POST", path, query, item))
 
     async def replace(self, path: str, item: Json) -> Json:
-        """Replace the object of the same name; its version must be the present one."""
+        """Replace the object of the same name. The version must be the current one."""
         return await self._object(ApiRequest("PUT", path, {}, item))
 
     async def delete(self, path: str, options: Json | None = None) -> Json:
@@ -206,13 +208,13 @@ class ClusterApi:
         return await self._object(ApiRequest("DELETE", path, {}, options))
 
     async def patch(self, path: str, patch: Json, content: str = MERGE_PATCH) -> Json:
-        """Merge into an object. Return the merged object."""
+        """Merge a patch into an object. Return the merged object."""
         return await self._object(ApiRequest("PATCH", path, {}, patch, content))
 
     async def watch(
         self, path: str, version: str, opened: Callable[[], None], **query: str
     ) -> AsyncGenerator[Json, None]:
-        """Yield events after a version until the server ends the watch. `opened` is called when it has begun.
+        """Yield events after a version until the server ends the watch. `opened` is called when the watch has begun.
 
         Raises ApiFailure; 410: the version is too old.
         """
@@ -231,7 +233,7 @@ class ClusterApi:
                     raise _failure(int(event["object"].get("code", 500)), line.decode(errors="replace"))
                 yield event
         except (ValueError, KeyError, TypeError) as error:
-            raise ApiFailure(0, f"the watch brought something else than events: {error}") from None
+            raise ApiFailure(0, f"the watch sent something other than events: {error}") from None
         except _BROKEN as error:
             raise ApiFailure(0, f"the watch broke: {reason(error)}") from None
         finally:
@@ -241,9 +243,9 @@ class ClusterApi:
         try:
             answer = json.loads(await self._text(request))
         except ValueError:
-            raise ApiFailure(0, "the API server's answer is no JSON") from None
+            raise ApiFailure(0, "the API server's answer is not JSON") from None
         if not isinstance(answer, dict):
-            raise ApiFailure(0, "the API server's answer is no object")
+            raise ApiFailure(0, "the API server's answer is not an object")
         return answer
 
     async def _text(self, request: ApiRequest) -> str:
@@ -251,7 +253,7 @@ class ClusterApi:
         try:
             text = await response.text()
         except _BROKEN as error:
-            raise ApiFailure(0, f"the API server's answer broke off: {reason(error)}") from None
+            raise ApiFailure(0, f"the API server's answer is incomplete: {reason(error)}") from None
         finally:
             response.release()
         if response.status >= 400:

@@ -1,8 +1,8 @@
 """Objects of one kind from the API server, kept current by a list and a watch.
 
-An unreadable object is logged once and does not affect the others. A list is parsed object by object, and only a part
-of each object is kept: all pods of a large cluster at once, as Python objects, would take ten times the memory of these
-parts, and a process rarely gives memory back. The requests: api.py.
+An unreadable object is logged once and does not affect the others. A list is parsed one object at a time, and only a
+part of each object is retained. As Python objects, all pods of a large cluster together would take ten times the memory
+of these parts, and a process rarely returns memory. For the requests, see api.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpushare_spawner.background import Background, set_within
 from gpushare_spawner.clients.api import SILENCE, WATCH_SECONDS, ApiFailure, ClusterApi
 
 MOST_LOGGED = 1000
-"""Maximum of logged unreadable objects. Our choice: a hub runs for months and sees many pod names."""
+"""Maximum number of logged unreadable objects. Our choice: a hub runs for months and reads many pod names."""
 
 
 class BadObjects:
@@ -32,7 +32,7 @@ class BadObjects:
 
     @contextmanager
     def apart(self, name: str) -> Iterator[None]:
-        """Log the first exception of the work for an object, which keeps its earlier state."""
+        """Log the first exception in the work for an object. The object keeps its earlier state."""
         try:
             yield
         except Exception:
@@ -42,41 +42,41 @@ class BadObjects:
 
 
 Object = dict[str, Any]
-"""Object as the API server sends it, or a part of it. Never changed here."""
+"""Object as the API server sends it, or a part of it. This module never changes it."""
 Part = TypeVar("Part")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 20.0
-"""Seconds between tries while the API server does not answer."""
+"""Seconds between attempts while the API server does not answer."""
 TRIES_OF_A_WATCH = 5
 """Consecutive failures after which the objects are listed again."""
 _AT_LEAST = 0.5
-"""Seconds. After a shorter watch (the API server stops, or a proxy cuts it) the next starts with a delay."""
+"""Seconds. After a shorter watch (the API server stops, or a proxy ends it) the next watch starts with a delay."""
 _CATCHING_UP = 2.0
-"""Seconds in which a new watch brings earlier events."""
+"""Seconds in which a new watch delivers earlier events."""
 ITEMS_AT_ONCE = 50
-"""Objects of a list that are parsed without a break for the event loop: about 2 ms."""
+"""Number of a list's objects that are parsed without yielding to the event loop: about 2 ms."""
 LOST_AFTER = WATCH_SECONDS + SILENCE + 2 * LONGEST_PAUSE
-"""Seconds without an answer of the API server after which its last answer is out of date."""
+"""Seconds without an answer from the API server after which its last answer is out of date."""
 
 
 def key(item: Object) -> str:
-    """Return an object's namespace and name with a slash, or the name alone without a namespace."""
+    """Return an object's namespace and name, joined by a slash, or only the name if it has no namespace."""
     namespace = item["metadata"].get("namespace")
     return f"{namespace}/{item['metadata']['name']}" if namespace else str(item["metadata"]["name"])
 
 
 def whole(item: Object) -> Object:
-    """Return the object: everything of it is kept."""
+    """Return the whole object: all of it is retained."""
     return item
 
 
 class Watched(Background, Generic[Part]):
-    """Objects read by one list and a series of watches until `close`, with unlimited retries.
+    """Objects read by a list and a series of watches until `close`, with unlimited retries.
 
     ``what`` names the objects at ``path`` for people ("the pods of this node"); ``query`` selects them. ``keep``
-    returns the part of an object to keep; None: the object is left out. If it raises, the object keeps its earlier
-    state or is left out: an invalid object must not hide the others. ``on_change`` is called after each list and each
-    change.
+    returns the part of an object to retain; None: the object is omitted. If ``keep`` raises, the object keeps its
+    earlier state or is omitted: an invalid object must not hide the others. ``on_change`` is called after each list and
+    each change.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Watched(Background, Generic[Part]):
         missing_right: str = "",
         cached: bool = True,
     ) -> None:
-        """Create the watch. ``missing_right``: source of the right to read, as the end of a refusal's sentence.
+        """Create the watch. ``missing_right``: end of the error text for a refusal, naming what grants the right.
 
-        ``cached``: the first list can come from the API server's cache, which is cheap to read; the watch brings newer
-        versions.
+        ``cached``: the first list can come from the API server's cache, which is cheap to read; the watch delivers
+        newer versions.
         """
         self._api = api
         self._path = path
@@ -109,40 +109,40 @@ class Watched(Background, Generic[Part]):
         self.objects: dict[str, Part] = {}
         """Objects by `key`."""
         self.versions: dict[str, str] = {}
-        """Their resourceVersions."""
+        """Their resourceVersions, by `key`."""
         self.arrived: dict[str, float] = {}
-        """Earliest possible time (`time.monotonic`) of the write of the version in `objects`: mostly its arrival by a
-        watch. Missing: it came with a list, so its age is unknown."""
+        """Earliest possible time (`time.monotonic`) at which the version in `objects` was written: usually the time of
+        its watch event. Missing: it came from a list, so its age is unknown."""
         self.problem = f"{self.what} have not been read yet"
-        """Present problem, for people; empty: none."""
+        """Current problem, for people; empty: none."""
         self.version = ""
-        """The newest version that a list or the watch has brought, deletions included."""
+        """The newest version that a list or the watch has delivered, including deletions."""
         self.listing = False
-        """Whether a list is under way."""
+        """Whether a list request is in progress."""
         self.listed_at: float | None = None
-        """Start of the last list that was answered (`time.monotonic`)."""
+        """Start of the last successful list request (`time.monotonic`)."""
         self._failing = False
         self._bad_objects = BadObjects(self._log)
         self._heard: float | None = None
         self._missed_since: float | None = None
         self._caught_up = 0.0
         self._answered = asyncio.Event()
-        """Set after the first list has come or failed."""
+        """Set after the first list has arrived or failed."""
 
     @property
     def known(self) -> bool:
-        """Whether `objects` is current, or was a short time ago."""
+        """Whether `objects` is current, or was recently."""
         return self._heard is not None and time.monotonic() - self._heard < LOST_AFTER
 
     async def loaded(self, patience: float) -> bool:
-        """Wait for the success or failure of the first list. Return whether it came within ``patience`` seconds."""
+        """Wait for the success or failure of the first list. Return whether it arrived within ``patience`` seconds."""
         await set_within(self._answered, patience)
         return self._heard is not None
 
     def replace(self, item: Object, version: str) -> bool:
-        """Replace an object after a local change, if it still has that resourceVersion. Return whether it had.
+        """Replace an object after a local change if it still has that resourceVersion. Return whether it was replaced.
 
-        The API server's change of that version is the next, so the watch brings it or a newer version.
+        The API server's next version follows that one, so the watch delivers it or a newer version.
         """
         if self.versions.get(key(item)) != version:
             return False
@@ -150,7 +150,7 @@ class Watched(Background, Generic[Part]):
         return True
 
     def enter(self, item: Object) -> None:
-        """Take the present version of an object."""
+        """Store the current version of an object."""
         name, part = key(item), self._part(item)
         if part is None:
             self._drop(name)
@@ -158,7 +158,7 @@ class Watched(Background, Generic[Part]):
             self.objects[name], self.versions[name] = part, _version(item)
 
     def _part(self, item: Object) -> Part | None:
-        """Return the part of an object to keep: if the object is unreadable, the part that was kept before."""
+        """Return the part of an object to retain: for an unreadable object, the part retained before."""
         name = key(item)
         with self._bad_objects.apart(f"{name} of {self.what}"):
             return self._keep(item)
@@ -189,22 +189,22 @@ class Watched(Background, Generic[Part]):
                     # the API server has dropped later events: list again, and not from its cache
                     version, least = "", ""
                     if not expired:
-                        # only once at a time, so as not to flood a server that rejects every version as too old
+                        # only once in a row: a server that rejects every version as too old must not be flooded
                         expired = True
                         continue
                 elif not failure.may_pass or failures >= TRIES_OF_A_WATCH:
-                    # a list is expensive for a server in trouble, so until then the watch continues from its version
+                    # a list is expensive for an overloaded server, so until then the watch continues from its version
                     version = ""
                 self._fail(f"{failure}{self._missing_right if failure.status in (401, 403) else ''}")
             except Exception as error:
-                # for any error: the objects here must not become stale
+                # on any error: the objects here must not become stale
                 version = ""
-                self._fail(f"unexpected answer of the API server ({type(error).__name__}: {error})")
+                self._fail(f"unexpected answer from the API server ({type(error).__name__}: {error})")
             await asyncio.sleep(pause * random.uniform(0.5, 1))
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _list(self, least: str) -> str:
-        """List all objects at that version or later; empty: at the newest. Return the version of the list."""
+        """List all objects at that version or later; empty: the newest version. Return the list's version."""
         began, self.listing = time.monotonic(), True
         try:
             answer = await self._api.list(self._path, **self._query, **({"resourceVersion": least} if least else {}))
@@ -226,7 +226,7 @@ class Watched(Background, Generic[Part]):
         return self.version
 
     def _opened(self) -> None:
-        # the first events can be from before this watch began
+        # the first events may predate this watch
         self._missed_since, self._caught_up = self._heard, time.monotonic() + _CATCHING_UP
         self._settled()
 

@@ -1,7 +1,7 @@
 """Connection to the API server with the service account of this pod, and the lines of a watch.
 
 It replaces kubernetes_asyncio on nodes: any import of that package loads all of its models, 37 MiB on each node
-(measured with version 36.1.0). Outside of a cluster: api.py.
+(measured with version 36.1.0). For use outside a cluster, see api.py.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ API from a pod)."""
 
 
 READ_TOKEN_EVERY = 60.0
-"""Seconds. The kubelet renews a token after 80 % of its life, which is at least 10 min."""
+"""Seconds. The kubelet renews a token after 80 % of its lifetime, which is at least 10 min."""
 
 
 ANSWER_WITHIN = aiohttp.ClientTimeout(total=15.0)
-"""Seconds for a request other than a list or a watch."""
+"""Time limit for a request other than a list or a watch."""
 
 
 class NoCluster(RuntimeError):
-    """Missing configuration of a cluster. The message names the missing settings."""
+    """Error for missing cluster configuration. The message names the missing settings."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class ApiRequest:
     path: str
     query: Mapping[str, str]
     body: Any = None
-    """Sent as JSON; None: no body."""
+    """Body, sent as JSON; None: no body."""
     content: str = "application/json"
-    """The type of the body."""
+    """Content type of the body."""
     timeout: aiohttp.ClientTimeout = ANSWER_WITHIN
 
 
 class ServiceAccountConnection:
-    """Requests with the pod's token. ``host``: the API server's URL. The caller closes it."""
+    """Connection that authenticates with the pod's token. ``host``: the API server's URL. The caller closes it."""
 
     def __init__(self, host: str, folder: Path) -> None:
         self._host = host
@@ -61,9 +61,9 @@ class ServiceAccountConnection:
 
     @classmethod
     def of_this_pod(cls, folder: Path | None = None) -> ServiceAccountConnection | None:
-        """Return the connection of this pod; None outside of a cluster.
+        """Return this pod's connection; None outside a cluster.
 
-        ``folder``: folder of token and CA, `FOLDER` by default.
+        ``folder``: folder with the token and the CA, `FOLDER` by default.
         """
         folder = folder or FOLDER
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
@@ -93,7 +93,7 @@ class ServiceAccountConnection:
 
     def _context(self) -> ssl.SSLContext:
         context = ssl.create_default_context(cadata=(self._folder / "ca.crt").read_text())
-        # Python 3.13 sets it by default, and CAs of older clusters lack the key identifier that it requires
+        # Python 3.13 sets this flag by default, and older clusters' CAs lack the key identifier that it requires
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return context
 
@@ -108,9 +108,9 @@ class ServiceAccountConnection:
 
 
 async def watch_lines(content: StreamReader) -> AsyncIterator[bytes]:
-    """Yield lines of any length, without empty lines.
+    """Yield lines of any length, omitting empty lines.
 
-    An object may have 1.5 MiB (etcd's limit for a request); the reader's own lines end with an error at 128 KiB.
+    An object can have 1.5 MiB (etcd's limit for a request); the reader's own line iteration fails at 128 KiB.
     """
     rest = b""
     async for chunk in content.iter_any():

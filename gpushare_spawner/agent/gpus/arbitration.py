@@ -1,9 +1,9 @@
-"""The shell around one GPU's arbiter: frames become events, decisions become frames, timers call the arbiter.
+"""The shell around one GPU's arbiter: it translates frames to events and decisions to frames, and runs the timers.
 
-`ObservedSessions` adds up the sessions of a GPU that another layer shares, from their processes' reports of GPU work.
-It decides nothing. Their processes run with engine `observe` and need no lease: docs/reference/protocol.md, "Observing
-only". Times are seconds of one clock and come in as arguments. The rules of the arbiter are in
-gpushare_spawner/arbiter.
+`ObservedSessions` adds up the GPU work that processes report for the sessions of a GPU that another layer shares. It
+makes no decisions. These processes run with engine `observe` and need no lease; see "Observing only" in
+docs/reference/protocol.md. Times are seconds on one clock and are passed as arguments. gpushare_spawner/arbiter
+contains the arbiter's rules.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gpushare_spawner.arbiter.session import ArbiterSettings, Decision, LeaseGra
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
 
 SAMPLED_LATELY = 2.5
-"""Seconds after the end of a sample with GPU work in which further work counts as running.
+"""Seconds for which work counts as running after the end of a sample with GPU work.
 
-Samples are read every second and end up to a second before.
+Samples are read every second and end up to one second before the reading.
 """
 MOST_MEASURED = 16
-"""Number of processes of a session with figures of their own at an instant: each change of them is kept for 2 s."""
+"""Maximum number of a session's processes with separate figures at an instant: each change is retained for 2 s."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Process:
     session: str
     joined_at: float
     busy_since: float | None = None
-    """Reported start of its burst; None if it has none."""
+    """Reported start of its burst; None if there is no burst."""
     gpu_seconds: float = 0.0
     """Reported seconds with a burst on the GPU since it joined."""
     memory_bytes: int = 0
@@ -51,24 +51,27 @@ class _Session:
     """Time at which one of its processes last joined, left, or reported that a burst began or ended."""
     processes: set[int] = field(default_factory=set)
     working: dict[int, None] = field(default_factory=dict)
-    """Processes with a burst, the earliest burst first."""
+    """Processes with a burst, earliest burst first."""
     ended_gpu_seconds: float = 0.0
-    """GPU seconds of processes that have left, and of unconnected processes."""
+    """GPU seconds of processes that have disconnected, and of unconnected processes."""
     any_worked: float = 0.0
-    """Seconds in which at least one of its processes had a burst, until `news_at`."""
+    """Seconds until `news_at` in which at least one of its processes had a burst."""
     last_activity: float | None = None
     sampled_until: float | None = None
-    """End of the last sample of the driver in which unconnected processes computed."""
+    """End of the last driver sample in which unconnected processes computed."""
     unconnected_bytes: int = 0
-    """Memory of unconnected processes, by the driver's figures."""
+    """Memory of unconnected processes, according to the driver."""
     use: RecentGpuUse = field(default_factory=RecentGpuUse)
 
 
 class ObservedSessions:
-    """The sessions of one GPU, and their processes by number. A process's reports are capped by its time here."""
+    """The sessions of one GPU, and their processes by number.
+
+    A process's reports are capped by the time since it joined.
+    """
 
     def __init__(self, memory_bytes: int) -> None:
-        """Create an empty GPU. `memory_bytes`: the memory of the GPU, which is the limit for each process."""
+        """Create a GPU without sessions. `memory_bytes`: the GPU's memory, which is the limit for each process."""
         self._gpu_bytes = memory_bytes
         self._sessions: dict[str, _Session] = {}
         self._processes: dict[int, _Process] = {}
@@ -77,7 +80,7 @@ class ObservedSessions:
         return session in self._sessions
 
     def has(self, process: int) -> bool:
-        """Return whether the process of that number has joined."""
+        """Return whether the process with that number has joined."""
         return process in self._processes
 
     def add(self, session: str, now: float) -> None:
@@ -108,11 +111,11 @@ class ObservedSessions:
         del self._processes[process]
 
     def memory(self, process: int, allocated: int) -> None:
-        """Record the bytes that a process states, of every kind."""
+        """Record all bytes that a process states, of every kind."""
         self._processes[process].memory_bytes = min(allocated, self._gpu_bytes)
 
     def busy(self, process: int, now: float) -> None:
-        """Record that a burst of a process begins, or runs."""
+        """Record that a process's burst begins or is running."""
         working = self._processes[process]
         session = self._advance(working.session, now)
         session.last_activity = now
@@ -121,9 +124,9 @@ class ObservedSessions:
             session.working[process] = None
 
     def idle(self, process: int, gpu_seconds: float, quiet: float, now: float) -> None:
-        """Record that a burst of a process has ended.
+        """Record that a process's burst has ended.
 
-        `gpu_seconds`: with a burst since the process joined. `quiet`: seconds since its last work ended.
+        `gpu_seconds`: seconds with a burst since the process joined. `quiet`: seconds since its last work ended.
         """
         working = self._processes[process]
         session = self._advance(working.session, now)
@@ -140,7 +143,7 @@ class ObservedSessions:
         session.last_activity = max(session.last_activity or begin, begin, now - quiet)
 
     def sampled(self, session: str, since: float, until: float, gpu_seconds: float) -> None:
-        """Add a sample of the driver: seconds of GPU time of the session's unconnected processes."""
+        """Add a driver sample: GPU seconds of the session's unconnected processes."""
         record = self._sessions[session]
         record.ended_gpu_seconds += min(gpu_seconds, until - since)
         record.any_worked += min(gpu_seconds, until - since)
@@ -165,7 +168,7 @@ class ObservedSessions:
             held=False,
             memory_bytes=memory,
             resident_bytes=memory,
-            # processes that work at the same time have one GPU together
+            # processes that work at the same time share one GPU
             gpu_seconds=min(
                 any_worked,
                 record.ended_gpu_seconds + sum(process.gpu_seconds for process in processes) + sum(under_way),
@@ -174,10 +177,10 @@ class ObservedSessions:
         )
 
     def recent_use(self, session: str, now: float) -> Use:
-        """Return the time with a burst of the session within the last `WINDOW`.
+        """Return the session's time with a burst within the last `WINDOW`.
 
-        Processes of one session that have bursts at the same time share it evenly; at most `MOST_MEASURED` of
-        them do. Other sessions do not reduce it: their layer decides how their work shares the GPU.
+        Processes of one session with simultaneous bursts, at most `MOST_MEASURED` of them, share this time evenly.
+        Other sessions do not reduce it: their layer decides how their work shares the GPU.
         """
         record = self._sessions[session]
         return record.use.of(session, record.news_at, now, self._working(session))
@@ -186,7 +189,7 @@ class ObservedSessions:
         return [(session, process) for process in islice(self._sessions[session].working, MOST_MEASURED)]
 
     def _advance(self, session: str, now: float) -> _Session:
-        """Add the work until now, before a change."""
+        """Add the work done until now, before a change."""
         record = self._sessions[session]
         record.use.advance(record.news_at, now, self._working(session))
         if record.working:
@@ -197,10 +200,10 @@ class ObservedSessions:
 
 NANOSECONDS = 1_000_000_000
 CHECK_AGAIN, CHECK_SELDOM = 0.1, 5.0
-"""Seconds between two checks of a process that left, first and last: a process closes its socket before it has ended.
-"""
+"""First and longest interval, in seconds, between checks of a process that disconnected: a process closes its socket
+before it ends."""
 RENEW_EVERY = 10.0
-"""Seconds; a waiting client that receives nothing for 30 s lets its work run."""
+"""Seconds between frames to a waiting client: a client that receives nothing for 30 s runs its work without a lease."""
 
 
 class CudaClient(Protocol):
@@ -208,7 +211,7 @@ class CudaClient(Protocol):
 
     @property
     def number(self) -> int:
-        """Number that is never used twice while the agent runs."""
+        """Number of the client, never reused while the agent runs."""
 
     def send(self, kind: Kind, *fields: int, gpu: bytes = NO_GPU, flags: int = 0) -> None:
         """Send a frame without waiting."""
@@ -229,16 +232,16 @@ class _Client:
     paced: bool
     """Whether it supports paces."""
     lease: int = 0
-    """The last lease."""
+    """ID of the last lease."""
     granted_at: float = 0.0
     shown: tuple[int | None, int] = (None, 0)
-    """Bytes that the driver last reported for it, and the part beyond its stated memory."""
+    """Bytes that the driver last reported for its process, and the part beyond its stated memory."""
     seen: bool = False
-    """Whether it had memory on the GPU."""
+    """Whether its memory was once seen on the GPU."""
 
 
 class GpuArbitration:
-    """The arbitration of one GPU. Times are seconds of `clock`, by default the event loop's."""
+    """The arbitration of one GPU. Times are seconds on `clock`, by default the event loop's clock."""
 
     def __init__(
         self,
@@ -252,32 +255,30 @@ class GpuArbitration:
     ) -> None:
         """Create an arbiter without sessions.
 
-        `source`: the driver's samples of GPU time per process; None: use bursts only. The GPU time of unconnected
-        processes counts for the sessions that `sessions_of` returns, in another thread. `memory_seen` is called with
-        the driver's figures by the GPU's UUID when they matter; None: only the periodic query.
+        `source`: the driver's samples of GPU time per process; None: use only bursts. The GPU time of unconnected
+        processes counts for the sessions that `sessions_of` returns; it is called in another thread. `memory_seen` is
+        called with the driver's figures, keyed by GPU UUID, when they matter; None: use only the periodic query.
         """
         loop = asyncio.get_running_loop() if clock is None or call_at is None else None
         self.gpu = gpu
         # the simulator's contexts take no device memory
         self._arbiter = GpuArbiter(gpu.memory_bytes, replace(settings, context_bytes=0) if gpu.simulated else settings)
         self._observed = ObservedSessions(gpu.memory_bytes)
-        """Sessions on a GPU that another layer shares: they are not in the arbiter."""
+        """Sessions on a GPU that another layer shares. The arbiter does not contain them."""
         self._raw = gpu_bytes(gpu.uuid)
         self._clock = clock or loop.time  # type: ignore[union-attr]
         self._call_at = call_at or loop.call_at  # type: ignore[union-attr]
         self._clients: dict[int, _Client] = {}
-        """By number."""
+        """Clients by number."""
         self.suspend: Callable[[str], None] = _ignore
-        """Called with each session to be suspended; the reply is `suspended` or `not_suspended`."""
+        """Callback for each session to suspend; the reply is `suspended` or `not_suspended`."""
         self.resume: Callable[[str], None] = _ignore
-        """Called with each suspended session of which a client was granted a lease; the reply is `resumed` or
-        `not_resumed`.
-        """
+        """Callback for each suspended session with a client that was granted a lease; the reply is `resumed` or
+        `not_resumed`."""
         self._away: dict[str, list[Decision] | None] = {}
-        """Sessions that are suspended. Those that are being resumed have decisions to send to their clients
-        afterwards."""
+        """Suspended sessions. Sessions that are being resumed have decisions to send to their clients afterwards."""
         self._waits: dict[int, float] = {}
-        """Time of the last frame about a client's request, the earliest first."""
+        """Time of the last frame about each client's request, earliest first."""
         self._pids = Pids()
         self._ended_timer: Handle | None = None
         self._check_in = CHECK_AGAIN
@@ -293,9 +294,9 @@ class GpuArbitration:
         self._observed.add(session, self._clock())
 
     def add_session(self, session: str, weight: int, whole: bool = False, away: bool = False) -> None:
-        """Add a session; `weight` in share units.
+        """Add a session. `weight`: in share units.
 
-        `whole`: its memory leaves the GPU only while it is suspended. `away`: it is suspended now.
+        `whole`: the session's memory leaves the GPU only while it is suspended. `away`: the session is suspended now.
         """
         if away:
             self._away[session] = None
@@ -310,7 +311,7 @@ class GpuArbitration:
             self._carry_out(self._arbiter.set_weight(session, weight, self._clock()))
 
     def remove_session(self, session: str) -> None:
-        """Remove a session. Its clients must have left."""
+        """Remove a session. Its clients must have been removed."""
         if session in self._observed:
             self._observed.remove(session)
             return
@@ -321,7 +322,7 @@ class GpuArbitration:
     # -- sessions whose memory moves as a whole ----------------------------------------------------------------------
 
     def suspended(self, session: str, amount: int, seconds: float) -> None:
-        """Record that a session was suspended on request: `amount` bytes are free, after so many seconds."""
+        """Record that a session was suspended as requested: `amount` bytes became free within `seconds`."""
         self._away[session] = None
         self._carry_out(self._arbiter.suspended(session, amount, seconds, self._clock()))
 
@@ -330,12 +331,12 @@ class GpuArbitration:
         self._carry_out(self._arbiter.not_suspended(session, self._clock()))
 
     def set_suspendable(self, session: str, suspendable: bool, for_a_moment: bool = False) -> None:
-        """Set whether the session can be suspended from now on. `for_a_moment`: it cannot, but soon can."""
+        """Set whether the session can be suspended from now on. `for_a_moment`: not now, but soon."""
         decisions = self._arbiter.set_suspendable(session, suspendable, self._clock(), for_a_moment=for_a_moment)
         self._carry_out(decisions)
 
     def resumed(self, session: str, amount: int, seconds: float) -> None:
-        """Record that the session runs, after `resume` or without a suspension.
+        """Record that the session is running, after `resume` or without a suspension.
 
         Its clients now receive their held decisions.
         """
@@ -344,13 +345,13 @@ class GpuArbitration:
         self._carry_out([*held_back, *decisions])
 
     def not_resumed(self, session: str, retry_in: float) -> None:
-        """Record a failed resumption; the session waits. The next attempt is in so many seconds."""
+        """Record a failed resumption; the session waits. The next attempt is made in `retry_in` seconds."""
         if session in self._away:
             self._away[session] = None
         self._carry_out(self._arbiter.not_resumed(session, retry_in, self._clock()))
 
     def short_of_memory(self, session: str, lacking: int) -> None:
-        """Record the bytes that are missing on the GPU for the resumption of a session."""
+        """Record the bytes that are missing on the GPU for a session's resumption."""
         self._carry_out(self._arbiter.short_of_memory(session, lacking, self._clock()))
 
     # -- clients -----------------------------------------------------------------------------------------------------
@@ -365,7 +366,7 @@ class GpuArbitration:
         self._carry_out(self._arbiter.connect(client.number, session, self._clock()))
 
     def leave(self, client: CudaClient) -> None:
-        """Remove a client; a waiting client gets its lease. A client that never joined is no error."""
+        """Remove a client; a waiting client gets its lease. Removing a client that never joined is not an error."""
         if self._observed.has(client.number):
             self._observed.leave(client.number, self._clock())
         elif (left := self._clients.pop(client.number, None)) is not None:
@@ -378,10 +379,10 @@ class GpuArbitration:
             self._check_ended()
 
     def device_memory(self, amounts: Mapping[int, int | None], unstated: Mapping[int, int]) -> None:
-        """Set the driver's bytes for the clients' processes on this GPU, by client number; None if it shows none.
+        """Set the driver's bytes for the clients' processes on this GPU, by client number; None: not shown.
 
-        ``unstated``: the part of them that the processes have not stated. The driver lists processes: of
-        several connections of one process, a single connection has the figures and the others have 0.
+        ``unstated``: the part of these bytes that the processes have not stated. The driver lists processes: if a
+        process has several connections, one connection has the figures and the others have 0.
         """
         now = self._clock()
         for number, amount in amounts.items():
@@ -391,16 +392,16 @@ class GpuArbitration:
                 self._carry_out(self._arbiter.device_memory(number, *figures, now))
 
     def working_sets(self, resident: Mapping[int, int]) -> None:
-        """Set upper bounds of the clients' managed memory that is on the GPU now, in bytes, by client number."""
+        """Set upper bounds on the clients' managed memory that is now on the GPU, in bytes, by client number."""
         now = self._clock()
         for number, amount in resident.items():
             client = self._clients.get(number)
             if client is not None:
-                client.seen = client.seen or amount > 0  # else it may have come to the GPU since
+                client.seen = client.seen or amount > 0  # otherwise it may have been paged in since
                 self._carry_out(self._arbiter.working_set(number, amount, now))
 
     def counts(self, client: CudaClient, managed: int, plain: int) -> None:
-        """Replace a joined client's stated bytes; its stated missing bytes stay."""
+        """Replace a joined client's stated bytes; its stated shortage does not change."""
         self._carry_out(self._arbiter.memory_counts(client.number, managed, plain, self._clock()))
 
     def receive(self, client: CudaClient, frame: Frame) -> None:
@@ -458,13 +459,13 @@ class GpuArbitration:
 
     @property
     def contended(self) -> bool:
-        """Whether several sessions have work, or had a moment ago."""
+        """Whether several sessions have work, or had work a moment ago."""
         return self._arbiter.contended
 
     def delivered(
         self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
     ) -> None:
-        """Add a sample of the driver: start and end in seconds before now, and GPU seconds by pid.
+        """Add a driver sample: start and end in seconds before now, and GPU seconds by pid.
 
         `strangers`: the sessions of processes, by pid, whether or not they are connected.
         """
@@ -473,16 +474,16 @@ class GpuArbitration:
         self._carry_out(self._arbiter.delivered(since, until, self._pids.by_session(busy, strangers), now))
 
     def sampled(self, session: str, seconds_ago: tuple[float, float], gpu_seconds: float) -> None:
-        """Add a sample of the driver for unconnected processes of an observed session.
+        """Add a driver sample for an observed session's unconnected processes.
 
-        Start and end in seconds before now, and their seconds on the GPU.
+        `seconds_ago`: start and end in seconds before now. `gpu_seconds`: the processes' seconds on the GPU.
         """
         now = self._clock()
         if session in self._observed:
             self._observed.sampled(session, now - seconds_ago[0], now - seconds_ago[1], gpu_seconds)
 
     def driver_memory(self, session: str, allocated: int) -> None:
-        """Record the driver's figure for the memory of unconnected processes of an observed session."""
+        """Record the driver's figure for the memory of an observed session's unconnected processes."""
         if session in self._observed:
             self._observed.driver_memory(session, allocated)
 
@@ -493,7 +494,7 @@ class GpuArbitration:
         return self._arbiter.session_snapshot(session, self._clock())
 
     def recent_use(self, session: str) -> Use:
-        """Return the GPU time of a session in the last second."""
+        """Return a session's GPU time in the last second."""
         if session in self._observed:
             return self._observed.recent_use(session, self._clock())
         return self._arbiter.recent_use(session, self._clock())
@@ -503,7 +504,7 @@ class GpuArbitration:
         return self._arbiter.waiting()
 
     def now(self) -> float:
-        """Return the time of the snapshots' clock."""
+        """Return the time on the snapshots' clock."""
         return self._clock()
 
     def close(self) -> None:
@@ -524,7 +525,7 @@ class GpuArbitration:
             if client is None:
                 continue
             number, send = decision.client, partial(client.process.send, gpu=self._raw)
-            if isinstance(decision, Refuse):  # a suspended process gets it too
+            if isinstance(decision, Refuse):  # a suspended process also gets it
                 send(Kind.GRANT, 0, 0, 0, 0, 1)
                 continue
             if client.session in self._away:
@@ -538,7 +539,7 @@ class GpuArbitration:
             match decision:
                 case LeaseGrant(lease=lease, time_slice=time_slice, prefetch=prefetch, pace=pace):
                     self._waits.pop(number, None)
-                    if client.lease != lease:  # else this repeats the present lease
+                    if client.lease != lease:  # otherwise this repeats the current lease
                         client.lease, client.granted_at = lease, self._clock()
                     paces = (round(pace * NANOSECONDS),) if client.paced else ()
                     send(Kind.GRANT, lease, round(time_slice * NANOSECONDS), prefetch, *paces)
@@ -564,7 +565,7 @@ class GpuArbitration:
             self.suspend(name)
 
     def _check_ended(self) -> None:
-        """Report processes that have ended since they left to the arbiter, until none of them runs."""
+        """Report to the arbiter the processes that have ended since they disconnected, until none is running."""
         if self._ended_timer is not None:
             self._ended_timer.cancel()
         self._ended_timer = None
@@ -605,4 +606,4 @@ class GpuArbitration:
 
 
 def _ignore(session: str) -> None:
-    """Ignore a request: there are no sessions whose memory moves as a whole."""
+    """Ignore a request, because there are no sessions whose memory moves as a whole."""

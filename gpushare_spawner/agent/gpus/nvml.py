@@ -1,15 +1,14 @@
-"""The machine's GPUs and their MIG instances, by NVML.
+"""The machine's GPUs and their MIG instances, read through NVML.
 
-`XidEvents` collects errors of a GPU (Xid) that do not stop NVML's answers. Source for the numbers: NVIDIA, "Xid Errors"
-(docs.nvidia.com/deploy/xid-errors).
+`XidEvents` collects a GPU's errors (Xids) that do not prevent NVML from answering. Source of the numbers: NVIDIA, "Xid
+Errors" (docs.nvidia.com/deploy/xid-errors).
 
-`RecordedGpus` keeps the GPUs of this machine on the disk: a lost GPU is unhealthy and stays listed when the agent
-starts anew. Without this record an agent whose only GPU is lost could not start, and its sessions and tiers would be
-lost.
+`RecordedGpus` stores this machine's GPUs on disk: a lost GPU is unhealthy and stays listed when the agent restarts.
+Without this record, an agent whose only GPU is lost could not start, and its sessions and tiers would be lost.
 
-A MIG instance here is a GPU instance with one compute instance, as `nvidia-smi mig -cgi ... -C` makes it. A GPU
-instance with several compute instances is left out: they share memory. The agent neither makes nor destroys instances.
-The use of MIG instances by sessions is in agent/periodic.py.
+Here, a MIG instance is a GPU instance with one compute instance, as created by `nvidia-smi mig -cgi ... -C`. GPU
+instances with several compute instances are omitted, because these share memory. The agent neither creates nor destroys
+instances. agent/periodic.py tracks which MIG instances sessions use.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ log = logging.getLogger(__name__)
 
 
 HARMLESS = frozenset({13, 31, 43, 45, 63, 68, 94, 109})
-"""Xids after which the GPU works as before.
+"""Xids after which the GPU continues to work normally.
 
-A program's own mistakes: 13 (exception in a kernel), 31 (address fault), 43 (its channel was reset), 45 (it was
-killed), 68 (video), 109 (a context switch took too long). Errors that the GPU has handled: 63 (a memory row is replaced
-at the next reset), 94 (a memory error that ended one program).
+Errors in a program: 13 (exception in a kernel), 31 (address fault), 43 (its channel was reset), 45 (it was killed), 68
+(video), 109 (a context switch took too long). Errors that the GPU has handled: 63 (a memory row is replaced at the next
+reset), 94 (a memory error that ended one program).
 """
 MAX_AT_ONCE = 100
 
 
 class XidEvents:
-    """Collects Xids. Calls take milliseconds at most. A driver without events never reports an Xid."""
+    """Collector of Xids. Calls take at most milliseconds. A driver without events never reports an Xid."""
 
     def __init__(self, uuids: Iterable[str]) -> None:
         self.last: dict[str, int] = {}
-        """UUID of a GPU -> its fatal Xid. It stays: the GPU needs a reset, which ends everything on it."""
+        """Fatal Xids, keyed by GPU UUID. An entry stays: the GPU needs a reset, which ends all of its work."""
         self._events: object | None = None
         uuids = sorted(uuids)
         if not uuids:
@@ -76,8 +75,7 @@ class XidEvents:
             except pynvml.NVMLError_Timeout:
                 return
             except pynvml.NVMLError as error:
-                # a lost GPU fails every wait from now on; the state query detects the loss without
-                # events too
+                # with a lost GPU, every wait fails from now on; the state query detects the loss even without events
                 log.debug("events of GPUs: %s", error)
                 return
             if xid in HARMLESS:
@@ -94,13 +92,14 @@ class XidEvents:
 
 
 MARK = " MIG "
-"""Separator in a MIG device's name between the GPU's name and the profile's: "NVIDIA A100-SXM4-80GB MIG 1g.10gb"."""
+"""Separator between the GPU name and the profile name in a MIG device's name: "NVIDIA A100-SXM4-80GB MIG 1g.10gb"."""
 OLD_UUID = "MIG-GPU-"
-"""Prefix of the UUIDs of MIG devices in older drivers, made of the UUIDs of GPU and instance. (NVIDIA MIG user guide.)
+"""Prefix of MIG devices' UUIDs in older drivers, which consist of the GPU's and instance's IDs (NVIDIA MIG user guide).
 """
 MOST_COMPUTE_SLICES = 7
-"""Compute slices of a GPU whose profiles the driver does not report: an instance then counts as smaller than it is,
-never larger.
+"""Compute slices of a GPU whose profiles the driver does not report.
+
+An instance then counts as at most its true size.
 """
 _MEBIBYTE = 2**20
 
@@ -115,7 +114,7 @@ def in_mig_mode(handle: Any) -> bool:
 
 
 def _instances(handle: Any, gpu: Gpu) -> tuple[list[Gpu], list[str]]:
-    """Return the instances of a GPU in MIG mode, and why some, or all, are left out, in sentences."""
+    """Return the instances of a GPU in MIG mode, and sentences with the reasons why some or all are omitted."""
     listed: list[Gpu] = []
     skipped: list[str] = []
     whole = _whole(handle, gpu.memory_bytes)
@@ -125,7 +124,7 @@ def _instances(handle: Any, gpu: Gpu) -> tuple[list[Gpu], list[str]]:
             attributes = pynvml.nvmlDeviceGetAttributes(device)
             memory = int(pynvml.nvmlDeviceGetMemoryInfo(device).total)
         except pynvml.NVMLError as error:
-            # it can be destroyed between two queries
+            # the device can be destroyed between two queries
             skipped.append(f"a MIG device of GPU {gpu.uuid} does not answer and is left out: {error}")
             continue
         slices = int(attributes.gpuInstanceSliceCount)
@@ -152,7 +151,7 @@ def _devices(handle: Any) -> Iterator[Any]:
     except pynvml.NVMLError:
         return
     for index in range(most):
-        # instances can have any of the indices
+        # instances can have any index
         try:
             yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
         except pynvml.NVMLError:
@@ -160,7 +159,7 @@ def _devices(handle: Any) -> Iterator[Any]:
 
 
 def _whole(handle: Any, memory_bytes: int) -> tuple[int, int]:
-    """Return the compute slices and the MiB of the GPU's largest profile, which is the whole GPU."""
+    """Return the compute slices and the MiB of the GPU's largest profile, which covers the whole GPU."""
     slices, memory_mib = 0, 0
     for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
@@ -175,7 +174,7 @@ def _profile(name: str, slices: int, memory_mib: int, memory_bytes: int, whole: 
     compute_slices, whole_mib = whole
     eighths = round(memory_mib * MEMORY_SLICES / max(1, whole_mib))
     _, mark, own = name.partition(MARK)
-    # "1g.10gb+me" is written "1g.10gb.me" on Kubernetes
+    # on Kubernetes, "1g.10gb+me" is written "1g.10gb.me"
     called = own.strip().replace("+", ".") if mark else f"{slices}g.{round(memory_mib / 1024)}gb"
     return MigProfile(
         name=called,
@@ -187,18 +186,18 @@ def _profile(name: str, slices: int, memory_mib: int, memory_bytes: int, whole: 
 
 
 GONE = "was destroyed by an admin: its GPU has other MIG instances now"
-"""Fault of a destroyed MIG instance, to be read after its name."""
+"""Fault of a destroyed MIG instance, as a predicate that follows its name."""
 OPEN_AGAIN_EVERY = 30.0
-"""Seconds between attempts to open NVML anew while a GPU does not answer."""
+"""Seconds between attempts to reopen NVML while a GPU does not answer."""
 
 
 class NoGpu(RuntimeError):
-    """There is no GPU to share here; the message says why and how to correct it."""
+    """Error for a machine without a GPU to share. The message states the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The properties of a GPU that stay the same while the agent runs."""
+    """The properties of a GPU that do not change while the agent runs."""
 
     index: int
     """NVML's index."""
@@ -207,9 +206,9 @@ class Gpu:
     memory_bytes: int
     simulated: bool = False
     minor: int | None = None
-    """N of its device file /dev/nvidiaN, if the driver reports it."""
+    """N in the name of its device file /dev/nvidiaN, if the driver reports it."""
     mig: MigInstance | None = None
-    """The MIG instance, of which `index` and `minor` are those of the GPU. None: a whole GPU."""
+    """The MIG instance, in which case `index` and `minor` are the GPU's. None: a whole GPU."""
 
     @property
     def whole(self) -> str:
@@ -222,26 +221,29 @@ class Gpu:
         return self.mig.gpu_model if self.mig is not None else self.model
 
     def capacity(self, units: int) -> int:
-        """Return the units that may be guaranteed on it; ``units``: on a whole GPU. No instance is overcommitted."""
+        """Return the units that may be guaranteed on it.
+
+        ``units``: for a whole GPU. Instances are never overcommitted.
+        """
         return self.mig.profile.units if self.mig is not None else units
 
     @property
     def label(self) -> str:
-        """The name in texts: "GPU 0", or "GPU 0, MIG 1g.10gb"."""
+        """The name for use in texts: "GPU 0", or "GPU 0, MIG 1g.10gb"."""
         return gpu_label(self.index, self.mig)
 
 
 @dataclass(frozen=True)
 class Utilisation:
-    """One process's part of a GPU's time, measured by the driver."""
+    """One process's fraction of a GPU's time, measured by the driver."""
 
     pid: int
     at: float
     """End of the latest sample in which it computed, in seconds since the epoch."""
     busy: float
-    """Mean part of the GPU's time over all samples since the requested instant, from 0 to 1.
+    """Mean fraction of the GPU's time over all samples since the requested instant, from 0 to 1.
 
-    The driver rounds to 1 %, and leaves out processes at 0. Samples are about 1/6 s long.
+    The driver rounds to 1 % and omits processes at 0. Samples are about 1/6 s long.
     """
 
 
@@ -251,63 +253,62 @@ class GpuState:
 
     healthy: bool
     trouble: str = "does not answer its driver"
-    """Fault of an unhealthy GPU, to be read after "the GPU"."""
+    """Fault of an unhealthy GPU, as a predicate that follows "the GPU"."""
     memory_used_bytes: int = 0
     utilisation: float | None = None
-    """Part of the driver's last sample period (at most a second) in which the GPU computed, from 0 to 1; None: not
-    reported.
-    """
+    """Fraction of the driver's last sample period (at most a second) in which the GPU computed, from 0 to 1; None: not
+    reported."""
     temperature_celsius: float | None = None
     """None: not reported."""
     power_watts: float | None = None
     """Power draw of the GPU; None: not reported."""
     processes: Mapping[int, int | None] = field(default_factory=dict)
-    """Device memory in bytes of each process with a CUDA context on it, by pid in this machine's numbering.
+    """Device memory, in bytes, of each process with a CUDA context on it, keyed by this machine's pid.
 
     Includes resident managed memory. None: not reported.
     """
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The pids of its processes, in order."""
+        """The pids of its processes, in ascending order."""
         return tuple(sorted(self.processes))
 
 
 class GpuSource(Protocol):
-    """Source of the state of GPUs: NVML."""
+    """Source of the GPUs' state: NVML."""
 
     def state(self, gpu: Gpu) -> GpuState:
-        """Return the present state; may block for milliseconds."""
+        """Return the current state. May block for milliseconds."""
 
     def memory(self, gpu: Gpu) -> GpuState | None:
         """Return only the memory in use, with its processes; None if the GPU does not answer.
 
-        From any thread; may block.
+        May be called from any thread, and may block.
         """
 
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
-        """Return each process's part of the GPU since an instant (seconds since the epoch).
+        """Return each process's fraction of the GPU's time since an instant (seconds since the epoch).
 
         None if there are no such figures.
         """
 
 
 class Nvml:
-    """NVML, opened once for the life of the agent. Its calls may take milliseconds: poll `state` off the event loop."""
+    """NVML, opened once for the agent's lifetime. Its calls can take milliseconds: poll `state` off the event loop."""
 
     def __init__(self, patient: bool = False) -> None:
         """Open NVML.
 
-        Raises NoGpu if NVML or the driver is missing; with `patient` each poll of a GPU tries again.
+        Raises NoGpu if NVML or the driver is missing; with `patient`, each poll of a GPU tries again instead.
         """
         self._xids = XidEvents(())
         self._watched: set[str] = set()
-        """UUIDs of the GPUs with collected events."""
+        """UUIDs of the GPUs whose events are collected."""
         self._missing: str | None = None
-        """Why NVML is not open; None while it is."""
+        """Reason why NVML is not open; None while it is open."""
         self._opened_at = time.monotonic()
         self._opening = threading.Lock()
-        """Held while NVML is closed and opened, for calls from other threads."""
+        """Lock held while NVML is closed and opened, because other threads make calls."""
         try:
             self._open()
         except NoGpu as error:
@@ -333,7 +334,7 @@ class Nvml:
         self._missing = None
 
     def _open_again(self) -> None:
-        """Open NVML anew: only then does NVML list a GPU that has recovered after it was lost."""
+        """Reopen NVML. Otherwise NVML does not list a GPU that has recovered after it was lost."""
         if time.monotonic() < self._opened_at + OPEN_AGAIN_EVERY:
             return
         self._opened_at = time.monotonic()
@@ -351,7 +352,7 @@ class Nvml:
             self._watch(self._watched)
 
     def _watch(self, uuids: Iterable[str]) -> None:
-        """Collect the events of these GPUs, which must be opened anew with NVML."""
+        """Collect the events of these GPUs, again after each opening of NVML."""
         self._watched, seen = set(uuids), self._xids.last
         self._xids.close()
         self._xids = XidEvents(self._watched)
@@ -368,8 +369,8 @@ class Nvml:
     def gpus(self, mig: bool = False) -> tuple[Gpu, ...]:
         """Return the GPUs that can be shared. Raises NoGpu if there is none.
 
-        `mig`: with the MIG instances of GPUs in MIG mode. Other GPUs in MIG mode, and GPUs without an answer, are left
-        out, with an entry in the log.
+        `mig`: include the MIG instances of GPUs in MIG mode. Other GPUs in MIG mode, and GPUs that do not answer, are
+        omitted and logged.
         """
         if self._missing is not None:
             raise NoGpu(self._missing)
@@ -383,7 +384,7 @@ class Nvml:
         return tuple(gpus)
 
     def instances(self) -> tuple[Gpu, ...] | None:
-        """Return the present MIG instances; None: NVML does not answer. May be called from any thread."""
+        """Return the current MIG instances; None: NVML does not answer. May be called from any thread."""
         with self._opening:
             if self._missing is not None:
                 return None
@@ -393,7 +394,7 @@ class Nvml:
                 return None
 
     def _all(self, mig: bool) -> tuple[list[Gpu], list[str]]:
-        """Return the GPUs, with MIG instances if requested, and why some are left out. Raises NoGpu."""
+        """Return the GPUs, with MIG instances if requested, and the reasons why some are omitted. Raises NoGpu."""
         gpus: list[Gpu] = []
         skipped: list[str] = []
         try:
@@ -427,10 +428,10 @@ class Nvml:
         return gpus, skipped
 
     def state(self, gpu: Gpu) -> GpuState:
-        """Return the state of a GPU; this never raises.
+        """Return the state of a GPU. Never raises.
 
-        A GPU is unhealthy if it answers with an error, if the driver has reported an error that only a reset
-        repairs, or if it was split by MIG after the agent had started.
+        A GPU is unhealthy if it answers with an error, if the driver has reported an error that only a reset repairs,
+        or if MIG split it after the agent started.
         """
         if self._missing is not None:
             self._open_again()
@@ -446,7 +447,7 @@ class Nvml:
             self._open_again()
             return GpuState(healthy=False, trouble=f"does not answer its driver ({error})")
         if gpu.whole not in self._watched:
-            self._watch({*self._watched, gpu.whole})  # it was lost when the agent started
+            self._watch({*self._watched, gpu.whole})  # the GPU was lost when the agent started
         if gpu.whole in self._xids.last:
             return GpuState(
                 healthy=False,
@@ -462,13 +463,13 @@ class Nvml:
             memory_used_bytes=used,
             utilisation=None if rates is None else min(1.0, float(rates.gpu) / 100),
             temperature_celsius=_figure(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-            # the sensor is inexact by some watts
+            # the sensor is inaccurate by a few watts
             power_watts=None if milliwatts is None else round(milliwatts / 1000, 1),
             processes=_processes(handle),
         )
 
     def memory(self, gpu: Gpu) -> GpuState | None:
-        """Return the memory in use with its processes, without a health check; None if there is no answer.
+        """Return the memory in use, with its processes, without a health check; None if there is no answer.
 
         May be called from any thread; blocks for a millisecond or two.
         """
@@ -483,18 +484,18 @@ class Nvml:
             return GpuState(healthy=True, memory_used_bytes=used, processes=_processes(handle))
 
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
-        """Return each process's part of the GPU since an instant, in seconds since the epoch.
+        """Return each process's fraction of the GPU's time since an instant, in seconds since the epoch.
 
-        0 means all samples of the driver. None if the GPU or the driver has no such figures (MIG, vGPU, old GPUs, no
-        permission): stop polling. An empty tuple if no process computed, or no sample has ended since, or the GPU did
-        not answer this time. Blocks for a millisecond or two; the driver keeps samples for some seconds, so poll at
-        least once a second.
+        0 requests all of the driver's samples. Returns None if the GPU or the driver has no such figures (MIG, vGPU,
+        old GPUs, no permission): stop polling. Returns an empty tuple if no process computed, no sample has ended
+        since, or the GPU did not answer this time. Blocks for a millisecond or two. The driver retains samples for a
+        few seconds, so poll at least once a second.
         """
         with self._opening:
             return self._utilisation(gpu, since) if self._missing is None else ()
 
     def _utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
-        # nvidia-ml-py makes two calls, and the second one fails if a process has come between them
+        # nvidia-ml-py makes two calls, and the second call fails if a process starts between them
         for _ in range(3):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
@@ -503,7 +504,7 @@ class Nvml:
                 if error.value == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
                     continue
                 return None if error.value in _TELLS_NOTHING else ()
-            # some drivers fill the rest of their buffer with zeros or with old and senseless values
+            # some drivers fill the rest of their buffer with zeros or with stale values
             return tuple(
                 Utilisation(pid=int(sample.pid), at=sample.timeStamp / 1e6, busy=sample.smUtil / 100)
                 for sample in samples
@@ -523,11 +524,11 @@ _TELLS_NOTHING = (
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     pynvml.NVML_ERROR_NO_PERMISSION,
 )
-"""Answers of a driver that will never have the figure."""
+"""Errors from a driver that will never report the figure."""
 
 
 def _figure(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """Return a figure; None: not reported: in MIG mode, on vGPUs, without the sensor."""
+    """Return a figure; None if it is not reported (MIG mode, vGPU, no sensor)."""
     try:
         return ask(*arguments)
     except pynvml.NVMLError:
@@ -538,13 +539,13 @@ def _processes(handle: Any) -> dict[int, int | None]:
     try:
         listed = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:
-        # some drivers do not list processes; the GPU is healthy all the same
+        # some drivers do not list processes; the GPU is healthy nevertheless
         return {}
     processes: dict[int, int | None] = {}
     for process in listed:
         pid, memory = int(process.pid), getattr(process, "usedGpuMemory", None)
         before = processes.get(pid)
-        # A pid is listed twice if a process computes in two ways, such as by itself and through MPS.
+        # A pid is listed twice if a process computes in two ways, such as directly and through MPS.
         processes[pid] = before if memory is None else int(memory) + (before or 0)
     return processes
 
@@ -560,7 +561,7 @@ class RecordedGpus:
     """The file ``gpus.json`` in the state folder."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file. A missing file means no GPUs. So does an unreadable file, with an entry in the log."""
+        """Read the file. A missing file means no GPUs. An unreadable file also means no GPUs, and is logged."""
         self._path = path
         self._gpus: tuple[Gpu, ...] = ()
         self._this_boot = False
@@ -577,11 +578,12 @@ class RecordedGpus:
         return bool(self._gpus)
 
     def lost(self, listed: Iterable[Gpu], answers: Callable[[str], bool]) -> tuple[Gpu, ...]:
-        """Return recorded GPUs that NVML does not list now.
+        """Return the recorded GPUs that NVML does not list now.
 
-        Only those of this boot of the machine, unless no GPU is left: otherwise a removed GPU would count as lost
-        for ever. `answers`: whether a GPU answers its driver although it is not listed, for example in MIG
-        mode. A MIG instance that is gone counts as lost until the agent has determined that no session has it.
+        Includes only GPUs recorded since the machine's last boot, unless no GPU is left: otherwise a removed GPU would
+        count as lost forever. `answers`: whether a GPU answers its driver although it is not listed, for example in MIG
+        mode. A MIG instance that no longer exists counts as lost until the agent has determined that no session uses
+        it.
         """
         listed = tuple(listed)
         uuids, indices = {gpu.uuid for gpu in listed}, {gpu.index for gpu in listed}
@@ -598,7 +600,7 @@ class RecordedGpus:
         return tuple(lost)
 
     def save(self, gpus: Iterable[Gpu]) -> None:
-        """Record these GPUs. A failure of the disk is logged."""
+        """Record these GPUs. A disk failure is logged."""
         record = _Record(boot=processes.boot_id(), gpus=tuple(gpus))
         try:
             replace_file(self._path, record.model_dump_json().encode())
@@ -609,7 +611,7 @@ class RecordedGpus:
 def all_gpus(
     list_gpus: Callable[[], tuple[Gpu, ...]], recorded: RecordedGpus, answers: Callable[[str], bool]
 ) -> tuple[Gpu, ...]:
-    """Return the listed and the lost GPUs, by index. Raises NoGpu if there is neither."""
+    """Return the listed and the lost GPUs, ordered by index. Raises NoGpu if there are none."""
     try:
         listed, reason = list_gpus(), None
     except NoGpu as error:

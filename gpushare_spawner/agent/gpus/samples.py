@@ -1,9 +1,9 @@
 """The driver's samples of GPU time and memory, for the arbiter.
 
-`Delivery` reads samples of GPU time while sessions compete for a GPU. `MemoryQueries` reads the memory on a GPU when
-the figure decides which clients may run: at a process's first request, and every tenth of a second while clients run
-together because of earlier figures. Independently of this, the agent's rounds read it every two seconds.
-`in_daemon_thread` runs calls that can hang for ever in a driver, such as those of NVML (nvml.py).
+`Delivery` reads samples of GPU time while sessions compete for a GPU. `MemoryQueries` reads a GPU's memory use when the
+figure decides which clients may run: at a process's first request, and every tenth of a second while clients run
+together because of earlier figures. In addition, the agent's rounds read the figure every two seconds.
+`in_daemon_thread` runs calls that can hang forever in a driver, such as NVML calls (nvml.py).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ EVERY = 0.2
 SILENCE = 0.6
 """Seconds without a sample after which the GPU counts as idle."""
 LATEST = 0.3
-"""Seconds before now that samples may not cover yet."""
+"""Most recent seconds that samples may not cover yet."""
 
 
 Result = TypeVar("Result")
 
 
 def in_daemon_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
-    """Run a function in a thread that does not keep the agent from ending. Return a future of its result."""
+    """Run a function in a thread that does not prevent the agent from exiting. Return a future for its result."""
     future: concurrent.futures.Future[Result] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()  # a query cannot be cancelled
 
@@ -50,13 +50,13 @@ def in_daemon_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
 
 
 class PatientQuery(Generic[Result]):
-    """Queries the driver in one thread at a time: a query that hangs is waited for again."""
+    """Queries of the driver in one thread at a time: the next call waits for a query that hangs."""
 
     def __init__(self) -> None:
         self._pending: asyncio.Future[Result] | None = None
 
     async def answer(self, query: Callable[[], Result], within: float) -> Result | None:
-        """Return the result of the query, or of the query in progress; None if it takes more than so many seconds."""
+        """Return the result of the query, or of the query in progress; None if it takes more than `within` seconds."""
         if self._pending is None:
             self._pending = in_daemon_thread(query)
         await asyncio.wait([self._pending], timeout=within)
@@ -67,7 +67,7 @@ class PatientQuery(Generic[Result]):
 
 
 class _Queries:
-    """Queries of the driver about one GPU. The driver may block or hang, so one thread at a time queries it."""
+    """Queries of the driver for one GPU. The driver can block or hang, so only one thread at a time queries it."""
 
     def __init__(self, gpu: Gpu, source: GpuSource) -> None:
         self._gpu = gpu
@@ -83,19 +83,19 @@ class _Queries:
             self._timer.cancel()
 
     def _begin(self, query: Callable[[], Result], answered: Callable[[Result], None]) -> None:
-        """Call `query`, which raises nothing, in a thread, and `answered` on the event loop."""
+        """Call `query`, which must not raise, in a thread, and then `answered` on the event loop."""
         self._timer, self._asking = None, True
         in_daemon_thread(query).add_done_callback(lambda done: answered(done.result()))
 
 
 SessionsOf = Callable[[Iterable[int]], Mapping[int, str]]
-"""Returns the sessions of processes, by pid."""
+"""Function that returns the sessions of processes, by pid."""
 Sample = tuple[tuple[Utilisation, ...] | None, Mapping[int, str]]
-"""The processes' parts of the GPU, None if the driver has no such figures; and the sessions of processes, by pid."""
+"""The processes' fractions of GPU time, or None if the driver has no such figures; the processes' sessions, by pid."""
 
 
 def nobody(pids: Iterable[int]) -> Mapping[int, str]:
-    """Attribute no process to a session."""
+    """Attribute no processes to sessions."""
     return {}
 
 
@@ -109,14 +109,14 @@ class Competition(Protocol):
     def delivered(
         self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
     ) -> None:
-        """Add a sample: start and end in seconds before now, and each process's seconds on the GPU by pid.
+        """Add a sample: start and end in seconds before now, and each process's GPU seconds, by pid.
 
         `strangers`: the sessions of processes, by pid, whether or not they are connected.
         """
 
 
 class Delivery(_Queries):
-    """Reads the samples of one GPU."""
+    """Reader of one GPU's samples."""
 
     def __init__(
         self,
@@ -128,7 +128,8 @@ class Delivery(_Queries):
     ) -> None:
         """Prepare for reading. `every`: seconds between two readings.
 
-        `sessions_of` returns the sessions of processes from kernel data, in the thread that queries the driver.
+        `sessions_of` returns the sessions of processes from kernel data. It is called in the thread that queries the
+        driver.
         """
         super().__init__(gpu, source)
         self._every = every
@@ -139,7 +140,7 @@ class Delivery(_Queries):
         self._clock = WallClock()
         self._clock.was_set = self._clock_was_set
         self._since = 0.0
-        """End of the last sample, seconds since the epoch."""
+        """End of the last sample, in seconds since the epoch."""
 
     def request(self) -> None:
         """Read samples until sessions no longer compete."""
@@ -157,7 +158,7 @@ class Delivery(_Queries):
             samples = self._source.utilisation(self._gpu, since)
             strangers = self._sessions_of(sample.pid for sample in samples or ())
         except Exception:
-            # the samples of connected processes are right without the sessions of others
+            # the samples of connected processes are valid without the sessions of other processes
             log.exception("cannot read the processes' use of GPU %d", self._gpu.index)
         return samples, strangers
 
@@ -167,7 +168,7 @@ class Delivery(_Queries):
             self._closed, self.has_samples = True, False  # no such figures: the arbiter estimates from leases
         if not self._closed:
             self._take(samples or (), strangers)
-        # not before: the competition requests the next sample while it takes this sample
+        # only now: the competition requests the next sample while it processes this sample
         self._asking = False
         if self._competition.contended and not self._closed:
             self._timer = self._loop.call_later(self._every, self._ask)
@@ -178,7 +179,7 @@ class Delivery(_Queries):
     def _take(self, samples: tuple[Utilisation, ...], strangers: Mapping[int, str]) -> None:
         """Pass samples that are newer than the last samples to the competition."""
         now = self._clock()
-        # a sample from before a backward step of the clock would be as long as the step
+        # a sample from before a backward clock step would be as long as the step
         samples = tuple(sample for sample in samples if sample.at < now + STEP)
         until = max((sample.at for sample in samples), default=0.0)
         if not samples and now - self._since > SILENCE:
@@ -193,23 +194,23 @@ class Delivery(_Queries):
 
 
 class Pids:
-    """The sessions of the processes on one GPU, by pid; including disconnected processes that still run."""
+    """The sessions of the processes on one GPU, by pid, including disconnected processes that are still running."""
 
     def __init__(self, alive: Callable[[processes.ProcessName], bool] = processes.alive) -> None:
         self._alive = alive
         self._clients: dict[int, tuple[str, processes.ProcessName | None]] = {}
-        """By client number."""
+        """Session and process, by client number."""
         self._left: dict[processes.ProcessName, tuple[str, int]] = {}
-        """Processes without a remaining connection: session and client number."""
+        """Session and client number of processes without a remaining connection."""
 
     def joined(self, client: int, session: str, name: processes.ProcessName | None) -> None:
-        """Add a client. `name` None if the agent cannot see its process."""
+        """Add a client. `name` is None if its process is not visible to the agent."""
         self._clients[client] = session, name
         if name is not None:
             self._left.pop(name, None)
 
     def left(self, client: int) -> bool:
-        """Remove a client. Return whether its process still runs."""
+        """Remove a client. Return whether its process is still running."""
         session, name = self._clients.pop(client, ("", None))
         if name is None or not self._alive(name):
             return False
@@ -222,20 +223,20 @@ class Pids:
         self._left = {name: left for name, left in self._left.items() if left[0] != session}
 
     def ended(self) -> list[tuple[int, str]]:
-        """Return disconnected clients with ended processes, each with its session."""
+        """Return the disconnected clients whose processes have ended, each with its session."""
         gone = [name for name in self._left if not self._alive(name)]
         return [(client, session) for session, client in map(self._left.pop, gone)]
 
     @property
     def waiting(self) -> bool:
-        """Return whether processes that disconnected still run."""
+        """Return whether any disconnected processes are still running."""
         return bool(self._left)
 
     def by_session(self, busy: Mapping[int, float], strangers: Mapping[int, str]) -> dict[str, float]:
         """Sum seconds per pid into seconds per session.
 
-        Sessions with a process that the agent cannot see are left out. `strangers`: sessions of processes by
-        pid, which count for processes that never connected.
+        Sessions with a process that is not visible to the agent are omitted. `strangers`: sessions by pid, used for
+        processes that never connected.
         """
         sums: dict[str, float] = {}
         pids: dict[int, str] = {}
@@ -253,11 +254,11 @@ class Pids:
 
 
 AT_ONCE_EVERY = 0.02
-"""Minimum seconds between queries, however many processes send their first request."""
+"""Minimum seconds between queries, regardless of how many processes send their first request."""
 
 
 class MemoryQueries(_Queries):
-    """Queries the memory of one GPU."""
+    """Queries of one GPU's memory."""
 
     def __init__(
         self,
@@ -266,7 +267,7 @@ class MemoryQueries(_Queries):
         poll_interval: Callable[[], float | None],
         seen: Callable[[Mapping[str, GpuState]], None],
     ) -> None:
-        """Prepare for queries. `seen` is called on the event loop with each answer, by the GPU's UUID.
+        """Prepare for queries. `seen` is called on the event loop with each answer, keyed by GPU UUID.
 
         `poll_interval` returns the seconds until the next figures are needed; None if they do not matter now.
         """
@@ -276,7 +277,7 @@ class MemoryQueries(_Queries):
         self._due = 0.0
         self._queried_at = 0.0
         self._again = False
-        """Whether a process has sent its first request since the present query began."""
+        """Whether a process has sent its first request since the current query began."""
 
     def request(self) -> None:
         """Query repeatedly while the figures matter."""
@@ -285,7 +286,7 @@ class MemoryQueries(_Queries):
             self._ask_at(self._queried_at + every)
 
     def at_once(self) -> None:
-        """Query for the first lease request of a process."""
+        """Query for a process's first lease request."""
         self._again = self._again or self._asking
         self._ask_at(self._queried_at + AT_ONCE_EVERY)
 

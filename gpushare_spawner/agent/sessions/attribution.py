@@ -1,18 +1,18 @@
-"""Attribution of GPU processes to sessions, and their memory that no connection states.
+"""Attribution of GPU processes to sessions, and the memory that no connection of theirs states.
 
 Sharing is cooperative: the agent reports processes that use a GPU without the library and stops none.
 
 The agent attributes a process by the kernel's facts (ancestors, cgroup, uid), never by its environment, and not by a
-connection alone. `BypassWatch` also reports connected processes of two kinds. A process that holds much more memory
-than its connection has stated sent HELLO by hand. A process with a context on a GPU of another session named another
-MIG instance: its frames are the same on all instances of a GPU.
+connection alone. `BypassWatch` also reports two kinds of connected processes. A process that holds much more memory
+than its connection has stated sent a forged HELLO. A process with a context on another session's GPU named another MIG
+instance: its frames are the same on all instances of a GPU.
 
-`UnconnectedProcesses` finds the sessions of processes without a connection, so that their GPU time counts for their
-session. It reads /proc, in the thread that queries the driver.
+`UnconnectedProcesses` finds the sessions of processes without a connection, so that the session is charged for their
+GPU time. It reads /proc in the thread that queries the driver.
 
 `UnstatedMemory` uses the driver's figure for each process: context, plain memory, and the managed memory on the GPU,
-which some drivers leave out. The part of that figure beyond all stated memory is at least the
-context. Its maximum over time is the whole context if the process's memory was once all on the GPU.
+which some drivers leave out. The part of that figure beyond all stated memory is a lower bound for the context. Its
+maximum over time is the whole context if the process's memory was once all on the GPU.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ log = logging.getLogger(__name__)
 
 MAX_GENERATIONS = 64
 UNSTATED_SLACK = 2**30
-"""Bytes on one GPU that a process may hold beside its context and its stated memory: loaded code, and memory that the
-driver keeps.
-"""
+"""Bytes on one GPU that a process may hold in addition to its context and its stated memory: loaded code, and memory
+that the driver reserves."""
 _Key = TypeVar("_Key")
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
 
@@ -52,13 +51,13 @@ class ProcessOwner:
     server: int | None = None
     """Pid of the notebook server."""
     uid: int | None = None
-    """Uid of the server; None for a pod, which has users of its own."""
+    """Uid of the server; None for a pod, which has its own users."""
     pod: str = ""
     """The pod's uid, on Kubernetes."""
 
 
 def owners(sessions: Iterable[Session]) -> list[ProcessOwner]:
-    """Return the owners of sessions, the oldest first."""
+    """Return the owners of sessions, oldest first."""
     result = []
     for session in sorted(sessions, key=lambda session: session.record.begun):
         record = session.record
@@ -73,14 +72,14 @@ def owners(sessions: Iterable[Session]) -> list[ProcessOwner]:
 def attributed(
     pids: Iterable[int], owners: Iterable[ProcessOwner], connected: Mapping[int, str] = MappingProxyType({})
 ) -> dict[str, set[int]]:
-    """Return the processes of each session; processes without a session are left out. Reads /proc.
+    """Return the processes of each session; processes without a session are omitted. Reads /proc.
 
     A process belongs to the session whose server is its ancestor; otherwise to the session whose server shares its
     cgroup and uid, if that cgroup belongs to one session; otherwise to the session whose pod's uid is in its cgroup's
     name; otherwise to the oldest session of its uid, unless that is root's or the agent's own.
 
-    `connected`: the sessions of connected processes by pid. A connection decides only between sessions that match
-    equally by the kernel's facts: two sessions of one user, for example.
+    `connected`: the sessions of connected processes, by pid. A connection decides only between sessions that match
+    equally by the kernel's facts, for example two sessions of one user.
     """
     owners = list(owners)
     by_server = _sessions_by((owner.server, owner.session) for owner in reversed(owners) if owner.server is not None)
@@ -105,9 +104,9 @@ def attributed(
 
 
 def of_other_users(pids: Iterable[int], session: Session) -> set[int]:
-    """Return the processes that run as another user than the session's server. Reads /proc.
+    """Return the processes that run as a different user from the session's server. Reads /proc.
 
-    A setuid program that the server started descends from it, and has another user. A pod has users of its own.
+    A setuid program that the server started is a descendant with another user. A pod has its own users.
     """
     record = session.record
     if record.pod is not None:
@@ -127,14 +126,14 @@ class BypassWatch:
     """Compares NVML's list of processes with the connections after each query of NVML."""
 
     def __init__(self, unstated: UnstatedMemory) -> None:
-        """Start without suspects. `unstated` gets each answer of the driver before this object."""
+        """Start without suspects. `unstated` receives each of the driver's answers before this object does."""
         self._unstated = unstated
         self._suspects: dict[str, set[int]] = {}
 
     async def update(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> None:
-        """Set `bypassing` of the sessions from two matches in a row: a new process may be about to connect.
+        """Set the sessions' `bypassing` after two matches in a row: a new process may be about to connect.
 
-        `states`: the driver's states, by the GPU's UUID.
+        `states`: the driver's states, keyed by GPU UUID.
         """
         on_gpus = {pid for state in states.values() for pid in state.processes}
         connected = {connection.peer.pid for session in sessions.values() for connection in session.cuda}
@@ -161,7 +160,7 @@ class BypassWatch:
         self._suspects = suspects
 
     def _pretending(self, sessions: Mapping[str, Session]) -> dict[str, set[int]]:
-        """Return by session the connected processes that hold much more than they have stated."""
+        """Return, by session, the connected processes that hold much more memory than they have stated."""
         whose = {connection.peer.pid: name for name, session in sessions.items() for connection in session.cuda}
         pretending: dict[str, set[int]] = {}
         for (pid, _), amount in self._unstated.amounts.items():
@@ -171,7 +170,7 @@ class BypassWatch:
 
 
 def _elsewhere(states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> dict[str, set[int]]:
-    """Return by session the connected processes that have a context on a GPU of another session."""
+    """Return, by session, the connected processes that have a context on another session's GPU."""
     own: dict[int, set[str]] = {}
     for session in sessions.values():
         for connection in session.cuda:
@@ -204,13 +203,13 @@ def _by_descent(pid: int, by_pid: Mapping[int, list[str]]) -> list[str]:
 
 
 def _pod_uid(cgroup: str) -> str:
-    """Return the uid of the pod of a cgroup: .../pod<uid>/..., or (systemd driver) ...-pod<uid with _ for ->.slice."""
+    """Return the pod uid in a cgroup path: .../pod<uid>/..., or (systemd driver) ...-pod<uid with _ for ->.slice."""
     match = _POD.search(cgroup)
     return match[1].replace("_", "-") if match else ""
 
 
 def _own_cgroups(owners: Iterable[ProcessOwner]) -> dict[tuple[str, int | None], list[str]]:
-    """Map (cgroup, uid) to its session, for cgroups with one session and without the agent."""
+    """Map each (cgroup, uid) to its session, for cgroups that contain one session and not the agent."""
     by_path: dict[str, list[ProcessOwner]] = {}
     for owner in owners:
         path = processes.cgroup(owner.server) if owner.server is not None else None
@@ -225,11 +224,11 @@ def _own_cgroups(owners: Iterable[ProcessOwner]) -> dict[tuple[str, int | None],
 
 
 REMEMBERED = 1.0
-"""Seconds for which an answer is kept: samples come five times a second, and the kernel does not reuse pids so soon."""
+"""Seconds for which an answer is cached: samples come five times a second, and the kernel reuses pids much later."""
 
 
 class UnconnectedProcesses:
-    """Finds the sessions of processes. Each GPU has a thread that queries."""
+    """Finds the sessions of processes. Each GPU has a thread that calls this object."""
 
     def __init__(self, sessions: Mapping[str, Session], clock: Callable[[], float] = time.monotonic) -> None:
         """Create an empty cache. `sessions` may change while this object is used."""
@@ -237,10 +236,10 @@ class UnconnectedProcesses:
         self._clock = clock
         self._lock = threading.Lock()
         self._cache: dict[int, tuple[str | None, float]] = {}
-        """By pid: session and the time of the answer. Replaced as a whole: a thread keeps its copy."""
+        """Session and time of the answer, by pid. Replaced as a whole: a thread keeps its copy."""
 
     def sessions_of(self, pids: Iterable[int]) -> dict[int, str]:
-        """Return the session of each of these processes; processes without a session are left out. Reads /proc."""
+        """Return the session of each of these processes; processes without a session are omitted. Reads /proc."""
         now = self._clock()
         requested = tuple(pids)
         cached = {pid: answer for pid, answer in self._cache.items() if now - answer[1] < REMEMBERED}
@@ -249,23 +248,23 @@ class UnconnectedProcesses:
             matches = attributed(unknown, owners(list(self._sessions.values())))
             cached.update(dict.fromkeys(unknown, (None, now)))
             cached.update({pid: (session, now) for session, its in matches.items() for pid in its})
-            with self._lock:  # answers that another thread added meanwhile stay
+            with self._lock:  # retain answers that another thread added meanwhile
                 fresh = {pid: answer for pid, answer in self._cache.items() if now - answer[1] < REMEMBERED}
                 self._cache = fresh | {pid: cached[pid] for pid in unknown}
         return {pid: session for pid in requested if (session := cached[pid][0]) is not None}
 
 
 STEP = 64 * 2**20
-"""Bytes: the step in which memory is counted. The driver rounds each allocation up."""
+"""Granularity of the memory figures, in bytes. The driver rounds each allocation up."""
 LARGEST = 2**30
-"""Bytes; more is memory that a process has not stated, and no context."""
+"""Maximum bytes of a context; anything more is memory that a process has not stated."""
 
 Process = tuple[int, str]
-"""Pid and the GPU's UUID."""
+"""Pid and GPU UUID."""
 
 
 def _stated_bytes(gpus: Collection[str], sessions: Iterable[Session]) -> dict[Process, int]:
-    """Return the bytes that each connected process states on GPUs (UUIDs), over all its connections."""
+    """Return the bytes that each connected process states on the given GPUs (UUIDs), over all its connections."""
     stated: dict[Process, int] = {}
     for session in sessions:
         for connection in session.cuda:
@@ -284,11 +283,11 @@ class _Figures:
     beyond: int = 0
     """The driver's figure minus the stated memory."""
     context: int = 0
-    """The most that `beyond` was, up to `LARGEST`."""
+    """The maximum of `beyond` so far, up to `LARGEST`."""
 
 
 class UnstatedMemory:
-    """Memory that connected processes hold beside their stated memory: CUDA contexts, and memory that they conceal.
+    """Memory that connected processes hold beyond their stated memory: CUDA contexts, and memory that they conceal.
 
     Stated memory counts until the next poll: the driver may still show memory that was just freed.
     """
@@ -296,17 +295,17 @@ class UnstatedMemory:
     def __init__(self, gpus: Mapping[str, Gpu], context_bytes: int) -> None:
         """Store the context size.
 
-        ``gpus``: by UUID. ``context_bytes``: GPU memory of each process beside its allocations; simulated GPUs
-        have none.
+        ``gpus``: keyed by UUID. ``context_bytes``: GPU memory of each process in addition to its allocations; simulated
+        GPUs have none.
         """
         self._gpus = gpus
         self._context_bytes = context_bytes
         self._figures: dict[Process, _Figures] = {}
         self.amounts: dict[Process, int] = {}
-        """Bytes that each process holds beyond its context and its stated memory; at least a `STEP`."""
+        """Bytes that each process holds beyond its context and its stated memory; at least one `STEP`."""
 
     def update(self, states: Mapping[str, GpuState], sessions: Collection[Session]) -> None:
-        """Take an answer of the driver, by the GPU's UUID, and set `context_bytes` of the sessions."""
+        """Process an answer of the driver, keyed by GPU UUID, and set the sessions' `context_bytes`."""
         figures = {key: kept for key, kept in self._figures.items() if key[1] not in states and key[1] in self._gpus}
         for (pid, gpu), stated in _stated_bytes(states.keys(), sessions).items():
             before = self._figures.get((pid, gpu), _Figures())

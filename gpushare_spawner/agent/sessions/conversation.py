@@ -1,9 +1,9 @@
-"""Handle the frames of a session's processes, and send the frames of the agent.
+"""Handling of the frames from a session's processes, and sending of the agent's frames.
 
 docs/reference/protocol.md describes every frame. `BurstFrames` delays BUSY and IDLE frames for the arbiter while the
 session is over its CPU budget: the arbiter then gets the last state of each process, a little later. The connections
 are still read, so no process loses its connection because the agent is slow. `Conversation.status` is the record that a
-notebook server reads. The sockets are in session_socket.py.
+notebook server reads. session_socket.py implements the sockets.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Key = TypeVar("Key")
 
 
 class BurstFrames(Generic[Key]):
-    """Frames of a session's processes that the arbiter has not received. ``Key``: a process on a GPU."""
+    """Frames from a session's processes that the arbiter has not received yet. ``Key``: a process on a GPU."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class BurstFrames(Generic[Key]):
     def received(self, key: Key, frame: Frame) -> None:
         """Send the arbiter a BUSY or IDLE frame, now or later."""
         if not self._held and not self._budget.spare_in():
-            self._pass_on(key, frame)  # the reader counts the time
+            self._pass_on(key, frame)  # the reader charges the time
             return
         held = self._held.get(key, ())
-        # IDLE has the busy time of the whole lease, so a pair in between can be left out
+        # IDLE contains the busy time of the whole lease, so an intermediate pair can be dropped
         self._held[key] = (frame,) if held and held[0].kind is frame.kind else (*held[:1], frame)
         self._schedule()
 
@@ -82,7 +82,7 @@ class BurstFrames(Generic[Key]):
             self._pass_on(key, frame)
 
     def forget(self, key: Key) -> None:
-        """Drop the frames of a process that has left."""
+        """Drop the frames of a process that has disconnected."""
         self._held.pop(key, None)
 
     def _schedule(self) -> None:
@@ -107,7 +107,7 @@ MEMORY_EVERY = 0.01
 MEMORY_AT_ONCE = 4
 """Number of a session's processes whose MEMORY frame takes effect each time; the others follow."""
 CONTEXT_BYTES = 512 * 2**20
-"""Bytes to allocate for a process that is short of memory if the call does not state a size, see protocol.md."""
+"""Bytes to allocate for a process that is short of memory if the call does not state a size. See protocol.md."""
 AGENT_FEATURES = Feature.PACE | Feature.RESERVE | Feature.USE | Feature.SUSPEND
 """Features of this agent, for WELCOME."""
 OBSERVED_FEATURES = AGENT_FEATURES | Feature.OBSERVE
@@ -133,7 +133,7 @@ class Surroundings(Protocol):
 
     @property
     def suspensions(self) -> SuspendedProcesses:
-        """Suspends sessions of engine `suspend`."""
+        """Handler of processes in sessions with engine `suspend`."""
 
     def session_report(self, session: Session) -> SessionReport:
         """Return the session's report as of now."""
@@ -148,20 +148,20 @@ class Conversation:
         self._limits = session.memory
         self._registry = registry
         self._around = surroundings
-        # cuDeviceGetUuid gives programs the UUID of the whole GPU; cuDeviceGetUuid_v2 gives that of the MIG instance
+        # cuDeviceGetUuid returns the UUID of the whole GPU; cuDeviceGetUuid_v2 returns the MIG instance's UUID
         whole = {gpu_bytes(gpu.whole): gpu.uuid for gpu in session.gpus if gpu.mig is not None}
         self._uuids = whole | {gpu_bytes(gpu.uuid): gpu.uuid for gpu in session.gpus}
         self._loop = asyncio.get_running_loop()
         self._memory_at = 0.0
-        """Time of the event loop at which MEMORY frames last took effect."""
+        """Event loop time at which MEMORY frames last took effect."""
         self._memory: dict[tuple[Connection, str], Frame] = {}
-        """MEMORY frames since then, oldest first."""
+        """MEMORY frames received since then, oldest first."""
         self._memory_timer: asyncio.TimerHandle | None = None
         self._bursts: BurstFrames[tuple[Connection, str]] | None = None
         """Created with the first connection: the session's connections share one budget."""
 
     def received(self, connection: Connection, frame: Frame) -> None:
-        """Handle a frame. Raises FrameRefused before HELLO, for another role, or for a GPU of another session."""
+        """Handle a frame. Raises FrameRefused before HELLO, for the wrong role, or for another session's GPU."""
         session = self._session
         if frame.kind is Kind.HELLO:
             self._hello(connection, frame)
@@ -212,7 +212,7 @@ class Conversation:
             raise FrameRefused(MALFORMED, f"{frame.kind.name} before HELLO")
 
     def ended(self, connection: Connection) -> None:
-        """Remove a process that has ended: its leases go to other sessions."""
+        """Remove a process that has ended. Its leases go to other sessions."""
         session = self._session
         session.moved = True
         session.observers.discard(connection)
@@ -250,7 +250,7 @@ class Conversation:
         self._send_record(AgentRecord())
 
     def send_answer(self, answer: AskAnswer) -> None:
-        """Notify the notebook servers of the answer to an ask; the sender recognises its number."""
+        """Notify the notebook servers of the answer to an ask; the sender recognizes its number."""
         self._send_record(_answer_record(answer))
 
     def _send_record(self, record: AgentRecord) -> None:
@@ -271,8 +271,7 @@ class Conversation:
     def _pass_to_arbiter(self, process: tuple[Connection, str], frame: Frame) -> None:
         connection, uuid = process
         if frame.kind in (Kind.REQUEST, Kind.MEMORY) and not self._session.observed:
-            # a process that is short of memory states the size of its next allocation, perhaps a CUDA
-            # context
+            # a process that is short of memory states the size of its next allocation, which can be a CUDA context
             spare = CONTEXT_BYTES if frame.kind is Kind.REQUEST and self._session.suspends else 0
             managed, plain, *others = frame.fields
             accepted = self._limits.accepted(connection, uuid, managed, plain, spare)
@@ -298,7 +297,7 @@ class Conversation:
             self._memory_timer = self._loop.call_at(self._memory_at + MEMORY_EVERY, self._pass_memory)
 
     def _kernels_reported(self, connection: Connection, kernels: Kernels | None) -> None:
-        """Record an observer's report about the session's kernels. None if the observer has left."""
+        """Record an observer's report about the session's kernels. None if the observer has disconnected."""
         session = self._session
         worked = any(reported.busy for reported in session.reported_kernels.values())
         if kernels is None:
@@ -310,12 +309,12 @@ class Conversation:
             self._registry.changed()
 
     def _take_ask(self, connection: Connection, number: int, kind: int, value: int) -> None:
-        """Take an observer's ask for the service, or answer it here."""
+        """Accept an observer's ask for the service, or answer it here."""
         if not 0 < number < 2**32:
             raise FrameRefused(MALFORMED, f"ASK with the number {number}")
         answer = self._session.asks.take(number, kind, value)
         if answer is not None:
-            # only to this notebook server: it may ask without limit
+            # only to this notebook server, because it can ask without limit
             connection.send_packet(_answer_record(answer).packet())
         else:
             self._registry.ask_came()
@@ -357,13 +356,13 @@ class Conversation:
             (session.observers if role is Role.OBSERVER else session.notebooks).add(connection)
 
     def _features(self, role: Role) -> Feature:
-        """Return the features of this agent for a process of that role."""
+        """Return this agent's features for a process with that role."""
         if not self._session.observed:
             return AGENT_FEATURES
         return Feature.OBSERVE if role is Role.CUDA else OBSERVED_FEATURES
 
     def _names(self, role: Role) -> dict[bytes, str]:
-        """Return the session's UUIDs as a process of that role can know them, each with the report's UUID."""
+        """Return the GPU UUIDs that a process with that role can know, each with its UUID in the report."""
         if role is Role.CUDA:
             return self._uuids
         gpus = self._session.gpus if role is Role.OBSERVER else ()
@@ -379,7 +378,7 @@ class Conversation:
             connection.send(Kind.DEVICE, 0, 0)
 
     def status(self) -> ShareStatus:
-        """Return the session's share as its notebook server reads it."""
+        """Return the session's share in the form that its notebook server reads."""
         session, record, now = self._session, self._session.record, self._registry.clock()
         report, largest_share = self._around.session_report(session), self._registry.tiers.largest_share(session)
         last = now if report.gpu_busy else report.last_gpu_activity
@@ -436,7 +435,7 @@ class Conversation:
         )
 
     def _send_figures(self, observer: Connection) -> None:
-        """Answer QUERY of a process that shows NVML's figures of the session."""
+        """Answer a QUERY from a process that shows NVML's figures for the session."""
         for uuid, use in self._uses().items():
             gpu, pids = gpu_bytes(uuid), dict(self._limits.processes())
             if Feature.RESERVE in observer.features:
@@ -455,7 +454,7 @@ class Conversation:
             observer.send(Kind.STATUS)
 
     def _uses(self) -> dict[str, _Use]:
-        """Return the GPU time of the session in the last second, and of its busiest processes, by GPU."""
+        """Return the GPU time of the session and of its busiest processes in the last second, by GPU."""
         processes = {process.number: process for process, _ in self._limits.processes()}
         uses = {}
         for gpu in self._session.gpus:
@@ -475,9 +474,9 @@ class _Use:
     """GPU time in the last second on one GPU."""
 
     seconds: float
-    """Of the session."""
+    """GPU seconds of the session."""
     of_process: Mapping[Connection, float]
-    """Of its busiest processes."""
+    """GPU seconds of its busiest processes."""
 
 
 def _part_of_window(seconds: float) -> float:
@@ -489,9 +488,9 @@ def _answer_record(answer: AskAnswer) -> AgentRecord:
 
 
 def own_gpus(gpus: Sequence[GpuStatus], layer_gpus: int) -> tuple[GpuStatus, ...]:
-    """Return the session's own of the GPUs of a node, if another layer gave so many and it is unknown which.
+    """Return the node's GPUs that are the session's own, if another layer assigned `layer_gpus` unknown GPUs to it.
 
-    The GPUs with the session's memory are its own.
+    The GPUs on which the session has memory are its own.
     """
     if not 0 < layer_gpus < len(gpus):
         return tuple(gpus)

@@ -1,4 +1,4 @@
-"""The environment that a notebook server with a share is started with."""
+"""The environment of a notebook server with a share."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def observed_environment(gpus: Iterable[Gpu], socket: Path, libraries: Libraries
 def mps_environment(
     gpu: Gpu, socket: Path, pipes: Path, units: int, memory_bytes: int, libraries: Libraries
 ) -> dict[str, str]:
-    """Return the variables for a server that has its part of the GPU by MPS.
+    """Return the variables for a server that has its part of the GPU through MPS.
 
     The preload library only reports GPU work. Source: NVIDIA, "Multi-Process Service", appendix on environment
     variables.

@@ -1,20 +1,20 @@
 """Budgets of host memory for GPU memory that may be paged out.
 
-Memory that a session may have to page out needs host memory; without it the kernel's OOM killer ends a process. So the
-agent refuses allocations that could not be paged out. Amounts are bytes. `GpuMemoryBudget` and the functions `node_*`
-and `session_*` are pure: figures in, free bytes out.
+GPU memory that may be paged out needs host memory; without it, the kernel's OOM killer ends a process. Therefore the
+agent refuses allocations that could not be paged out. Amounts are in bytes. `GpuMemoryBudget` and the functions
+`node_*` and `session_*` are pure: they compute free bytes from figures.
 
-Budget of a node: the memory of all sessions beyond the size of its GPUs must fit into it. A session counts for its
-allocations, and at least for its guarantee: so the node's budget never refuses an allocation within the guarantee.
+Budget of a node: the part of all sessions' memory that exceeds the node's GPUs must fit into it. A session counts with
+its allocations, and at least with its guarantee, so the node's budget never refuses an allocation within the guarantee.
 
-Budget of a session: all of its movable memory must fit into the rest of its server's memory limit, since all of it can
-be paged out: the guarantee holds only while it works. A session with a whole GPU has no neighbours, and only the part
-beyond the GPU counts. While it is idle and lends units, borrowers must leave room on the GPU for its memory beyond
-its server's memory limit.
+Budget of a session: all of its movable memory must fit into the rest of its server's memory limit, because all of it
+can be paged out: the guarantee holds only while the session works. A session with a whole GPU has no neighbors, so only
+the part beyond the GPU counts. While it is idle and lends units, borrowers must leave enough of the GPU free for the
+part of its memory that exceeds its server's memory limit.
 
 `NodeMemory` reads the kernel's figures and applies these rules. `HostUse` measures pods' CPU and host memory: a
 released session's pod must not request less. `inform_arbiters` passes the driver's figures of device memory to the
-arbiters. Limits of device memory are in session_limit.py.
+arbiters. For limits on device memory, see session_limit.py.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class SessionOnGpu:
     """The part of `counted` that can be paged out."""
     guarantee: int
     whole_gpu: bool = False
-    """Whether its share is the whole GPU: others only borrow from it."""
+    """Whether its share is the whole GPU, so that others only borrow from it."""
     must_stay: int = 0
     """The part of `movable` that exceeds its server's memory limit."""
 
     @property
     def needed(self) -> int:
-        """Bytes that are kept for the session: at least its guarantee."""
+        """Bytes that are reserved for the session: at least its guarantee."""
         return max(self.counted, self.guarantee)
 
 
@@ -69,7 +69,7 @@ class GpuMemoryBudget:
 
     @property
     def needed(self) -> int:
-        """Bytes of allocations, and of unused guarantees."""
+        """Bytes of allocations and unused guarantees."""
         return sum(session.needed for session in self.sessions.values())
 
     @property
@@ -79,14 +79,14 @@ class GpuMemoryBudget:
 
 
 def node_needs(gpus: Iterable[GpuMemoryBudget]) -> int:
-    """Return the bytes of host memory that are needed if every session uses all that it may."""
+    """Return the bytes of host memory that are needed if every session uses all the memory that it may use."""
     return sum(gpu.beyond for gpu in gpus)
 
 
 def node_left(gpus: Mapping[str, GpuMemoryBudget], gpu: str, session: str, budget: int | None) -> int:
-    """Return how many more bytes the node's budget lets the session allocate on the GPU.
+    """Return how many more bytes the session may allocate on the GPU under the node's budget.
 
-    At least the rest of its guarantee. `budget`: None if there is none.
+    The result is at least the rest of the session's guarantee. `budget`: None if there is none.
     """
     if budget is None:
         return UNLIMITED
@@ -96,7 +96,7 @@ def node_left(gpus: Mapping[str, GpuMemoryBudget], gpu: str, session: str, budge
     free = max(0, budget - elsewhere) + here.device_bytes - (here.needed - own.needed)
     others = [other for name, other in here.sessions.items() if name != session]
     if any(other.must_stay for other in others):
-        # the driver chooses the pages to evict: all the others together must fit beside the pages that have to stay
+        # the driver chooses the pages to evict: all other memory must fit next to the pages that have to stay
         free = min(free, here.device_bytes - sum(other.must_stay or other.counted for other in others))
     return max(free, own.guarantee) - own.counted
 
@@ -107,7 +107,7 @@ def session_needs(on_gpus: Iterable[tuple[GpuMemoryBudget, SessionOnGpu]]) -> in
 
 
 def session_left(gpus: Mapping[str, GpuMemoryBudget], gpu: str, session: str, budget: int | None) -> int:
-    """Return how many more bytes of movable memory the session's own budget lets it allocate on the GPU."""
+    """Return how many more bytes of movable memory the session may allocate on the GPU under its own budget."""
     if budget is None:
         return UNLIMITED
     on_gpus = {name: (there, there.sessions[session]) for name, there in gpus.items() if session in there.sessions}
@@ -138,9 +138,9 @@ OVER = 10.0
 FORGET_AFTER = 600.0
 """Seconds after which the figures of a pod without a request are dropped."""
 CPU_STEP = 50
-"""Millicores; use is rounded up, so that a report changes only if it matters."""
+"""Millicores to which use is rounded up, so that a report changes only for significant changes."""
 MEMORY_STEP = 64 * 2**20
-"""Bytes; use is rounded up."""
+"""Bytes to which use is rounded up."""
 
 
 @dataclass
@@ -148,11 +148,14 @@ class _Sample:
     at: float
     cpu_seconds: float
     cores: float | None = None
-    """Use in the interval before `at`; None without one."""
+    """Use in the interval before `at`; None if there is no such interval."""
 
 
 class HostUse:
-    """Reads cgroups. Figures are None until the second request for a pod, at least `OVER` seconds after the first."""
+    """Reader of cgroups.
+
+    Figures are None until the second request for a pod, at least `OVER` seconds after the first.
+    """
 
     def __init__(self, cgroups: MemoryCgroups, clock: Callable[[], float]) -> None:
         """Start without figures. ``clock``: seconds on any monotonic clock."""
@@ -162,7 +165,7 @@ class HostUse:
         self._samples: dict[str, _Sample] = {}
 
     def of_pod(self, uid: str) -> HostUseReport | None:
-        """Return the pod's use; None: not known (yet)."""
+        """Return the pod's use; None if it is not known (yet)."""
         now = self._clock()
         self._samples = {name: sample for name, sample in self._samples.items() if now - sample.at < FORGET_AFTER}
         last = self._samples.get(uid)
@@ -186,19 +189,17 @@ FRESH = 0.5
 """Seconds for which a kernel figure is reused."""
 REPORT_FRESH = 10.0
 """Seconds for which reports reuse a session's budget: its figures are in several files, and reports are only for
-people.
-"""
+people."""
 _ROUND = 64 * 2**20
-"""Bytes to which reported budgets are rounded: the kernel's figures change all the time."""
+"""Bytes to which reported budgets are rounded: the kernel's figures change constantly."""
 
 
 @dataclass(frozen=True)
 class HostMemorySettings:
-    """Limits of host memory for paged-out GPU memory."""
+    """Limits on host memory for paged-out GPU memory."""
 
     node: str = "50%"
-    """Budget of the node: bytes ("64Gi") or a part of its memory; "off": no budget, neither for the node nor for
-    sessions.
+    """Budget of the node: bytes ("64Gi") or a percentage of its memory; "off": no budget for the node or for sessions.
     """
     proc: Path = Path("/proc")
     cgroups: Path = Path("/sys/fs/cgroup")
@@ -213,7 +214,7 @@ class _Figures:
 
 @dataclass
 class NodeMemory:
-    """Additional memory that each session may allocate. `paged_out`: bytes of a session that are in host memory."""
+    """Additional memory that each session may allocate. `paged_out`: a session's bytes in host memory."""
 
     settings: HostMemorySettings
     gpus: Mapping[str, Gpu]
@@ -238,7 +239,7 @@ class NodeMemory:
         budget = self.node_budget()
         of_node = node_left(gpus, gpu, session.id, budget)
         if kind is ReserveKind.OWN_MANAGED and budget is not None:
-            # The session's limit does not bound it. Count no more than the session's part of the budget.
+            # The session's limit does not apply. Count no more than the session's part of the budget.
             own = gpus[gpu].sessions[session.id]
             of_node = min(of_node, self._most(session, gpu, budget) - own.counted)
         if kind is ReserveKind.PLAIN and not session.suspends:
@@ -251,7 +252,7 @@ class NodeMemory:
     def shortage(self, session: Session) -> tuple[int, int] | None:
         """Return the bytes that the session's own budget allows, and the bytes that its share guarantees.
 
-        None if they suffice. Existing allocations do not matter.
+        None if the allowed bytes suffice. Existing allocations do not matter.
         """
         budget = self.session_budget(session)
         if budget is None or session.record.request.share_units == UNITS_PER_GPU:
@@ -294,7 +295,7 @@ class NodeMemory:
         return session_needs(gpus), None if budget is None else budget // _ROUND * _ROUND
 
     def host_use(self, session: Session) -> HostUseReport | None:
-        """Return the use of a released session's pod; None for others, and if it is not known."""
+        """Return the use of a released session's pod; None for other sessions, or if the use is not known."""
         record = session.record
         if record.tier is not Tier.RELEASED or record.pod is None:
             return None
@@ -342,9 +343,9 @@ class NodeMemory:
         return None if group is None else session_budget(group.limit, group.used, self.paged_out(session))
 
     def on_gpus(self) -> dict[str, GpuMemoryBudget]:
-        """Return the counted memory of each session on each GPU now, by the GPU's UUID.
+        """Return the memory that now counts for each session on each GPU, keyed by GPU UUID.
 
-        Takes longer with more sessions.
+        The cost grows with the number of sessions.
         """
         budget = self.node_budget()
         budgets = {}
@@ -374,7 +375,7 @@ class NodeMemory:
         return budgets
 
     def _most(self, session: Session, uuid: str, budget: int) -> int:
-        """Return the most bytes that count for a session on one GPU, regardless of its stated memory."""
+        """Return the maximum bytes that count for a session on one GPU, regardless of its stated memory."""
         return session.memory_limit(self.gpus[uuid]) + budget * session.record.request.share_units // UNITS_PER_GPU
 
 
@@ -385,11 +386,11 @@ def inform_arbiters(
     sessions: Iterable[Session],
     unstated: Mapping[tuple[int, str], int],
 ) -> None:
-    """Pass the driver's figures to the arbiters and to the memory limits. All mappings are by the GPU's UUID.
+    """Pass the driver's figures to the arbiters and to the memory limits. Mappings are keyed by GPU UUID.
 
     A process with several connections counts once, for its first connection. ``unstated``: bytes that a process
-    holds beyond its stated memory, by pid and GPU. The figures bound a process's use of its stated memory. NVML of
-    a real driver is not known to count managed memory for its process: there the bound is the memory in use on the
+    holds beyond its stated memory, by pid and GPU. The figures limit a process's use of its stated memory. A real
+    driver's NVML is not known to count managed memory for its process. There the limit is the memory in use on the
     whole GPU, minus the figures of other processes. A process that the driver does not list has no memory on the
     GPU.
     """

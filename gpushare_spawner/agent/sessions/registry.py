@@ -1,8 +1,8 @@
 """The sessions of this machine: restored, entered, written to disk, ended.
 
 Does not decide whether a share fits (node.py). Only the endpoint factory distinguishes processes and pods.
-`ProcessWatch` detects the end of a session's notebook server. `SessionControls` keeps the service's decisions for users
-and admins, and notifies the session's observers. It neither takes nor restores units, see tiers.py.
+`ProcessWatch` detects the end of a session's notebook server. `SessionControls` stores the service's decisions for
+users and admins, and notifies the session's observers. It neither takes nor restores units; see tiers.py.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ log = logging.getLogger(__name__)
 
 
 class ProcessWatch:
-    """Watches one process for each session, by pidfd if the kernel has it; `poll` polls the others."""
+    """Watches one process per session, with a pidfd if the kernel supports it; `poll` checks the others."""
 
     def __init__(self, gone: Callable[[str], None]) -> None:
-        """Watch nothing yet. `gone` is called with the session's id, on the event loop, once."""
+        """Store the callback. `gone` is called once per session, with the session's ID, on the event loop."""
         self._gone = gone
         self._loop = asyncio.get_running_loop()
         self._watched: dict[str, tuple[ProcessName, int | None]] = {}
 
     def begin(self, session: str, process: ProcessName) -> None:
-        """Watch this process for the session, instead of any other."""
+        """Watch this process for the session, replacing any other."""
         self.end(session)
         try:
             pidfd = os.pidfd_open(process.pid)
@@ -59,12 +59,12 @@ class ProcessWatch:
         self._watched[session] = (process, pidfd)
         if pidfd is not None:
             self._loop.add_reader(pidfd, self._died, session)
-        # opened after the name was read: the kernel may have reused the pid in between
+        # opened after the name was read: the kernel may have reused the pid in the meantime
         if not processes.alive(process):
             self._loop.call_soon(self._died, session)
 
     def end(self, session: str) -> None:
-        """Watch nothing for this session."""
+        """Stop watching this session's process."""
         _process, pidfd = self._watched.pop(session, (None, None))
         if pidfd is not None:
             self._loop.remove_reader(pidfd)
@@ -88,10 +88,10 @@ class ProcessWatch:
 
 
 class SessionControls:
-    """Keep, exemption and messages of sessions, and the answers to their asks."""
+    """Keeps, exemptions and messages of sessions, and the answers to their asks."""
 
     def __init__(self, save: Callable[[Session], None], changed: Callable[[], None]) -> None:
-        """Store the callbacks: `save` writes a session's record; `changed` is for changes of the report alone."""
+        """Store the callbacks: `save` writes a session's record; `changed` is called if only the report changes."""
         self._save = save
         self._changed = changed
 
@@ -121,7 +121,7 @@ class SessionControls:
     def follow(
         self, session: Session, controls: Controls, messages: tuple[Message, ...], answers: Iterable[AskAnswer]
     ) -> None:
-        """Adopt the controls that the service wrote elsewhere, at each poll. Only waiting asks are answered."""
+        """Adopt the controls that the service wrote elsewhere, as read by each poll. Only waiting asks are answered."""
         self.replace(session, controls)
         self._show(session, messages)
         waiting = {ask.number for ask in session.asks.waiting()}
@@ -130,12 +130,12 @@ class SessionControls:
                 self.answer(session, answer)
 
     def answer(self, session: Session, answer: AskAnswer) -> None:
-        """Pass an answer on to the session's observers, once."""
+        """Pass an answer to the session's observers, once."""
         if not session.asks.answered(answer):
             return
         if session.conversation is not None:
             session.conversation.send_answer(answer)
-        # the report no longer has the ask
+        # the report no longer contains the ask
         self._changed()
 
 
@@ -154,12 +154,12 @@ class SessionRegistry:
         clock: WallClock,
         changed: Callable[[], None],
     ) -> None:
-        """Store the parts of the agent. `sessions`, by id, is empty now and changes here only.
+        """Store the parts of the agent. `sessions`, keyed by ID, is empty now and only changes here.
 
-        `memory_left`: bytes that a session may allocate on a GPU in
-        addition, and the budget that limits them. `holds`: the sessions for which free memory of GPUs is kept.
-        `converse` creates the handler of a session's frames. `clock` calls back when it is set. `changed` is
-        called when a session was added, ended or changed its record.
+        `memory_left` returns how many more bytes a session may allocate on a GPU, and the budget that limits them.
+        `holds`: the sessions for which free GPU memory is reserved. `converse` creates the handler of a session's
+        frames. `clock` calls back when it is set. `changed` is called when a session was added or ended, or its record
+        changed.
         """
         self.sessions: Mapping[str, Session] = sessions
         self._sessions = sessions
@@ -178,16 +178,16 @@ class SessionRegistry:
         self.tiers = Tiers(shares, self.activity, self.save, clock)
         self.controls = SessionControls(self.save, changed)
         self.came: Callable[[Session], None] = _nothing
-        """Called with each new session, after its arbiters have it."""
+        """Callback for each new session, after it was added to its arbiters."""
         self.went: Callable[[Session], None] = _nothing
-        """Called with each session that has ended, before its sockets are closed."""
+        """Callback for each session that has ended, before its sockets are closed."""
         self.left: Callable[[SessionRecord], None] = _nothing
-        """Called with the record of each session that ended while no agent ran."""
+        """Callback for the record of each session that ended while no agent was running."""
         self._ask_event = asyncio.Event()
         self.watch = ProcessWatch(lambda name: self.end(name, "its server's process is gone"))
 
     def restore(self) -> None:
-        """Restore the sessions from the state folder. A failure affects one session only."""
+        """Restore the sessions from the state folder. A failure affects only one session."""
         now = self.clock()
         for record in self._folder.records.load():
             try:
@@ -201,7 +201,7 @@ class SessionRegistry:
         self._folder.remove_unknown_sockets({short_name(name) for name in self._sessions})
 
     def clock_was_set(self, by: float) -> None:
-        """Move the instants of all sessions by a step of the clock, so that idle times stay the same."""
+        """Shift the instants of all sessions by a step of the clock, so that idle times stay the same."""
         log.warning("the clock was set by %+.0f s: durations of %d sessions stay as they are", by, len(self._sessions))
         for session in self._sessions.values():
             session.clock_was_set(by)
@@ -209,7 +209,7 @@ class SessionRegistry:
             self.save(session)
 
     def _follow_clock(self, record: SessionRecord) -> None:
-        """Move a record's instants by a step of the clock without an agent, in the same boot of the machine."""
+        """Shift a record's instants by a step that the clock made while no agent was running, within the same boot."""
         recorded = record.clock
         if recorded is not None and recorded.boot == self._boot and abs(self.clock.offset - recorded.offset) >= STEP:
             record.clock_was_set(self.clock.offset - recorded.offset)
@@ -229,13 +229,12 @@ class SessionRegistry:
         self._listen_or_log(session)
 
     def add(self, record: SessionRecord) -> Session:
-        """Enter a session and write its record. Ends an older session of that id.
+        """Add a session and write its record. Ends an older session with that ID.
 
-        The caller has checked that it fits; `listen` makes its socket. Raises KeyError for a GPU of another
-        machine.
+        The caller has checked that it fits; `listen` creates its socket. Raises KeyError for a GPU of another machine.
         """
         session = Session(record, self._possible_gpus(record, record.request.gpus))
-        # after its GPUs were resolved: an unknown GPU has changed nothing
+        # after its GPUs were resolved, so that an unknown GPU changes nothing
         self.end(session.id, "another session took its place")
         if lacking := self._shares.own_what_is_unowned(session):
             log.warning("session %s borrows %d units: others own them already", session.id, lacking)
@@ -244,11 +243,11 @@ class SessionRegistry:
         return session
 
     def _possible_gpus(self, record: SessionRecord, uuids: Iterable[str]) -> tuple[Gpu, ...]:
-        """Return the GPUs of these UUIDs; all GPUs if another layer's choice is unknown. Raises KeyError."""
+        """Return the GPUs with these UUIDs; all GPUs if another layer's choice is unknown. Raises KeyError."""
         return tuple(self.arbitrations[uuid].gpu for uuid in (self.arbitrations if record.gpus_unknown else uuids))
 
     def add_and_listen(self, record: SessionRecord) -> Session:
-        """Enter the session of a pod and make its sockets: the kubelet has given it the devices already.
+        """Add a pod's session and create its sockets: the kubelet has already assigned the devices to it.
 
         Raises KeyError for a GPU of another machine.
         """
@@ -257,7 +256,7 @@ class SessionRegistry:
         return session
 
     def reopen(self, session: Session, request: OpenRequest) -> None:
-        """Start a session of the same id and share anew: active, without a past, and to be confirmed."""
+        """Restart a session with the same ID and share: active, without a past, and unconfirmed."""
         self.watch.end(session.id)
         record = session.record
         record.request = request
@@ -277,15 +276,15 @@ class SessionRegistry:
         self.tiers.move(session, Tier.ACTIVE, request.share_units, "it was opened again")
 
     def confirm(self, session: Session, process: ProcessName) -> None:
-        """Tie a session to its server's process: both end together."""
+        """Associate a session with its server's process: both end together."""
         session.record.process = process
         self.watch.begin(session.id, process)
         self.save(session)
 
     def end(self, name: str, reason: str, keep_folders: bool = False) -> None:
-        """End a session and free its units. Does nothing for an unknown id.
+        """End a session and free its units. Does nothing for an unknown ID.
 
-        With `keep_folders` the mounted folders stay: its processes continue as another session.
+        With `keep_folders`, the mounted folders stay: the session's processes continue as another session.
         """
         session = self._sessions.get(name)
         if session is None:
@@ -308,7 +307,7 @@ class SessionRegistry:
         self.changed()
 
     def listen(self, session: Session) -> str | None:
-        """Make the session's sockets. Returns the reason if they cannot be made."""
+        """Create the session's sockets. Returns the reason if this fails."""
         assert session.conversation is not None
         try:
             session.socket = self._endpoints.listen(session.record, session.conversation)
@@ -317,7 +316,7 @@ class SessionRegistry:
         return None
 
     def listen_again(self, session: Session) -> None:
-        """Make the session's sockets anew: its record can name other folders than before."""
+        """Recreate the session's sockets: its record may name different folders than before."""
         if session.socket is not None:
             session.socket.close()
             session.socket = None
@@ -333,7 +332,7 @@ class SessionRegistry:
         self.changed()
 
     async def wait_for_ask(self, within: float) -> bool:
-        """Return whether an ask waits for the service: immediately, or after so many seconds."""
+        """Return whether an ask waits for the service: immediately if one does, or after at most `within` seconds."""
         if not self._has_ask():
             self._ask_event.clear()
             await set_within(self._ask_event, within)
@@ -358,7 +357,7 @@ class SessionRegistry:
         self.changed()
 
     async def close(self) -> None:
-        """Close all sockets. The sessions stay on disk; their processes run on without the agent."""
+        """Close all sockets. The sessions stay on disk; their processes keep running without the agent."""
         for session in self._sessions.values():
             self.save(session)
         self.watch.close()

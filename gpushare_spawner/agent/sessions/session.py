@@ -1,10 +1,10 @@
-"""A session of the running agent. session_records.py has the part that survives a restart.
+"""A session of the running agent. session_records.py defines the part that survives a restart.
 
 `PendingAsks` holds a notebook server's asks for the service: received from observers, passed on in the report,
-answered. Any process of the session's user can send asks without limit. Few wait at a time, and few reach the service
-in a minute; the agent itself answers the others. The service decides about each ask.
+answered. Any process of the session's user can send asks without limit. Therefore only a few wait at a time, and only a
+few per minute reach the service; the agent itself answers the others. The service decides each ask.
 
-`activity` returns a session's last work on its GPUs, over restarts of the agent.
+`activity` returns a session's last work on its GPUs, across restarts of the agent.
 """
 
 from __future__ import annotations
@@ -33,47 +33,51 @@ from gpushare_spawner.wording.actions import NUMBER_REUSED, TOO_MANY_REQUESTS
 from gpushare_spawner.wording.layers import ASK_UNKNOWN
 
 ASKS_AT_ONCE = 8
-"""Asks that reach the service after a pause. Our choice: no user presses more buttons in a minute."""
+"""Number of asks that can reach the service at once after a pause.
+
+Our choice: no user presses more buttons in a minute.
+"""
 ASKS_PER_SECOND = 1 / 15
-"""Asks in the long run: each can change the session's tier, and is an entry of the history."""
+"""Long-run rate of asks: each can change the session's tier and adds an entry to the history."""
 READS_AT_ONCE, READS_PER_SECOND = 30, 1 / 2
 """Budget of asks that only read, so that frequent actions do not block reading.
 
-Our choice: JupyterLab reads twice for each dialog and each change of the share; the service computes a list for it.
+Our choice: JupyterLab reads twice for each dialog and each change of the share, and the service computes a list each
+time.
 """
 _WHOLE_ASK = 0.999
-"""Budget that an ask needs; sums of floats are not exact."""
+"""Budget that one ask needs: slightly less than 1, because sums of floats are not exact."""
 MOST_ANSWERS = 16
-"""Number of answers that are kept, so that a repeated ask gets the same answer."""
+"""Number of answers that are retained, so that a repeated ask gets the same answer."""
 
 
 @dataclass
 class _PendingAsk:
     since: float
-    """Time of its arrival or of its answer, on the clock that is never set."""
+    """Time of its arrival or its answer, on the clock that is never set."""
     ask: Ask | None
-    """None: the answer came without a waiting ask."""
+    """The ask; None: the answer arrived without a waiting ask."""
     answer: AskAnswer | None = None
-    """None while it waits for the service."""
+    """The answer; None while the ask waits for the service."""
 
 
 class PendingAsks:
-    """The waiting asks of one session, and its last answers."""
+    """The waiting asks of one session, and the last answers to it."""
 
     def __init__(self, clock: Callable[[], float], steady: Callable[[], float] = time.monotonic) -> None:
         """Create an empty list.
 
-        `clock` gives seconds since the epoch; `steady` seconds of a clock that is never set.
+        `clock` returns seconds since the epoch; `steady` returns seconds on a clock that is never set.
         """
         self._clock = clock
         self._steady = steady
         self._actions = Budget(steady, ASKS_PER_SECOND, ASKS_AT_ONCE)
         self._reads = Budget(steady, READS_PER_SECOND, READS_AT_ONCE)
         self._asks: dict[int, _PendingAsk] = {}
-        """By number, the oldest first."""
+        """Asks by number, oldest first."""
 
     def take(self, number: int, kind: int, value: float) -> AskAnswer | None:
-        """Take an ask. Returns an existing answer; None if the ask waits for the service."""
+        """Add an ask. Returns an existing answer; None if the ask waits for the service."""
         self._forget()
         if (before := self._asks.get(number)) is not None:
             same = before.ask is None or (before.ask.kind, before.ask.value) == (kind, value)
@@ -90,12 +94,12 @@ class PendingAsks:
         return None
 
     def waiting(self) -> tuple[Ask, ...]:
-        """Return the asks that wait for the service's answer, the oldest first."""
+        """Return the asks that wait for the service's answer, oldest first."""
         self._forget()
         return tuple(self._waiting())
 
     def answered(self, answer: AskAnswer) -> bool:
-        """Take the service's answer. Returns whether it is new."""
+        """Store the service's answer. Returns whether it is new."""
         self._forget()
         before = self._asks.get(answer.number)
         if before is not None and before.answer is not None:
@@ -109,7 +113,7 @@ class PendingAsks:
         return True
 
     def clock_was_set(self, by: float) -> None:
-        """Move the instants of asks that wait by a step of the clock."""
+        """Shift the instants of waiting asks by a step of the clock."""
         for pending in self._asks.values():
             if pending.ask is not None:
                 pending.ask = pending.ask.model_copy(update={"at": max(0.0, pending.ask.at + by)})
@@ -147,22 +151,23 @@ class SessionFrameHandler(FrameHandler, Protocol):
 
 @dataclass(frozen=True)
 class Past:
-    """The past of a session from before the arbiter began, with each start of the agent, or before an opening."""
+    """A session's past from before the arbiter's counts began: before the agent's start or the session's opening."""
 
     last: float | None = None
     """End of the last burst, seconds since the epoch."""
     gpu_seconds: float = 0.0
-    """GPU time to be added to the arbiter's count; negative if that counts too much."""
+    """GPU time to add to the arbiter's count; negative if that count includes too much."""
     delivered: Delivered = NOTHING
     """Time delivered in earlier runs of the agent."""
     delivered_before: Delivered = NOTHING
-    """The arbiter's count when the session was opened again: from an earlier opening."""
+    """The arbiter's count when the session was reopened, which belongs to an earlier opening."""
 
     @classmethod
     def recorded(cls, record: SessionRecord, restarted_at: float) -> Past:
-        """Return the past of a record.
+        """Return the past in a record.
 
-        `restarted_at`: seconds since the epoch; a session with work at the agent's end was active until then.
+        `restarted_at`: seconds since the epoch. A session that had work when the agent ended counts as active until
+        then.
         """
         last = restarted_at if record.gpu_busy else record.last_gpu_activity
         return cls(last, record.gpu_seconds, record.delivered)
@@ -186,11 +191,11 @@ class Session:
     gpus: tuple[Gpu, ...]
     guaranteed_units: int = 0
     weight: int = 0
-    """Weight in the arbiters: the guaranteed units, and at least one unit unless the session is released and idle."""
+    """Weight in the arbiters: the guaranteed units, but at least one unit unless the session is released and idle."""
     lent_units: bool = False
     """Whether the session works on units that its tier has lent, with the weight of an active session."""
     use_count: UseCount | None = None
-    """The count of GPU work until the share is restored, or the notice withdrawn; None: neither applies."""
+    """The count of GPU work toward restoring the share or withdrawing the notice; None: neither applies."""
     reported_kernels: dict[Connection, Kernels] = field(default_factory=dict)
     """The last report of each connected notebook server about the session's kernels."""
     bypassing: tuple[int, ...] = ()
@@ -198,34 +203,33 @@ class Session:
     saved_at: float = 0.0
     """Time of the record's last hand-over to the store, seconds since the epoch."""
     last_end: float | None = None
-    """Previously reported end of the last burst, seconds since the epoch."""
+    """Previously reported end of the last burst, in seconds since the epoch."""
     moved: bool = True
     """Whether a process has sent a frame since activity and record were last compared; otherwise neither can have
-    changed.
-    """
+    changed."""
     memory: SessionLimit | None = None
     asks: PendingAsks = field(default_factory=lambda: PendingAsks(time.time))
     conversation: SessionFrameHandler | None = None
     budget_checked: bool = False
     """Whether its server's memory limit was compared with the guarantee of its share."""
     lacks_requests: bool = False
-    """Whether its pod released requested CPU and memory, and its node has not granted them again."""
+    """Whether its pod released its requested CPU and memory and its node has not granted them again."""
     context_bytes: int = 0
     """GPU memory of its CUDA contexts, from the driver's figures."""
     suspended: bool = False
     """Whether all its processes are suspended."""
     not_suspendable: str | None = None
-    """Reason why it cannot be suspended now, in a sentence."""
+    """Sentence with the reason why it cannot be suspended now; None if it can."""
     socket: SessionEndpoint | None = None
     cuda: set[Connection] = field(default_factory=set)
     """CUDA processes."""
     observers: set[Connection] = field(default_factory=set)
     """Processes that use NVML."""
     notebooks: set[Connection] = field(default_factory=set)
-    """Notebook servers and commands, which read records."""
+    """Notebook servers and commands that read records."""
 
     def clock_was_set(self, by: float) -> None:
-        """Move all instants of the past by a step of the clock."""
+        """Shift all instants of the past by a step of the clock."""
         self.record.clock_was_set(by)
         self.saved_at += by
         self.asks.clock_was_set(by)
@@ -253,7 +257,7 @@ class Session:
     def kernels(self) -> Kernels | None:
         """Combined report of its notebook servers about its kernels.
 
-        Several can report the same kernels: they are not added up.
+        Several servers can report the same kernels, so their reports are not added up.
         """
         reported = self.reported_kernels.values()
         if not reported:
@@ -272,7 +276,7 @@ class Session:
 
     @property
     def observed(self) -> bool:
-        """Whether another layer shares its GPUs: its processes report their GPU work, and need no lease for it."""
+        """Whether another layer shares its GPUs. Its processes then report their GPU work and need no lease for it."""
         return self.record.request.layer is not LayerName.NATIVE
 
     @property
@@ -287,7 +291,7 @@ class Session:
 
     @property
     def memory_limits(self) -> dict[str, int]:
-        """The memory limits by the GPU's UUID."""
+        """The memory limits, keyed by GPU UUID."""
         return {gpu.uuid: self.memory_limit(gpu) for gpu in self.gpus}
 
     def memory_limit(self, gpu: Gpu) -> int:
@@ -297,9 +301,9 @@ class Session:
         return limit if self.converts_memory else min(limit, gpu.memory_bytes)
 
     def memory_guarantee(self, gpu: Gpu) -> int:
-        """Return the guaranteed bytes of this GPU: of the units that the session owns.
+        """Return the guaranteed bytes on this GPU, which correspond to the units that the session owns.
 
-        The lender of borrowed units has the same bytes guaranteed.
+        The bytes for borrowed units are guaranteed to their lender.
         """
         owned = self.record.request.share_units - self.record.borrowed_units
         return gpu.memory_bytes * owned // UNITS_PER_GPU
@@ -307,12 +311,12 @@ class Session:
 
 @lru_cache(maxsize=256)
 def _resolved(written: str, total: int) -> int:
-    """Return `resolve_bytes`, cached: templates write few limits, and each report needs those of all sessions."""
+    """Return `resolve_bytes`, cached: templates use few distinct limits, and each report needs all sessions' limits."""
     return resolve_bytes(written, total)
 
 
 SAME_INSTANT = 0.05
-"""Seconds: the largest difference between two readings of one instant, from two clocks."""
+"""Maximum seconds between readings of one instant on two clocks."""
 
 
 @dataclass(frozen=True)
@@ -323,26 +327,26 @@ class Activity:
     """Whether a burst runs or waits."""
     waiting: bool
     last: float | None
-    """End of the last burst, seconds since the epoch; None if there is none yet."""
+    """End of the last burst, seconds since the epoch; None if there was no burst yet."""
     gpu_seconds: float
     memory_bytes: int
     resident_bytes: int
     delivered: Delivered
-    """Over all its GPUs and all runs of the agent, since the session was opened."""
+    """Time delivered on all its GPUs, across all runs of the agent, since the session was opened."""
 
 
 def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], clock: Callable[[], float]) -> Activity:
-    """Add up a session's GPUs. `clock` gives seconds since the epoch."""
+    """Add up a session's activity on its GPUs. `clock` returns seconds since the epoch."""
     snapshots: list[tuple[GpuArbitration, SessionView]] = [
         (arbitrations[gpu.uuid], arbitrations[gpu.uuid].snapshot(session.id)) for gpu in session.gpus
     ]
-    # the arbiter's clock starts with the machine; only the age of its instants has a meaning here
+    # the arbiter's clock starts with the machine; here, only the age of its instants is meaningful
     ages = [shell.now() - snapshot.last_activity for shell, snapshot in snapshots if snapshot.last_activity is not None]
-    # read after the ages: a pause of this process between the two makes an end later, and never hides work from a
-    # service that asks for work after an instant
+    # read after the ages: a pause of this process in between moves the ends later, and never hides work from a service
+    # that asks for work after an instant
     wall = clock()
     ends = [wall - age for age in ages]
-    # a session that was opened again begins anew
+    # a reopened session starts from scratch
     ends = [end for end in ends if end >= session.record.begun]
     instants = [*ends] if session.past.last is None else [*ends, session.past.last]
     last = max((max(0.0, instant) for instant in instants), default=None)
@@ -363,7 +367,7 @@ def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], clock
 
 
 def counted(snapshots: Iterable[SessionView]) -> Delivered:
-    """Add up the counts of the arbiters of a session's GPUs since they began."""
+    """Add up the counts of the arbiters of a session's GPUs."""
     total = NOTHING
     for snapshot in snapshots:
         total = total.plus(snapshot.delivered)

@@ -1,11 +1,11 @@
-"""Changes the tier and the share of sessions.
+"""Changes of sessions' tiers and shares.
 
 `Tiers` lowers a tier on the service's request and restores it as soon as GPU work counts as use of the share. Shorter
-work runs at once, on the units that the tier has lent. It also changes the units and the memory of a session while its
+work runs immediately, on the units that the tier has lent. `Tiers` also changes a session's units and memory while its
 processes run. The check for free units and the change are one step: the event loop runs nothing in between.
 The hub's placement reads the change in the report.
 
-`Shares` keeps the guaranteed units of each session on this machine's GPUs, and its weight in the arbiters.
+`Shares` tracks each session's guaranteed units on this machine's GPUs and its weight in the arbiters.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ log = logging.getLogger(__name__)
 
 
 class Shares:
-    """The ledger of this machine, in step with its sessions."""
+    """The ledger of this machine, in sync with its sessions."""
 
     def __init__(self, gpus: Iterable[Gpu], capacity_units: int, arbitrations: Mapping[str, GpuArbitration]) -> None:
         """Create an empty ledger.
 
-        `capacity_units`: the most units that may be guaranteed on each GPU, in units of 1 %.
+        `capacity_units`: the maximum units of 1 % that may be guaranteed on each GPU.
         """
         self.capacity_units = capacity_units
         self.arbitrations = arbitrations
         self._sessions: dict[str, Session] = {}
-        # an unhealthy GPU keeps its sessions in the ledger
+        # an unhealthy GPU's sessions remain in the ledger
         self._ledger = Ledger()
         self.set_gpus(gpus)
 
     def set_gpus(self, gpus: Iterable[Gpu]) -> None:
-        """Set the GPUs of this machine, MIG instances among them."""
+        """Set this machine's GPUs, including MIG instances."""
         self._ledger.put_node(
             "this",
             [
@@ -60,7 +60,7 @@ class Shares:
         )
 
     def check_free_units(self, gpu: Gpu, share_units: int, borrowed_units: int) -> None:
-        """Check that a new session fits: its own units have no owner, and the share is free now.
+        """Check that a new session fits: the units it will own have no owner, and the share is free now.
 
         Raises ControlRefused (`no-capacity`).
         """
@@ -76,14 +76,14 @@ class Shares:
     def most_more(self, session: Session, gpu: Gpu) -> int:
         """Return the units by which a session's share on one of its GPUs can grow now."""
         record = session.record
-        # An idle session lends the units beyond its tier. It can own more, and not borrow more.
+        # An idle session lends the units beyond its tier. It can own more units, but not borrow more.
         idle = record.effective_units != record.request.share_units
         return self._ledger.unowned_units(gpu.uuid) if idle else self._ledger.free_units(gpu.uuid)
 
     def borrowed_after(self, session: Session, units: int) -> int:
-        """Return the units that a session borrows if its share changes to so many units on each of its GPUs.
+        """Return the units that a session borrows if its share changes to `units` on each of its GPUs.
 
-        Additional units must be free now, as those of a new session; an idle session's must have no owner.
+        Additional units must be free now, as for a new session; for an idle session, they must have no owner.
         Raises ControlRefused (`no-capacity`).
         """
         record = session.record
@@ -103,10 +103,10 @@ class Shares:
         return record.borrowed_units + lent
 
     def own_what_is_unowned(self, session: Session) -> int:
-        """Have a new session borrow units that already have an owner, on its fullest GPU; return those units.
+        """Let a new session borrow the units that already have an owner on its fullest GPU. Return those units.
 
-        Units that were kept for it can have returned to their owner: its server started too late. The session
-        becomes their owner when the present owner ends.
+        Units that were reserved for it may have returned to their owner because its server started too late. The
+        session becomes their owner when the current owner ends.
         """
         record = session.record
         owned = record.request.share_units - record.borrowed_units
@@ -115,7 +115,7 @@ class Shares:
         return lacking
 
     def enter(self, session: Session) -> list[Session]:
-        """Enter a session in the ledger and the arbiters. Returns the sessions with changed units."""
+        """Add a session to the ledger and the arbiters. Returns the sessions with changed units."""
         self._sessions[session.id] = session
         self._ledger.add(_allocation(session))
         session.guaranteed_units = self._guaranteed(session, self._ledger.guaranteed)
@@ -136,7 +136,7 @@ class Shares:
     def work_on_lent_units(self, session: Session, works: bool) -> None:
         """Give a downgraded or released session the weight of its share, or its own weight again.
 
-        Only weights change: its units stay lent, so that another session can be placed on them meanwhile.
+        Only weights change. Its units stay lent, so that another session can be placed on them meanwhile.
         """
         session.lent_units = works
         self._set_weights(self._beside(session))
@@ -150,7 +150,7 @@ class Shares:
         return self._recount(session)
 
     def yielding_in_vain(self, gpus: Iterable[Gpu]) -> list[Session]:
-        """Return the sessions on these GPUs that keep units for spawns in quota although all have an owner."""
+        """Return the sessions on these GPUs that reserve units for spawns in quota although all units have an owner."""
         owned = {gpu.uuid for gpu in gpus if not self._ledger.unowned_units(gpu.uuid)}
         return [
             session
@@ -212,14 +212,14 @@ class Shares:
         return guaranteed_units(self._ledger.capacity.gpus[gpu.uuid].capacity, held)
 
     def _guaranteed(self, session: Session, units_of: Callable[[str], int]) -> int:
-        """Return the units of the session while all others work, within its user's limit on one GPU."""
+        """Return the session's units while all others work, within its user's limit on one GPU."""
         if session.record.gpus_unknown:
             return session.record.effective_units  # another layer decides
         units = units_of(session.id)
         bound = session.record.request.user_units
         if bound is None:
             return units
-        # the same on each of its GPUs, so the fullest one counts
+        # the same on each of its GPUs, so the fullest GPU counts
         together = max((self._of_user(session, gpu, units_of) for gpu in session.gpus), default=0)
         return units if together <= bound else units * bound // together
 
@@ -251,7 +251,7 @@ def _allocation(session: Session, active: bool = False) -> Allocation:
 LENT_FOR = 10.0
 """Seconds without GPU work after which a session no longer works on lent units.
 
-Our choice: users run several cells in a row, and each change of weights costs a decision of the arbiters.
+Our choice: users run several cells in a row, and each change of weights costs the arbiters a decision.
 """
 
 
@@ -265,17 +265,16 @@ class Tiers:
         save: Callable[[Session], None],
         clock: Callable[[], float],
     ) -> None:
-        """Store the callbacks. `save` keeps a session's record; `clock` gives seconds since the epoch."""
+        """Store the callbacks. `save` writes a session's record; `clock` returns seconds since the epoch."""
         self._shares = shares
         self._activity = activity
         self._save = save
         self._clock = clock
 
     def decide(self, session: Session, request: TierRequest) -> None:
-        """Apply the service's decision on one machine; on Kubernetes `follow_tier` does. Raises ControlRefused.
+        """Apply the service's decision on one machine (on Kubernetes: `follow_tier`). Raises ControlRefused.
 
-        `busy`: the session worked after the service's last report. `bad-request`: the units do not go with the
-        tier.
+        `busy`: the session worked after the service's last report. `bad-request`: the units do not match the tier.
         """
         share = session.record.request.share_units
         right = {Tier.ACTIVE: share, Tier.RELEASED: 0}.get(request.tier)
@@ -293,9 +292,9 @@ class Tiers:
     def work_begins(self, session: Session) -> None:
         """Give a downgraded or released session its share's weight before the arbiter gets the lease request.
 
-        Where all work counts as use, restore the share and withdraw the notice. Three things stay: a share
-        whose units are kept for spawns in quota; a notice that work does not avert; the notice of a pod that
-        the agent only observes, which the service withdraws.
+        If all work counts as use, restore the share and withdraw the notice, with three exceptions: a share whose units
+        are reserved for spawns in quota; a notice that work does not avert; and the notice of a pod that the agent only
+        observes, which the service withdraws.
         """
         if _use_rule(session) is None:
             self._used(session)
@@ -325,23 +324,23 @@ class Tiers:
             self._save(session)
 
     def notify(self, session: Session, request: NoticeRequest) -> None:
-        """Show the user a notice, or withdraw it, on the service's request."""
+        """Show the user a notice, or withdraw it, at the service's request."""
         self._set_notice(session, request.notice)
         self._save(session)
 
     def withdraw_notice(self, session: Session) -> None:
-        """Withdraw the notice by the agent's own decision.
+        """Withdraw the notice on the agent's own decision.
 
-        On Kubernetes the pod's annotations have it until they are patched.
+        On Kubernetes, the pod's annotations contain the notice until they are patched.
         """
         if session.record.pod is not None and session.record.notice is not None:
             session.record.pod.averted = session.record.notice
         self._set_notice(session, None)
 
     def stop_yielding(self, sessions: Iterable[Session], reason: str) -> None:
-        """Stop keeping units for spawns in quota.
+        """Stop reserving units for spawns in quota.
 
-        A working session gets its share back, as far as the units are free.
+        A working session gets its share back to the extent that the units are free.
         """
         for session in list(sessions):
             record = session.record
@@ -380,7 +379,7 @@ class Tiers:
         self._share_changed(session)
 
     def resize(self, session: Session, request: ResizeRequest) -> None:
-        """Change the share; the memory limit of all its processes follows at once. Raises ControlRefused.
+        """Change the share; the memory limit of all its processes changes immediately. Raises ControlRefused.
 
         A downgraded or released session keeps its tier. A smaller share loses its borrowed units first; a
         larger share borrows only units that idle sessions lend.
@@ -410,7 +409,7 @@ class Tiers:
             session.conversation.send_memory()
 
     def largest_share(self, session: Session) -> int:
-        """Return the largest share that a session can have now, in units; 0: its share cannot be changed.
+        """Return the largest share that a session can have now, in units; 0 if its share cannot be changed.
 
         The service decides which shares the user may have.
         """
@@ -455,7 +454,7 @@ class Tiers:
 
 
 def _use_rule(session: Session) -> UseRule | None:
-    """Return the rule for GPU work that restores the share or withdraws the notice; None: all work does."""
+    """Return the rule for GPU work that restores the share or withdraws the notice; None: all work does so."""
     record = session.record
     if record.tier is not Tier.ACTIVE:
         return record.use

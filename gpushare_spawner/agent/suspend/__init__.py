@@ -1,1 +1,1 @@
-"""Engine `suspend`: all processes of a session leave the GPU, and come back, by the driver's checkpoint functions."""
+"""Engine `suspend`: the driver's checkpoint functions move all of a session's processes off the GPU and back."""

@@ -1,10 +1,10 @@
 """The worker program that calls the driver's checkpoint functions (CUDA 12.8 and driver 570).
 
 The functions are cuCheckpointProcessLock, ...Checkpoint, ...Restore, ...Unlock and ...GetState. A call can hang
-without limit, so the agent makes none itself: checkpoints.py starts this program, and kills it if a call takes too
-long. The worker reads a request on each line of standard input and writes its answer on a line of standard output,
-both JSON. It ends with its input, and is killed when the agent ends: a call must not overlap with calls of the next
-agent. It makes no CUDA context, and imports little, so that it starts quickly.
+indefinitely, so the agent makes none itself: checkpoints.py starts this program, and kills it if a call takes too long.
+The worker reads one request per line from standard input and writes its answer to a line on standard output, both as
+JSON. It ends at the end of its input, and is killed when the agent ends: a call must not overlap with the next agent's
+calls. To start quickly, it creates no CUDA context and imports little.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ SUCCESS, OUT_OF_MEMORY, NOT_PERMITTED = 0, 2, 800
 
 NO_DRIVER, NO_FUNCTIONS, ENDED = -1, -2, -6
 """Our own codes, in addition to the driver's: libcuda.so.1 cannot be loaded; it is too old for the checkpoint
-functions; the process has ended.
-"""
+functions; the process has ended."""
 
 
 _SINCE = 12080
-"""The first CUDA version of these functions, in the format of cuGetProcAddress."""
+"""The first CUDA version with these functions, in cuGetProcAddress's format."""
 
 
 _ADDRESS_SUCCESS = 0
@@ -59,7 +58,7 @@ class Driver:
         except OSError:
             self.error = NO_DRIVER
             return
-        # Initialise the driver here: calls then take milliseconds instead of seconds. Without persistence mode this is
+        # Initialize the driver here: calls then take milliseconds instead of seconds. Without persistence mode this is
         # required, because a restore fails if no process has the GPU open (issues 25 and 44 of NVIDIA/cuda-checkpoint).
         self.error = library.cuInit(0)
         for name in [*_NAMES.values(), "GetState"]:
@@ -79,7 +78,7 @@ class Driver:
         return self._functions[_NAMES[name]](pid, ctypes.addressof(arguments))
 
     def state(self, pid: int) -> tuple[int, int]:
-        """Return the driver's code, and the CUprocessState of the process."""
+        """Return the driver's code and the process's CUprocessState."""
         if self.error:
             return self.error, 0
         state = ctypes.c_int()
@@ -87,7 +86,7 @@ class Driver:
 
 
 def _address(library: ctypes.CDLL, name: str) -> int | None:
-    """Return the function of that name; None if the driver is too old for it."""
+    """Return the address of the named function; None if the driver is too old for it."""
     find = getattr(library, "cuGetProcAddress_v2", None)
     if find is None:
         return None
@@ -101,9 +100,9 @@ def _address(library: ctypes.CDLL, name: str) -> int | None:
 def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
     """Carry out one request: {"call": ..., "process": ..., "timeout_ms": ...}.
 
-    If the request names no process, it applies to the worker itself. The driver takes a pid. The process of the pid is
-    compared right before the call and after it: a later process of the same pid is unlocked at once. The other calls do
-    nothing to a process that was not locked.
+    If the request names no process, it applies to the worker itself. The driver takes a pid. The pid's process is
+    compared immediately before and after the call: a later process with the same pid is unlocked immediately. The other
+    calls do nothing to a process that was not locked.
     """
     name, value = request["call"], 0
     process = ProcessName(**request["process"]) if "process" in request else processes.named(os.getpid())
@@ -120,7 +119,7 @@ def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends. Exits at once if the parent has ended."""
+    """Have the kernel kill this process when its parent ends. Exits immediately if the parent has already ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(1)

@@ -1,8 +1,8 @@
 """The driver's checkpoint functions (cuCheckpointProcess*, CUDA 12.8 and driver 570 or later).
 
-A call can hang without limit, so the agent makes no call itself. `DriverCheckpoints` starts workers
-(checkpoint_worker.py), and kills a worker whose call takes too long. The state of the process then stays as it is, and
-another call can continue from there. The order of the calls is in steps.py.
+A call can hang indefinitely, so the agent makes no call itself. `DriverCheckpoints` starts workers
+(checkpoint_worker.py), and kills a worker whose call takes too long. The state of the process then remains as it is,
+and another call can continue from there. steps.py defines the order of the calls.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 START_WITHIN = 30.0
 """Seconds beyond its own timeout after which a call that moves no memory counts as hung.
 
-The worker may have to start and initialise the driver: 2.7 s were measured on a machine with 8 GPUs (NVIDIA/nvcf, pull
-request 263).
+The worker may first need to start and initialize the driver: 2.7 s were measured on a machine with 8 GPUs (NVIDIA/nvcf,
+pull request 263).
 """
 GIVE_UP = 60.0
 """Seconds after which a call that moves memory counts as hung, in addition to the time for its bytes."""
@@ -39,17 +39,16 @@ SLOWEST = 200e6
 80 GB in 15 s were measured on an H100 (NVIDIA/cuda-checkpoint, issue 29).
 """
 IDLE_WORKERS = 2
-"""Worker processes that are kept between calls."""
+"""Number of worker processes that keep running between calls."""
 STOPPED_FOR = 1.0
-"""Seconds for which a process must be stopped before a call about it is given up: each system call of a traced process
-stops it briefly.
-"""
+"""Seconds for which a process must be stopped before a call for it is abandoned: each system call of a traced process
+stops it briefly."""
 CHECK_EVERY = 0.1
-"""Seconds between two checks whether a process is stopped."""
+"""Seconds between two checks of whether a process is stopped."""
 
 
 class Code(IntEnum):
-    """Result of a call: the driver's CUresult, and our own codes below 0."""
+    """Result of a call: the driver's CUresult, or one of our own codes below 0."""
 
     SUCCESS = 0
     INVALID_VALUE = 1
@@ -104,17 +103,17 @@ class CheckpointResult:
 class DriverCheckpoints:
     """Makes the calls in worker processes, each of which runs one call at a time.
 
-    A process that has ended is never mistaken for a later process of its pid: the answer is ENDED, and nothing is
-    done. Pids are those of the agent's pid namespace.
+    A process that has ended is never mistaken for a later process with its pid: the answer is ENDED, and nothing is
+    done. Pids are in the agent's pid namespace.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        """Start no worker yet.
+        """Store the environment without starting a worker.
 
-        `environment`: the environment of the worker processes; it names the driver's folder if that is needed.
+        `environment`: the environment of the worker processes; it names the driver's folder if necessary.
         """
         self._command = [sys.executable, "-m", "gpushare_spawner.agent.suspend.checkpoint_worker", str(os.getpid())]
-        # The worker sees all GPUs, regardless of the agent's environment, and has nothing preloaded.
+        # All GPUs are visible to the worker, regardless of the agent's environment, and nothing is preloaded.
         hidden = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
         self._environment = {name: value for name, value in environment.items() if name not in hidden}
         self._idle: list[Process] = []
@@ -122,7 +121,7 @@ class DriverCheckpoints:
         self._closed = False
 
     async def lock(self, process: ProcessName, timeout: float) -> CheckpointResult:
-        """Wait at most `timeout` seconds for the work of the process, and block new work."""
+        """Wait at most `timeout` seconds for the process's work to end, and block new work."""
         within, timeout_ms = timeout + START_WITHIN, max(1, round(timeout * 1000))
         return await self._unless_stopped(within, process, call="lock", timeout_ms=timeout_ms)
 
@@ -131,25 +130,25 @@ class DriverCheckpoints:
         return await self._unless_stopped(GIVE_UP + size / SLOWEST, process, call="checkpoint")
 
     async def restore(self, process: ProcessName, size: int) -> CheckpointResult:
-        """Move the device memory back, of about `size` bytes.
+        """Move its device memory, of about `size` bytes, back.
 
-        The GPU's memory must be free. With some drivers, a process can never be restored once a restore has failed for
+        Enough GPU memory must be free. With some drivers, a process can never be restored once a restore has failed for
         lack of memory.
         """
         return await self._unless_stopped(GIVE_UP + size / SLOWEST, process, call="restore")
 
     async def unlock(self, process: ProcessName) -> CheckpointResult:
-        """Unblock the work of a process."""
+        """Unblock a process's work."""
         return await self._unless_stopped(START_WITHIN, process, call="unlock")
 
     async def state(self, process: ProcessName | None = None) -> CheckpointResult:
-        """Return the state of a process; None: of the calling process, to query the driver's features."""
+        """Return the state of a process; None: the calling process, to query the driver's features."""
         return await self._call(START_WITHIN, call="state", **({} if process is None else {"process": process}))
 
     async def close(self) -> None:
         """End the worker processes.
 
-        If a call is running, its process stays in whatever state the driver has reached.
+        If a call is running, its process stays in the state that the driver has reached.
         """
         self._closed = True
         for worker in [*self._idle, *self._busy]:
@@ -160,7 +159,7 @@ class DriverCheckpoints:
     async def _unless_stopped(self, within: float, process: ProcessName, **request: Any) -> CheckpointResult:
         """Make a call that a thread of the process answers, unless the process is stopped.
 
-        The driver would carry out the call when a stopped process continues, regardless of the free memory
+        The driver would carry out the call when the stopped process continues, regardless of the memory that is free by
         then.
         """
         pid = process.pid

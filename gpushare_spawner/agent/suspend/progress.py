@@ -1,8 +1,7 @@
 """Progress of the suspension or resumption of one session, and the reasons for a failed step.
 
-Meanwhile, `SuspendParts` recalls memory from the other sessions on a GPU. `may_attach` and `why_not` state in
-words whether processes can be suspended here: the driver, its functions, the right to use them. The steps are in
-steps.py.
+Meanwhile, `SuspendParts` recalls memory from the other sessions on a GPU. `may_attach` and `why_not` determine whether
+processes can be suspended here, given the driver, its functions and the right to use them. steps.py contains the steps.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from gpushare_spawner.model.frames import Frame
 SOON, LATER = 2.0, 60.0
 """Seconds until the next attempt to suspend a session: after it was busy; after another failure."""
 MOMENT = 10.0
-"""The longest pause in seconds for which other sessions wait for the memory of a busy session.
+"""The longest pause, in seconds, for which other sessions wait for a busy session's memory.
 
-With pauses of 2, 4 and 8 s they wait for 14 s. Then their allocations fail at once.
+With pauses of 2, 4 and 8 s they wait for 14 s. After that, their allocations fail immediately.
 """
 RESUME_AGAIN = 1.0
 """Seconds until the next attempt to resume a session."""
@@ -49,7 +48,7 @@ class Step(Enum):
 
 
 class CannotSuspend(Exception):
-    """Failure of a suspension: the session keeps running. The message is the reason, in a sentence."""
+    """Failure of a suspension: the session keeps running. The message is a sentence with the reason."""
 
     def __init__(self, reason: str, retry_in: float = LATER) -> None:
         super().__init__(reason)
@@ -76,7 +75,7 @@ class SuspendProgress:
     """Answers to the last SUSPEND."""
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     failed: dict[int, str] = field(default_factory=dict)
-    """Processes that the driver cannot restore, by pid, with the reason."""
+    """Reasons why the driver cannot restore processes, by pid."""
     busy: BackOff = field(default_factory=lambda: BackOff(SOON, LATER))
     """Pauses after suspensions that failed because the session was busy."""
     refused: BackOff = field(default_factory=lambda: BackOff(RESUME_AGAIN, LATER))
@@ -93,7 +92,7 @@ class SuspendProgress:
                 timer.cancel()
 
     def of_failed(self) -> str | None:
-        """Return a sentence about the process that the driver cannot restore; None if there is none."""
+        """Return a sentence about a process that the driver cannot restore; None if there is none."""
         alive = [pid for pid in self.failed if processes.exists(pid)]
         if not alive:
             return None
@@ -102,24 +101,24 @@ class SuspendProgress:
 
 @dataclass(frozen=True)
 class SuspendParts:
-    """The parts of the agent that suspend and resume sessions use."""
+    """The parts of the agent that suspensions and resumptions use."""
 
     checkpoints: DriverCheckpoints
     arbitrations: Mapping[str, GpuArbitration]
     """Keyed by GPU UUID."""
     sessions: Mapping[str, Session]
-    """By id."""
+    """Open sessions, by ID."""
     source: GpuSource
     holds: MemoryHolds
-    """The sessions for which free memory of GPUs is kept."""
+    """The sessions for which free GPU memory is reserved."""
     records: Store
-    """Keeps records of processes that outlive their session."""
+    """Store for the records of processes that outlive their session."""
     lacks_host_memory: Callable[[Session, int], str | None]
-    """Returns why the given bytes of a session exceed the host memory budgets; None if they fit."""
+    """Function that returns why the given bytes of a session exceed the host memory budgets; None if they fit."""
     save: Callable[[Session], Coroutine[Any, Any, None]]
-    """Writes a session's record to the disk. Raises OSError."""
+    """Function that writes a session's record to disk. Raises OSError."""
     news: Callable[[], None]
-    """Called when a report has changed."""
+    """Callback for a changed report."""
 
     def short_of_memory(self, session: str, gpu: Gpu, lacking: int) -> None:
         """Report missing bytes on a GPU for a session. Does nothing for a session that has ended."""
@@ -166,10 +165,10 @@ def reason_of(answer: CheckpointResult, what: str) -> str:
 
 
 def may_attach(proc: Path = Path("/proc")) -> bool:
-    """Return whether this process may attach to processes of other users, or at least of its own user.
+    """Return whether this process may attach to other users' processes, or at least to its own user's.
 
-    The first needs CAP_SYS_PTRACE. The second is allowed if Yama's ptrace_scope is 0, or there is no Yama. A right
-    that cannot be read counts as present: the driver then refuses the call.
+    The first needs CAP_SYS_PTRACE. The second is allowed if Yama's ptrace_scope is 0, or there is no Yama. A right that
+    cannot be determined counts as present; if it is missing, the driver refuses the call.
     """
     try:
         status = (proc / "self/status").read_text()
@@ -184,9 +183,9 @@ def may_attach(proc: Path = Path("/proc")) -> bool:
 
 
 async def why_not(checkpoints: DriverCheckpoints, may_attach: bool) -> str | None:
-    """Return why this machine cannot suspend processes (a sentence), or None.
+    """Return a sentence with the reason why this machine cannot suspend processes; None if it can.
 
-    Causes: the driver or this process's rights.
+    The reason is the driver or a missing right of this process.
     """
     answer = await checkpoints.state()
     # the worker has no context; drivers may then answer in these ways

@@ -1,13 +1,14 @@
-"""The steps of a suspension and of a resumption.
+"""The steps of a suspension and a resumption.
 
-Suspension: all processes of the session get SUSPEND, then are locked, then checkpointed. A failed step raises
-CannotSuspend. Locked or checkpointed processes then remain so; `ResumeSteps` restores and unlocks them.
+Suspension: all of the session's processes receive SUSPEND, then are locked, then checkpointed. A failed step raises
+CannotSuspend. Processes that are locked or checkpointed then stay in that state until `ResumeSteps` restores and
+unlocks them.
 
-Resumption: wait for free memory, then restore and unlock the processes. `ResumeSteps` serves processes of sessions, and
-`LeftoverProcesses`: suspended processes that outlive their session, or could not be resumed with it. Each of these has
-a record on the disk until it runs or has ended, so that the next agent continues. `resume_all` resumes them while no
-agent runs (``gpushare agent resume``): no arbiter pages out other sessions then, so a process stays suspended if its
-GPU has too little free memory.
+Resumption: wait for free memory, then restore and unlock the processes. `ResumeSteps` resumes sessions' processes.
+`LeftoverProcesses` uses it for suspended processes that outlive their session or could not be resumed with it. Each of
+these has a record on disk until it runs or has ended, so that the next agent can continue. `resume_all` resumes them
+while no agent runs (``gpushare agent resume``): no arbiter then pages out other sessions, so a process stays suspended
+if its GPU has too little free memory.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ log = logging.getLogger(__name__)
 
 
 READY_WITHIN = 1.0
-"""Seconds for SUSPEND_READY. A process answers within 0.1 s; the rest is for a machine under load."""
+"""Seconds to wait for SUSPEND_READY. A process answers within 0.1 s; the rest is for a machine under load."""
 LOCK_WITHIN = 10.0
-"""Seconds to wait for the submitted work of all processes of a session."""
+"""Seconds to wait for the submitted work of all of a session's processes."""
 LEAST_TIME = 0.1
-"""Seconds for a process that is locked after the others have used up that time: most have no work left."""
+"""Seconds for a process that is locked after the others have used up `LOCK_WITHIN`: most have no work left."""
 UNKNOWN_CONTEXT = 512 * 2**20
-"""Bytes of a context if the driver does not show the process's memory."""
+"""Assumed bytes of a context if the driver does not show the process's memory."""
 
 numbers = count(1)
-"""Numbers of SUSPEND frames."""
+"""Sequence numbers of SUSPEND frames."""
 
 
 class SuspendSteps:
-    """Suspends all processes of a session, or none."""
+    """Suspends either all processes of a session or none."""
 
     def __init__(self, parts: SuspendParts) -> None:
         self._parts = parts
@@ -66,7 +67,8 @@ class SuspendSteps:
     async def leave(self, progress: SuspendProgress, held: contextlib.ExitStack) -> int:
         """Suspend all processes. Returns the bytes that are free now. Raises CannotSuspend.
 
-        Keeps the memory that processes free for the session until `held` is closed: they may have to be restored.
+        Reserves the memory that processes free for the session until `held` is closed, because they may need to be
+        restored.
         """
         session = progress.session
         progress.step, progress.number = Step.ASKING, next(numbers)
@@ -102,7 +104,7 @@ class SuspendSteps:
         return sum(sizes.values())
 
     async def _ask(self, progress: SuspendProgress) -> None:
-        """Send SUSPEND: all processes stop driver calls and answer whether they can be suspended."""
+        """Send SUSPEND: all processes stop making driver calls and answer whether they can be suspended."""
         recipients = set(progress.session.cuda)
         older = [connection.peer.pid for connection in recipients if Feature.SUSPEND not in connection.features]
         if older:
@@ -178,41 +180,41 @@ MEMORY_WITHIN = 10.0
 CHECK_EVERY = 0.05
 """Seconds between two checks of the free memory."""
 SPARE = 64 * 2**20
-"""Bytes that must be free for each process beyond its former memory.
+"""Bytes that must be free for each process in addition to its former memory.
 
 After a restore with too little memory, driver 580 never restores the process (NVIDIA/cuda-checkpoint, issue 44).
 """
 SPARE_WITHIN = 2.0
 """Seconds for which a resumption waits for the spare bytes. A session that nearly fills the GPU never gets them."""
 CALLS_AT_A_TIME = 8
-"""Number of calls at a time; each has a process of its own."""
+"""Maximum number of concurrent calls, each in its own process."""
 STEPS = 6
-"""Largest number of steps of a resumption; two if no other call about the process was running."""
+"""Maximum number of steps in a resumption; two if no other call for the process was running."""
 
 Failed = dict[int, str]
 """Processes that the driver cannot restore, by pid, with the reason."""
 _NOT_NOW = (
     Code.OUT_OF_MEMORY, Code.NOT_PERMITTED, Code.NO_DRIVER, Code.NO_WORKER, Code.HANGS, Code.NOT_READY, Code.STOPPED,
 )  # fmt: skip
-"""Answers to a restore after which there is another attempt."""
+"""Answers to a restore that lead to another attempt."""
 
 
 class ResumeSteps:
     """Restores and unlocks suspended processes."""
 
     def __init__(self, checkpoints: DriverCheckpoints, source: GpuSource, parts: SuspendParts | None = None) -> None:
-        """Store the driver. `parts` None: no agent runs, and no other session gives up memory."""
+        """Store the driver. `parts` is None if no agent runs: then no other session gives up memory."""
         self._checkpoints = checkpoints
         self._source = source
         self._parts = parts
         self._restores: dict[str, asyncio.Lock] = {}
-        """By GPU (UUID): two restores at a time would count on the same free memory."""
+        """Locks by GPU UUID: two concurrent restores would count on the same free memory."""
 
     async def all_or_none(self, session: str, gpu: Gpu, suspension: Suspension, failed: Failed) -> int:
         """Restore and unlock all processes. Returns their bytes on the GPU.
 
-        Raises CannotResume if another attempt can succeed; then all are suspended as before. A process that
-        cannot be restored any more is added to `failed`.
+        Raises CannotResume if another attempt can succeed; all processes are then suspended as before. A process that
+        can no longer be restored is added to `failed`.
         """
         sizes = zip(suspension.processes, suspension.sizes, strict=True)
         left = {name: size for name, size in sizes if processes.alive(name)}
@@ -242,7 +244,7 @@ class ResumeSteps:
         return sum(left[name] for name in back)
 
     async def each(self, session: str, gpu: Gpu, suspension: Suspension, failed: Failed) -> None:
-        """Make each process run, from any state. Waits until there is memory for it.
+        """Make each process run, from any state. Waits until there is enough memory for it.
 
         A process that cannot be restored is added to `failed`.
         """
@@ -260,8 +262,8 @@ class ResumeSteps:
     async def attempt(self, session: str, gpu: Gpu, name: ProcessName, size: int) -> str | None:
         """Make a process run, from any state. Returns the driver's reason if it cannot.
 
-        None if the process runs or has ended. Raises CannotResume if there is no memory for it. Each step
-        begins with a query of the state: a call of an agent that was killed can still be running.
+        None if the process runs or has ended. Raises CannotResume if there is not enough memory for it. Each step
+        begins with a query of the state: a call by an agent that was killed can still be running.
         """
         answer, queried = CheckpointResult(Code.UNKNOWN), False
         for _ in range(STEPS):
@@ -269,7 +271,7 @@ class ResumeSteps:
                 return None
             answer = await self._checkpoints.state(name)
             if not answer.ok:
-                if answer.code is not Code.UNKNOWN:  # else the worker was killed
+                if answer.code is not Code.UNKNOWN:  # otherwise the worker was killed
                     break
             elif answer.state is ProcessState.FAILED:
                 return answer.state.name
@@ -279,7 +281,7 @@ class ResumeSteps:
                 if not answer.ok and answer.code not in (Code.UNKNOWN, Code.ILLEGAL_STATE):
                     break
             elif answer.state is ProcessState.LOCKED or not queried:
-                # also for a running process: this call waits for a lock in progress
+                # also for a running process: the call waits for a lock in progress
                 queried = True
                 answer = await self._checkpoints.unlock(name)
                 if answer.ok:
@@ -291,14 +293,14 @@ class ResumeSteps:
         return str(answer) if processes.alive(name) else None
 
     async def _is_there(self, name: ProcessName) -> bool:
-        """Return whether a process has its memory on the GPU although its restore failed."""
+        """Return whether a process's memory is on the GPU even though its restore failed."""
         answer = await self._checkpoints.state(name)
         return answer.ok and answer.state in (ProcessState.RUNNING, ProcessState.LOCKED)
 
     async def unlock(self, names: Iterable[ProcessName]) -> None:
-        """Unlock processes that are only locked. Checkpointed ones remain so.
+        """Unlock processes that are only locked. Checkpointed processes do not change.
 
-        The call about a process can wait for the end of its checkpoint; the others do not wait for that.
+        The call for a process can wait for the end of its checkpoint; the other calls do not wait for it.
         """
         at_a_time = asyncio.Semaphore(CALLS_AT_A_TIME)
 
@@ -313,13 +315,13 @@ class ResumeSteps:
     async def _memory(self, session: str, gpu: Gpu, needed: int, spare: int) -> AsyncIterator[None]:
         """Wait until `needed` bytes are free, and keep them free while the body restores processes there.
 
-        Raises CannotResume if they are not.
+        Raises CannotResume if too few are free.
         """
         while True:
             await self._wait_for_memory(session, gpu, needed, spare)
             held = self._parts.hold_memory(session, gpu) if self._parts is not None else contextlib.nullcontext()
             async with self._restores.setdefault(gpu.uuid, asyncio.Lock()), held:
-                # others may have used earlier grants meanwhile
+                # others may have made use of earlier grants meanwhile
                 if await self._free(gpu) >= needed:
                     yield
                     return
@@ -332,7 +334,7 @@ class ResumeSteps:
         return gpu.memory_bytes - state.memory_used_bytes
 
     async def _wait_for_memory(self, session: str, gpu: Gpu, needed: int, spare: int) -> None:
-        """Wait until the driver shows so many free bytes, and spare bytes if possible.
+        """Wait until the driver shows the needed free bytes, and the spare bytes if possible.
 
         Raises CannotResume after the timeout.
         """
@@ -356,21 +358,21 @@ def _failed(session: str, pid: int, reason: str, failed: Failed) -> None:
 
 
 LET_GO_AFTER = 5.0
-"""Seconds for which processes may outlive their session before they are resumed: most end with it."""
+"""Seconds for which processes may outlive their session before they are resumed: most end with the session."""
 AGAIN_AFTER = 2.0
-"""Seconds until the next attempt to resume a process; twice as long after each further failure."""
+"""Seconds until the next attempt to resume a process; doubled after each further failure."""
 
 
 class LeftoverProcesses:
-    """Resumes leftover processes, one process at a time for each session."""
+    """Resumes leftover processes, one at a time per session."""
 
     def __init__(
         self, resume_steps: ResumeSteps, records: Store, report: Callable[[str, int, str | None], None]
     ) -> None:
         """Start without processes.
 
-        `report` is called with a session's id, the pid of a process, and the driver's reason why it cannot be
-        restored. None if the process runs again or has ended.
+        `report` is called with a session ID, a process's pid, and the driver's reason why the process cannot be
+        restored; None if the process runs again or has ended.
         """
         self._resume_steps = resume_steps
         self._records = records
@@ -379,7 +381,7 @@ class LeftoverProcesses:
         self._closed = False
 
     def take(self, record: SessionRecord, gpu: Gpu, after: float) -> None:
-        """Resume the suspended processes of a record, after so many seconds at the earliest.
+        """Resume the suspended processes of a record after at least `after` seconds.
 
         Has no effect on processes with a resumption in progress.
         """
@@ -440,7 +442,7 @@ async def resume_all(
     checkpoints: DriverCheckpoints,
     say: Callable[[str], None],
 ) -> bool:
-    """Restore and unlock all suspended processes of the records. Returns whether none can be left suspended.
+    """Restore and unlock all suspended processes in the records. Returns whether certainly none is left suspended.
 
     `say` gets a sentence about each process. Raises OSError if a record cannot be written.
     """

@@ -1,8 +1,9 @@
 """Suspends sessions for others, and resumes them when they have GPU work.
 
 The arbiter decides which session is suspended and when it is resumed. This module handles the arbiters' orders, the
-frames of processes, timers, and failures. The steps themselves are in steps.py. Frames to the processes: "Suspending a
-process" in docs/reference/protocol.md. A failure leaves the session running and not suspendable, with the reason.
+frames of processes, timers, and failures. steps.py contains the steps themselves. For the frames to the processes, see
+"Suspending a process" in docs/reference/protocol.md. After a failure the session keeps running and is marked as not
+suspendable, with the reason.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from gpushare_spawner.wording.amounts import memory
 log = logging.getLogger(__name__)
 
 UNLOCK_WITHIN = 5.0
-"""Seconds in which processes that are only locked are unlocked when the agent stops."""
+"""Seconds for unlocking processes that are only locked when the agent stops."""
 
 
 class Suspender:
@@ -71,9 +72,9 @@ class Suspender:
             arbitration.resume = partial(self._order, self._try_to_resume)
 
     async def close(self) -> None:
-        """Stop between two steps or in a step. Processes that are only locked are unlocked.
+        """Stop between two steps or during a step. Processes that are only locked are unlocked.
 
-        Checkpointed ones remain so; the next agent continues from the records.
+        Checkpointed processes remain checkpointed; the next agent continues from the records.
         """
         self._closed = True
         under_way = [
@@ -91,7 +92,7 @@ class Suspender:
     # -- sessions and their processes ----------------------------------------------------------------------------------
 
     def opened(self, session: Session) -> None:
-        """Begin with a session, perhaps from an earlier run of the agent. Its arbiter has it already."""
+        """Add a session, possibly from an earlier run of the agent. Its arbiter already contains it."""
         if not session.suspends:
             return
         progress = self._progress[session.id] = SuspendProgress(session)
@@ -120,7 +121,7 @@ class Suspender:
         session = self._progress.get(record.request.id)
         theirs = session.session.record.suspension if session is not None else None
         if theirs is not None and record.suspension is not None and theirs.processes == record.suspension.processes:
-            self._parts.records.remove_left(record)  # its processes have not ended
+            self._parts.records.remove_left(record)  # the session's processes have not ended
         else:
             self._left.take(record, gpu, 0.0)
 
@@ -141,7 +142,7 @@ class Suspender:
     def joined(self, session: Session, connection: Connection) -> None:
         """Handle the HELLO of a CUDA process.
 
-        While its session is suspended the process must request resumption before it calls the driver.
+        While its session is suspended, the process must request resumption before it calls the driver.
         """
         progress = self._progress.get(session.id)
         if progress is not None and progress.step is not Step.RUNNING and Feature.SUSPEND in connection.features:
@@ -156,13 +157,13 @@ class Suspender:
             self._forget_ended(progress)
 
     def _forget_ended(self, progress: SuspendProgress) -> None:
-        """End the suspension of a session after the end of all its suspended processes."""
+        """End a session's suspension once all its suspended processes have ended."""
         session = progress.session
         suspension = session.record.suspension
         if progress.step is not Step.SUSPENDED or suspension is None or session.id not in self._progress:
             return
         if any(map(processes.alive, suspension.processes)):
-            if not session.cuda and progress.check is None:  # its connections end before it does
+            if not session.cuda and progress.check is None:  # a process's connections end before the process
                 progress.check = self._loop.call_later(CHECK_EVERY, self._check_again, progress)
             return
         session.record.suspension, session.suspended = None, False
@@ -178,7 +179,7 @@ class Suspender:
     def ready(self, session: Session, connection: Connection, frame: Frame) -> None:
         """Handle SUSPEND_READY of a CUDA process.
 
-        Number 0 asks whether the process is suspended: its connection had ended.
+        With number 0, a process whose connection had ended asks whether it is suspended.
         """
         progress = self._progress.get(session.id)
         number = frame.fields[0]
@@ -213,7 +214,8 @@ class Suspender:
                 log.exception("session %s: an error of the agent; its state on the GPU is unknown", progress.session.id)
 
         progress.task = self._loop.create_task(run())
-        progress.task.add_done_callback(lambda task: work.close())  # it may have been cancelled before the work began
+        # the task may be cancelled before the work begins
+        progress.task.add_done_callback(lambda task: work.close())
 
     # -- suspension ----------------------------------------------------------------------------------------------------
 
@@ -253,9 +255,9 @@ class Suspender:
         self._arbitration(session).not_suspended(session.id)
 
     async def _end_suspension(self, progress: SuspendProgress, suspension: Suspension) -> None:
-        """Record that the session's processes run, and schedule retries for those that were not restored."""
+        """Record that the session's processes run, and schedule retries for processes that were not restored."""
         progress.session.record.suspension = None
-        with contextlib.suppress(OSError):  # written later; the log has the reason
+        with contextlib.suppress(OSError):  # written later; the log contains the reason
             await self._parts.save(progress.session)
         both = zip(suspension.processes, suspension.sizes, strict=True)
         left = {name: size for name, size in both if name.pid in progress.failed and processes.alive(name)}
@@ -270,7 +272,7 @@ class Suspender:
         session, began = progress.session, self._loop.time()
         arbitration = self._arbitration(session)
         if progress.step is Step.RUNNING:
-            arbitration.resumed(session.id, 0, 0.0)  # it was recovered meanwhile
+            arbitration.resumed(session.id, 0, 0.0)  # the session was recovered meanwhile
             return
         progress.step = Step.RESUMING
         amount, suspension = 0, session.record.suspension
@@ -299,7 +301,7 @@ class Suspender:
         self._parts.news()
 
     async def _recover(self, progress: SuspendProgress) -> None:
-        """Determine the progress of an earlier run of the agent.
+        """Determine how far an earlier run of the agent progressed.
 
         A fully suspended session stays suspended.
         """
@@ -350,7 +352,7 @@ class Suspender:
     ) -> None:
         """Mark the session as not suspendable for now, so that its memory stays on the GPU.
 
-        `retry_in` None: never. `for_a_moment`: others that need the memory wait for it.
+        `retry_in` None: never retry. `for_a_moment`: others that need the memory wait for it.
         """
         session = progress.session
         if session.not_suspendable != reason:
