@@ -1,5 +1,5 @@
-"""Policy that decides the tier of an idle session. Pure: time is an argument.
+"""The policy that decides an idle session's tier. Pure: time is an argument.
 
-`decide` is for sessions with a GPU share, `overdue` for servers without a share and for users. `effective_idle` returns
-the idle actions of a session under its template and the admin's policy.
+`decide` is for sessions with a GPU share, and `overdue` for servers without a share and for users. `effective_idle`
+returns the idle actions that the template and the admin's policy define for a session.
 """

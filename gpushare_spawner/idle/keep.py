@@ -1,4 +1,4 @@
-"""Keeps of shares: limits for users, and the time for which a keep is in force. Pure."""
+"""Keeps: the limits for users, and the time for which a keep is in force. Pure."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from gpushare_spawner.model.controls import MOST_KEEPS, Controls, Exemption, Kee
 from gpushare_spawner.model.template import Idle
 
 DAY = 86400.0
-"""Seconds over which keeps are counted."""
+"""The period in seconds over which keeps are counted."""
 CLOCKS_DIFFER = 60.0
-"""Seconds. A later start than this from now was written before the clock was set back."""
+"""Seconds. A start further in the future was recorded before the clock was set back."""
 
 
 @dataclass(frozen=True)
 class KeepRule:
-    """Limits of a user's keeps. 0 in any field: no keeps."""
+    """Limits on a user's keeps. 0 in any field disables keeps."""
 
     longest: float = 8 * 3600.0
     """Seconds."""
     per_day: int = 2
     """Keeps within 24 hours, over all sessions of the user."""
     at_once: int = 2
-    """Sessions of the user that are kept at a time."""
+    """Maximum number of the user's sessions kept at the same time."""
 
     @classmethod
     def of(cls, idle: Idle | None) -> KeepRule:
-        """Return the limits for a template; None if the template is gone."""
+        """Return the limits of a template's idle actions. ``idle`` is None if the template was removed."""
         given = idle.keep.model_dump(exclude_none=True) if idle is not None and idle.keep is not None else {}
         return cls(**given)
 
 
 class WhyNoKeep(StrEnum):
-    """Reasons why a user may not keep a share. Words for it: `wording.actions`."""
+    """Reasons why a user may not keep a share. Their texts are in `wording.actions`."""
 
     NOBODY = "nobody"
     """Shares of this template cannot be kept."""
     TOO_LONG = "too-long"
     TOO_OFTEN = "too-often"
     TOO_MANY = "too-many"
-    """The user keeps other sessions already."""
+    """The user already keeps the maximum number of sessions."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,22 @@ class KeepRefusal:
     why: WhyNoKeep
     rule: KeepRule
     again_at: float | None = None
-    """Time of the next possible keep, seconds since the epoch; None: time alone does not help."""
+    """Earliest time of the next keep, seconds since the epoch; None: waiting does not help."""
 
 
 @dataclass(frozen=True)
 class KeepsLeft:
-    """Number of keeps that a user has left."""
+    """The user's remaining keeps."""
 
     left: int
     """Keeps within 24 hours, over all sessions of the user."""
     rule: KeepRule
     again_at: float | None = None
-    """Time of the next possible keep, seconds since the epoch; None: now, or never."""
+    """Earliest time of the next keep, seconds since the epoch; None: now, or never."""
 
 
 def keeps_left(rule: KeepRule, began: Iterable[float], now: float) -> KeepsLeft:
-    """Return a user's remaining keeps. ``began``: start instants of the keeps of all the user's sessions."""
+    """Return a user's remaining keeps. ``began``: the start times of the keeps of all the user's sessions."""
     if rule.longest <= 0 or rule.per_day <= 0 or rule.at_once <= 0:
         return KeepsLeft(0, rule)
     counted = recent(began, now)
@@ -77,10 +77,10 @@ def keeps_left(rule: KeepRule, began: Iterable[float], now: float) -> KeepsLeft:
 def keep_refused(
     rule: KeepRule, seconds: float, began: Iterable[float], other_sessions: int, now: float
 ) -> KeepRefusal | None:
-    """Return the reason to reject a keep of so many seconds from now on; None if the user may keep the share.
+    """Return the reason to reject a keep of ``seconds`` from now; None if the user may keep the share.
 
-    ``began``: start instants of the keeps of all the user's sessions. ``other_sessions``: the user's other sessions
-    that are kept now.
+    ``began``: the start times of the keeps of all the user's sessions. ``other_sessions``: the number of the user's
+    other sessions that are kept now.
     """
     available = keeps_left(rule, began, now)
     if not available.left and available.again_at is None:
@@ -95,9 +95,9 @@ def keep_refused(
 
 
 def recent(began: Iterable[float], now: float) -> list[float]:
-    """Return the instants of the last 24 hours, the earliest first.
+    """Return the instants of the last 24 hours, earliest first.
 
-    An instant in the future counts as now: the clock was set back since.
+    An instant in the future counts as now: the clock was set back after it was recorded.
     """
     return sorted(min(instant, now) for instant in began if instant > now - DAY)
 
@@ -113,9 +113,9 @@ def exempts(exemption: Exemption | None, now: float) -> bool:
 
 
 def in_force(controls: Controls, now: float) -> Controls:
-    """Return the controls without expired entries. A keep that starts in the future starts now.
+    """Return the controls without expired entries. A keep that starts in the future is moved to now.
 
-    Such a keep was given before the clock was set back. It lasts for its full length again, and so always ends.
+    Such a keep was granted before the clock was set back. It lasts for its full length again, so it always ends.
     """
     keep = controls.keep if holds(controls.keep, now) else None
     if keep is not None and keep.since > now + CLOCKS_DIFFER:

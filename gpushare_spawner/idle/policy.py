@@ -1,12 +1,12 @@
-"""Policy that decides the tier of a session and the notice of its user, and finds overdue servers and users.
+"""The policy that decides a session's tier and its user's notice, and finds overdue servers and users.
 
-The service downgrades, releases and stops, one action at a time, each after a notice. The agent restores a share by
-itself when GPU work counts as use of it. Decisions depend only on the agent's report (tier and notice), so a decision
-can be lost or made twice. quota/reclaim.py chooses the sessions that make way for spawns in quota. Words for actions
-and causes: `wording.idle_decisions`.
+The service downgrades, releases and stops sessions, one action at a time, each after a notice. The agent itself
+restores a share when GPU work counts as use. Decisions depend only on the tier and the notice in the agent's report, so
+a decision that is lost or repeated does no harm. quota/reclaim.py chooses the sessions that make way for spawns in
+quota. The texts for actions and causes are in `wording.idle_decisions`.
 
-The second half gives the next idle action of a session with its time, and the idle actions that template and admin's
-policy define.
+The module also computes a session's next idle action with its time, and the idle actions that the template and the
+admin's policy define.
 """
 
 from __future__ import annotations
@@ -25,68 +25,69 @@ from gpushare_spawner.model.share import IdleCause, Share, Tier, UseRule, units_
 from gpushare_spawner.model.template import Idle, KeepLimits, Template
 
 PRESSURE_NOTICE = 60.0
-"""Seconds. Maximum of the notice period while a spawn waits for the share of a session that is idle for long enough.
-Equals the default of quotas' `reclaim.notice`: nothing is lost, and the spawn waits for as long."""
+"""Seconds. Maximum notice period while a spawn waits for the share of a session that has been idle for long enough.
+Equals the default of the quotas' `reclaim.notice`: the session loses no data, and the spawn waits as long as the notice
+period lasts."""
 
 FIRST_WORK = 300.0
-"""Seconds in which a session without GPU work loses no units: its user reads before the first cell runs. It is the
-shortest time of the shipped templates, so it delays only shorter times, for example in the demo."""
+"""Seconds in which a session without GPU work loses no units, because its user may read before running the first cell.
+Equals the shortest time in the shipped templates, so only shorter times, such as the demo's, are delayed."""
 FIRST_WORK_TIMES = 5
-"""Maximum factor of the delayed time: an admin can try times of some seconds and see the effect."""
+"""Maximum factor by which a time is delayed, so that an admin can test with times of a few seconds."""
 
 QuietUntil = Callable[[Tier, float], float]
-"""Function that returns the first instant, from the given instant on, for an idle action into a tier."""
+"""Function that returns the first instant, not before the given one, at which an idle action into a tier is allowed."""
 
 
 def never_quiet(tier: Tier, instant: float) -> float:
-    """Return the instant: there are no quiet hours."""
+    """Return the instant unchanged: there are no quiet hours."""
     return instant
 
 
 class NoAction(StrEnum):
-    """Reasons why no idle action is due. Words for it: `wording.idle_decisions`."""
+    """Reasons why no idle action is due. Their texts are in `wording.idle_decisions`."""
 
     GPU_BUSY = "gpu-busy"
     KERNEL_BUSY = "kernel-busy"
     NO_FURTHER_ACTION = "no-further-action"
     """The session is in the deepest tier of its template."""
     ACTIVITY_UNKNOWN = "activity-unknown"
-    """The hub has not reported the server's last activity."""
+    """The hub has not yet reported the server's last activity."""
     TEMPLATE_GONE = "template-gone"
     NOT_YET = "not-yet"
     """The session has not been idle for long enough."""
     NOTICE_PERIOD = "notice-period"
-    """The user has a notice, and the notice period is running."""
+    """The user has a notice, and the notice period has not ended."""
     NOT_NEEDED = "not-needed"
-    """No waiting spawn can use the session's units, and its idle share is taken only then."""
+    """The idle share is taken only for a waiting spawn that can use it, and no such spawn waits."""
     KEPT = "kept"
-    """The user keeps the share for a time."""
+    """The user keeps the share."""
     EXEMPT = "exempt"
     """An admin has exempted the session from all idle actions."""
     YIELDS = "yields"
-    """The session made way for a spawn in quota that still waits."""
+    """The session has made way for a spawn in quota, which still waits."""
 
 
 @dataclass(frozen=True)
 class IdleAction:
-    """A downgrade, release or stop that time brings unless the session works."""
+    """A downgrade, release or stop that becomes due unless the session works."""
 
     tier: Tier
     units: int
-    """Units of the session after the action, on each of its GPUs."""
+    """The session's units after the action, on each of its GPUs."""
     at: float
-    """Seconds since the epoch. Before the user has a notice, a late notice delays the action beyond this."""
+    """Seconds since the epoch. A notice that is not yet sent can delay the action further."""
     after: float
-    """Idle seconds, or age of the server in seconds, at which the action comes."""
+    """Idle seconds, or the server's age in seconds, after which the action is due."""
     cause: IdleCause = IdleCause.IDLE
     short_of: UseRule | None = None
-    """Rule that the session's GPU work in that time did not meet. None if it did no GPU work."""
+    """The rule that the session's GPU work in that time did not satisfy. None if there was no GPU work."""
     notice: float = 0.0
     """The notice period in seconds."""
     quiet_until: QuietUntil = field(default=never_quiet, compare=False)
 
     def earliest(self, now: float) -> float:
-        """Return the earliest time of the action if its notice is sent now."""
+        """Return the earliest time of the action if the notice is sent now."""
         return self.quiet_until(self.tier, max(self.at, now + self.notice))
 
     def outside(self, quiet_until: QuietUntil) -> IdleAction:
@@ -108,13 +109,12 @@ def next_idle_action(
 ) -> IdleAction | NoAction:
     """Return an idle session's next action.
 
-    The action leads into the next deeper tier of the template, or the tier after that if quiet hours delay the first
-    for longer. Downgrade and release count from the last use of the GPU alone. A session without GPU work has a longer
-    first notice, see `FIRST_WORK`. A stop counts from the last activity of any kind, and never comes while the GPU or a
-    kernel is busy.
-    ``held``: neither a downgrade nor a release comes now.
-    ``leaves``: the units that a waiting spawn leaves the session; None if no spawn needs them. The action then takes as
-    much in one step, and never less than the user's notice says: another notice would delay the spawn.
+    The action leads to the template's next deeper tier, or to the tier after that if quiet hours delay the next tier
+    longer. The time of a downgrade or release counts from the last use of the GPU. A session without GPU work has a
+    longer first notice, see `FIRST_WORK`. The time of a stop counts from the last activity of any kind, and a session
+    is never stopped while the GPU or a kernel is busy. ``held``: no downgrade or release is due now. ``leaves``: the
+    units that a waiting spawn leaves to the session; None if no spawn needs its units. The action takes all needed
+    units in one step, and at least as many as the user's notice states, because another notice would delay the spawn.
     """
     if session.gpu_in_use:
         return NoAction.GPU_BUSY
@@ -123,13 +123,13 @@ def next_idle_action(
         leaves = min(leaves, sent.effective_units)
     none = NoAction.NO_FURTHER_ACTION
     soonest: IdleAction | None = None
-    previous = 0.0  # idle seconds at which the action before this one came
+    previous = 0.0  # idle seconds at which the preceding action was due
     for tier in Tier:
         after = idle.after(tier)
         if after is None:
             continue
         units = idle.units(tier, session.share)
-        # the template has changed since the session was opened: a downgrade would take no units
+        # the template has changed since the session was opened, and a downgrade would take no units
         pointless = tier is Tier.DOWNGRADED and units >= session.effective_units
         too_little = leaves is not None and tier is not Tier.STOPPED and units > leaves
         further = tier.depth > session.tier.depth and not pointless and not too_little
@@ -160,7 +160,7 @@ def first_work_delay(idle: Idle, session: Observation) -> float:
 
 
 def max_age_action(idle: Idle, session: Observation, max_age: float) -> IdleAction:
-    """Return the stop of a server at the age of ``max_age`` seconds, busy or not."""
+    """Return the stop of a server at the age of ``max_age`` seconds, even if it is busy."""
     notice = fair_notice(idle.warn_before, max_age)
     return IdleAction(Tier.STOPPED, 0, session.opened_at + max_age, max_age, IdleCause.MAX_AGE, notice=notice)
 
@@ -178,10 +178,10 @@ def _due(tier: Tier, units: int, after: float, notice: float, session: Observati
 
 
 def fair_notice(warn_before: float, wait: float) -> float:
-    """Return the notice period (seconds) of an action ``wait`` seconds after the previous action or after work.
+    """Return the notice period in seconds of an action that is due ``wait`` seconds after the previous action or work.
 
-    It is ``warn_before``, or half of a shorter wait: then the notice comes neither with the end of the work nor with
-    the action.
+    The period is ``warn_before``, but at most half of ``wait``, so that the notice coincides neither with the end of
+    the work nor with the action.
     """
     return warn_before if warn_before <= wait else wait / 2
 
@@ -191,10 +191,11 @@ _AFTER = ("downgrade_after", "release_after", "stop_after")
 
 
 def effective_idle(template: Template, policy: IdlePolicy, groups: Collection[str] | None = ()) -> Idle:
-    """Return the idle actions of a session of this template whose user is in these groups.
+    """Return the idle actions of a session with this template and a user in these groups.
 
-    Fields that the template does not set come from the policy's defaults. The entry of the user's first group in the
-    policy overrides both. Limits bound the result. ``groups`` None: unknown groups, and the most generous values count.
+    Fields that the template does not set come from the policy's defaults. The policy's first group that contains the
+    user overrides both. The policy's limits bound the result. If ``groups`` is None, the groups are unknown, and the
+    most generous values apply.
     """
     own = _given(policy.defaults) | _given(template.idle)
     if groups is None:
@@ -218,16 +219,16 @@ def group_of(policy: IdlePolicy, groups: Collection[str]) -> str | None:
 
 
 def _given(times: Idle | IdleTimes) -> dict[str, Any]:
-    """Return the fields that were written, with a keep as its own written fields."""
+    """Return the fields that were set explicitly, also within a keep."""
     written = {name: getattr(times, name) for name in FIELDS if name in times.model_fields_set}
     for name in ("warn_before", "when", "min_use", "keep"):
         if name in written and written[name] is None:
-            del written[name]  # only for times None has a meaning: never
+            del written[name]  # None has a meaning only for times: never
     return written
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields ``below`` overridden by ``above``."""
+    """Return the fields of ``below``, overridden by those of ``above``."""
     merged = {**below, **above}
     if "keep" in below and "keep" in above:
         written = above["keep"].model_dump(include=above["keep"].model_fields_set)
@@ -236,7 +237,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _most_generous(choices: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return for each field the value that takes least from a session."""
+    """Return the value of each field that takes the least from a session."""
     every = list(choices)
     values = dict(every[0])
     for name in _AFTER:
@@ -261,14 +262,14 @@ def _earlier(time: float | None, limit: float) -> float:
 
 
 def _bounded_keep(keep: KeepLimits | None, limit: KeepLimits | None) -> KeepLimits | None:
-    """Return a template's limits of keeps within the policy's, which also bound the built-in values of `KeepRule`."""
+    """Return a template's limits on keeps within the policy's, which also bound the defaults of `KeepRule`."""
     given, bounds = ({} if limits is None else limits.model_dump(exclude_none=True) for limits in (keep, limit))
     lower = {name: bound for name, bound in bounds.items() if bound < given.get(name, getattr(KeepRule, name))}
     return (keep or KeepLimits()).model_copy(update=lower) if lower else keep
 
 
 def _consistent(template: Template, values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out impossible idle actions: without a share, or after a deeper action."""
+    """Remove impossible idle actions: those without a share, or after a deeper action."""
     share = template.share
     values = {name: value for name, value in values.items() if value is not None or name in (*_AFTER, "downgrade_to")}
     release, stop = values.get("release_after"), values.get("stop_after")
@@ -291,18 +292,19 @@ def _downgrades(share: Share | None, values: Mapping[str, Any], deeper: float | 
 
 @dataclass(frozen=True)
 class UnitsNeeded:
-    """Units of a session over quota that waiting spawns in quota need."""
+    """The units of a session over quota that waiting spawns in quota need."""
 
     units: int
     """Units that the session keeps, on each of its GPUs."""
     rules: Reclaim
-    """Rules of the quotas in force."""
+    """The quotas' rules in force."""
 
 
 def reclaim_action(claim: UnitsNeeded, session: Observation) -> IdleAction | None:
-    """Return the action by which the session makes way; None if it has made way, and no more may be taken.
+    """Return the action by which the session makes way; None if it has made way and no more may be taken.
 
-    A busy session makes way too, as nothing is lost. A stop comes only after that, and never while a kernel is busy.
+    A busy session makes way too, because it loses no data. A stop is due only after that, and never while a kernel is
+    busy.
     """
     rules = claim.rules
     if session.effective_units > claim.units:
@@ -318,11 +320,11 @@ def reclaim_action(claim: UnitsNeeded, session: Observation) -> IdleAction | Non
 
 
 def _kept(claim: UnitsNeeded, session: Observation) -> int:
-    """Return the units that the session keeps, at least the units of its notice.
+    """Return the units that the session keeps, at least those in its notice.
 
-    The spawn's need changes with the neighbours' units. If a greater need sent a new notice at once, changing
-    neighbours would delay the action without end. So the session makes way as its notice says, and then gets a notice
-    of the rest.
+    The units that the spawn needs from the session change with those of neighboring sessions. If each increase caused a
+    new notice, such changes could delay the action forever. So the session first makes way as its notice states, and
+    then gets a notice for the rest.
     """
     notice = session.notice
     if not is_reclaim_notice(notice) or notice.effective_units >= session.effective_units:
@@ -331,34 +333,34 @@ def _kept(claim: UnitsNeeded, session: Observation) -> int:
 
 
 def is_reclaim_notice(notice: Notice | None) -> TypeGuard[Notice]:
-    """Return whether a notice says that the session makes way."""
+    """Return whether the notice is for a session that makes way."""
     return notice is not None and notice.cause is IdleCause.RECLAIM and notice.tier is not Tier.STOPPED
 
 
 _SLACK = 1.0
-"""Seconds by which a notice's time can differ from the exact time before users get a new notice."""
+"""Maximum difference in seconds between a notice's time and the exact time. A larger one causes a new notice."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Desired state of a session. The caller compares it with the actual state."""
+    """The desired state of a session. The caller compares it with the actual state."""
 
     tier: Tier
-    """Desired tier: the present tier or a deeper tier."""
+    """Desired tier: the current tier or a deeper one."""
     units: int
     """Desired units (per GPU) in that tier."""
     no_action: NoAction | None
-    """Reason why the session stays in its tier; None if the action is due now."""
+    """Why the session stays in its tier; None if an action is due now."""
     notice: IdleAction | None
-    """Action that the user should have a notice of; None if there is no notice, and a present notice is withdrawn."""
+    """The action that the user should have a notice of; None: no notice, and an existing notice is withdrawn."""
     upcoming: IdleAction | None
-    """Next action if the session stays idle, with or without a notice; None if there is none."""
+    """The next action if the session stays idle, with or without a notice; None if there is none."""
     idle_since: float
-    """Last use of the GPU."""
+    """The last use of the GPU."""
     worked_at: float
-    """Last GPU work, even if too short to count as use. Later work invalidates the decision."""
+    """The last GPU work, even if too short to count as use. Later work invalidates the decision."""
     decide_again_at: float | None
-    """Instant at which time alone changes the decision; None: never."""
+    """Time at which the decision changes without any event; None: never."""
 
 
 def decide(
@@ -371,21 +373,21 @@ def decide(
     quiet_until: QuietUntil = never_quiet,
     leaves: int | None = None,
 ) -> Decision:
-    """Decide on one session.
+    """Decide the tier and the notice of one session.
 
-    ``idle``: idle actions of its template, None if the template is gone. ``now`` and all instants are seconds since the
-    epoch. ``max_age`` (seconds, 0: none) stops older servers even if they are busy, like jupyterhub-idle-culler's
-    option of that name. ``claim``: units of the session that spawns in quota need; None if there is none. ``held``: the
-    idle share is taken only while a waiting spawn can use it, and no such spawn waits. ``quiet_until``: the earliest
-    time of an idle action; ``claim`` ignores it. ``leaves``: the units that a waiting spawn leaves a session whose
-    share is taken only then; None if no spawn needs it, or the share is taken in any case.
+    ``idle``: idle actions of its template; None if the template was removed. ``now`` and all instants are seconds since
+    the epoch. ``max_age`` (seconds, 0: none) stops older servers even if they are busy, like jupyterhub-idle-culler's
+    option of the same name. ``claim``: the session's units that spawns in quota need, or None. ``held``: the idle share
+    is taken only for a waiting spawn that can use it, and no such spawn waits. ``quiet_until``: the earliest time of an
+    idle action; it does not apply to ``claim``. ``leaves``: the units that a waiting spawn leaves to a session whose
+    share is taken only for such a spawn; None if no spawn needs the share, or if it is taken in any case.
 
-    An action is due only after a notice: the notice's time has come, and no work came since. A late notice delays the
-    action, so that users always have their notice period. Instants in the future, or a clock that was set back, make a
-    session count as less idle, never as more idle.
+    An action is due only when its notice's time has come and no work has run since the notice. A late notice delays the
+    action, so users always have their notice period. Instants in the future, or a clock that was set back, make a
+    session appear less idle, never more.
 
-    A keep prevents the idle actions of the template, not those of ``max_age`` and ``claim``. An exemption prevents all
-    idle actions.
+    A keep prevents the template's idle actions, but not those due to ``max_age`` and ``claim``. An exemption prevents
+    all idle actions.
     """
     if session.exemption is not None and exempts(session.exemption, now):
         return _stay(session, NoAction.EXEMPT, decide_again_at=session.exemption.until)
@@ -398,7 +400,7 @@ def decide(
         due = next_idle_action(idle, session, held, quiet_until, leaves)
     stops = isinstance(due, IdleAction) and due.tier is Tier.STOPPED and now >= due.tell_at
     if made_way and not stops:
-        # the spawns need these units, so a tier between is useless; the template can still stop the session
+        # the spawns need these units, so a tier in between does not help; the template can still stop the session
         due, kept_until = NoAction.YIELDS, None
     if claim is not None:
         due = _sooner(due, reclaim_action(claim, session), session, now)
@@ -416,9 +418,9 @@ def decide(
 
 
 def _standing(session: Observation, why: NoAction) -> IdleAction | None:
-    """Return the action of the user's notice while the running work is too short to withdraw it.
+    """Return the action in the user's notice while the running work is too short to withdraw the notice.
 
-    None if there is no notice.
+    Return None if there is no notice.
     """
     notice = session.notice
     if why is not NoAction.GPU_BUSY or notice is None or notice.use is None or session.short_work is None:
@@ -432,7 +434,7 @@ def _standing(session: Observation, why: NoAction) -> IdleAction | None:
 def _sooner(
     due: IdleAction | NoAction, reclaim: IdleAction | None, session: Observation, now: float
 ) -> IdleAction | NoAction:
-    """Return the earlier action: the template's, or the action for a spawn in quota."""
+    """Return the earlier of two actions: the template's, and the action for a spawn in quota."""
     if reclaim is None:
         return due
     if isinstance(due, NoAction) or _comes(reclaim, session, now) <= _comes(due, session, now):
@@ -441,7 +443,7 @@ def _sooner(
 
 
 def _comes(due: IdleAction, session: Observation, now: float) -> float:
-    """Return the time of an action if nothing changes."""
+    """Return the time at which an action is due if nothing changes."""
     notice = session.notice
     earliest = due.earliest(now)
     return (
@@ -459,7 +461,7 @@ def _approach(due: IdleAction, session: Observation, now: float) -> Decision:
         return _stay(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=coming.at)
     at = max(notice.at, due.at)
     if now >= at and (later := due.quiet_until(due.tier, now)) > now:
-        # the service comes too late: quiet hours have begun
+        # the service is too late: quiet hours have begun
         coming = _coming(due, session, later)
         return _stay(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=later)
     coming = _coming(due, session, notice.at)
@@ -477,12 +479,12 @@ def _coming(due: IdleAction, session: Observation, at: float) -> IdleAction:
 
 
 def _is_notice_of(notice: Notice, due: IdleAction) -> bool:
-    """Return whether the notice is of this action. Later work makes a notice of an earlier time out of date."""
-    # an older agent keeps no cause
+    """Return whether the notice is for this action. Later work makes a notice with an earlier time obsolete."""
+    # an older agent does not store the cause
     same_cause = notice.cause in (None, due.cause)
     same_action = notice.tier is due.tier and notice.effective_units == due.units
     if due.cause is IdleCause.RECLAIM and due.tier is not Tier.STOPPED:
-        # a session that keeps more than its notice says needs no later notice
+        # a session that keeps more than its notice states needs no new notice
         same_action = is_reclaim_notice(notice) and notice.effective_units <= due.units
     return same_action and same_cause and notice.at >= due.at - _SLACK
 
@@ -502,20 +504,21 @@ def _stay(
 
 @dataclass(frozen=True)
 class Overdue:
-    """Reason to stop a server or to delete a user."""
+    """The reason to stop a server or to delete a user."""
 
     cause: IdleCause
     seconds: float
-    """Time without activity, or age."""
+    """Time without activity, or the age."""
 
 
 def overdue(
     last_activity: float | None, started: float | None, now: float, timeout: float, max_age: float
 ) -> Overdue | None:
-    """Return the reason to stop a server (or to delete a user); None if there is no reason.
+    """Return the reason to stop a server (or to delete a user), or None.
 
-    The limits are ``timeout`` seconds without activity, and an age of ``max_age`` seconds; 0: no limit. Without a
-    known activity the start counts; without either, the result is None. Instants are seconds since the epoch.
+    The limits are ``timeout`` seconds without activity and an age of ``max_age`` seconds; 0: no limit. If the last
+    activity is unknown, the start counts; if both are unknown, the result is None. Instants are seconds since the
+    epoch.
     """
     seen = last_activity if last_activity is not None else started
     if timeout > 0 and seen is not None and now - seen >= timeout:

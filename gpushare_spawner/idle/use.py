@@ -1,7 +1,7 @@
-"""GPU work that counts as use of a share, by the agents' reports, and the observation of a session for the policy.
+"""GPU work that counts as use of a share, from the agents' reports, and the policy's observation of a session.
 
-GPU work that is too short runs, but neither keeps nor restores a share. `DryRun` has the state of a dry run: the tiers
-and notices that sessions would have after idle actions. Pure: time is an argument. The policy is in policy.py.
+GPU work that is too short runs, but neither keeps nor restores a share. `DryRun` holds the tiers and notices that
+sessions would have after a dry run's idle actions. Pure: time is an argument. The policy is in policy.py.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from gpushare_spawner.model.share import Share, Tier, UseRule
 from gpushare_spawner.model.template import Idle
 
 REGULAR = 3
-"""Times of short GPU work that make a pattern; fewer are chance."""
+"""Minimum number of short pieces of GPU work that form a pattern; fewer are coincidence."""
 WAIT_FORGETS = 0.25
-"""Part of the usual rate at which GPU time decays while GPU work waits for other sessions. It is above 0: otherwise a
-session that always waits could keep its share with rare use of the GPU."""
+"""Fraction of the usual decay rate of GPU time that applies while GPU work waits for other sessions. It is above 0,
+because otherwise a session that always waits could keep its share while rarely using the GPU."""
 ROUNDING = 1e-6
 """Seconds."""
 
 LEAST_USE = 1 / 60
-"""The part of its first idle time for which a session has to use the GPU to keep its share. Our value: 5 s of 5
-minutes. Then a session that uses the GPU for less than 0.1 % of 4 hours keeps its full share for less than 10 % of
-them: its GPU seconds suffice for the time at the beginning and for two times more."""
+"""The fraction of its first idle time for which a session must use the GPU to keep its share. Our choice is 5 s in 5
+minutes. A session that uses the GPU for less than 0.1 % of 4 hours then keeps its full share for less than 10 % of that
+time: its GPU seconds suffice for the initial period and for two more."""
 MOST_MIN_USE = 15.0
-"""GPU seconds. Our value: a user returning to a template of long idle times does not wait longer for the full share,
-and 0.1 % of 4 hours are 14.4 s."""
+"""GPU seconds. Our choice: a user who returns to a template with long idle times waits no longer than this for the full
+share, and 0.1 % of 4 hours is 14.4 s."""
 
 
 def use_rule(idle: Idle) -> UseRule:
@@ -42,20 +42,20 @@ class UseCount:
     """Sum of a session's GPU work until it counts as use of its share, see `UseRule`."""
 
     def __init__(self, at: float, gpu_seconds: float) -> None:
-        """Begin at the instant ``at`` (seconds since the epoch), at which the session had ``gpu_seconds``."""
+        """Start at the instant ``at`` (seconds since the epoch), when the session had used ``gpu_seconds``."""
         self.at = at
         self.gpu_seconds = gpu_seconds
         self.busy = False
         self._settled = 0.0
-        """GPU seconds without work in progress, which is an estimate until the work ends. They never fall, unless the
+        """GPU seconds without work in progress, which is only estimated until it ends. They never decrease, unless the
         agent loses them."""
         self._sum = 0.0
 
     def add(self, at: float, gpu_seconds: float, busy: bool, rule: UseRule) -> bool:
         """Add the GPU work until ``at``. Return whether it counts as use.
 
-        ``busy``: work runs or waits. The time of new work since the last call is unknown: it counts in full and decays
-        only from ``at`` on. A wait does not count.
+        ``busy``: work runs or waits. It is unknown when work ran since the last call, so it counts in full and decays
+        only from ``at`` on. Waiting does not count.
         """
         lost = gpu_seconds < self._settled - ROUNDING
         grown = 0.0 if lost else gpu_seconds - self.gpu_seconds
@@ -70,18 +70,18 @@ class UseCount:
         return enough
 
     def counts_from(self, rule: UseRule) -> float:
-        """Return the session's GPU seconds from which its work counts as use."""
+        """Return the session's GPU seconds at which its work counts as use."""
         return self.gpu_seconds + max(0.0, min(rule.min_use, rule.window) - self._sum)
 
 
 @dataclass(frozen=True)
 class ShortWork:
-    """GPU work since the last use of a share, too short to count as use."""
+    """GPU work since the last use of a share that was too short to count as use."""
 
     times: int
     rule: UseRule
     longest_gap: float
-    """The longest time in seconds between two times of short work, or between the use and the first."""
+    """The longest gap in seconds between two pieces of short work, or between the last use and the first piece."""
 
     def kept(self, after: float, idle: float) -> bool:
         """Return whether the work would have kept a share that is taken after ``after`` seconds without GPU work.
@@ -93,40 +93,40 @@ class ShortWork:
 
 @dataclass(frozen=True)
 class Observation:
-    """One session, by the reports of its agent and the hub. Instants are seconds since the epoch."""
+    """A session as its agent and the hub report it. Instants are seconds since the epoch."""
 
     share: Share
-    """Share that the session is entitled to."""
+    """The share that the session is entitled to."""
     tier: Tier
     tier_since: float
     effective_units: int
     """Units that the tier leaves the session now, on each of its GPUs."""
     opened_at: float
     gpu_busy: bool = False
-    """A burst runs, or waits for a lease."""
+    """Whether a burst runs or waits for a lease."""
     waits_in_vain: bool = False
-    """Whether GPU work has run or waited too long without use to delay a downgrade or a release."""
+    """Whether GPU work has run or waited for so long without counting as use that it no longer delays idle actions."""
     last_gpu_activity: float | None = None
     """End of the last burst; None if there is none yet."""
     gpu_seconds: float = 0.0
-    """Time with a burst on the GPU since the opening."""
+    """Seconds with a burst on the GPU since the session was opened."""
     used_at: float | None = None
     """End of the last GPU work that counted as use. None: `last_gpu_activity` counts."""
     short_work: ShortWork | None = None
-    """Later GPU work that did not count. None if there was none."""
+    """Later GPU work that did not count as use. None if there was none."""
     use_rule: UseRule | None = None
     """Amount of GPU work that counts as use. None if any amount counts."""
     use_from_gpu_seconds: float | None = None
-    """GPU seconds from which the session's work counts as use again. None: all work counts."""
+    """GPU seconds at which the session's work counts as use again. None: all work counts."""
     kernels_busy: int = 0
     """Kernels that run a cell; 0 also if the notebook server has not reported them."""
     last_kernel_activity: float | None = None
     hub_last_activity: float | None = None
-    """Last activity of the server, from the hub. None: unknown, and the server is not stopped."""
+    """The server's last activity, from the hub. None: unknown; the server is then not stopped."""
     yields: bool = False
-    """Whether the units that its tier took are kept for spawns in quota."""
+    """Whether the units that its tier took are reserved for spawns in quota."""
     notice: Notice | None = None
-    """Notice that the session's user has."""
+    """The current notice of the session's user."""
     keep: Keep | None = None
     """The user's last keep, possibly expired."""
     exemption: Exemption | None = None
@@ -134,7 +134,7 @@ class Observation:
 
     @classmethod
     def of(cls, session: SessionReport, hub_last_activity: float | None = None) -> Observation:
-        """Return the observation from the agent's report, with the hub's last activity of the server if known."""
+        """Return the observation from the agent's report and the server's last activity as the hub knows it."""
         return cls(
             share=session.share,
             tier=session.tier,
@@ -155,20 +155,20 @@ class Observation:
 
     @property
     def has_worked(self) -> bool:
-        """Whether the session has done GPU work. A restored share proves it, even after a restart of the agent."""
+        """Whether the session has done GPU work. A restored share proves it, even if the agent has restarted."""
         restored = self.tier is Tier.ACTIVE and self.tier_since > self.opened_at
         return restored or self.last_gpu_activity is not None or self.gpu_seconds > 0
 
     @property
     def gpu_in_use(self) -> bool:
-        """Whether GPU work runs or waits that can still count as use. Such a session is not idle."""
+        """Whether running or waiting GPU work can still count as use. Such a session is not idle."""
         return self.gpu_busy and not self.waits_in_vain
 
     @property
     def gpu_idle_since(self) -> float:
-        """End of the session's last GPU work that counts as use (the GPU can be busy now, see `gpu_busy`).
+        """End of the session's last GPU work that counts as use. The GPU can still be busy, see `gpu_busy`.
 
-        A session without GPU work counts from its opening.
+        For a session without GPU work, the time at which it was opened.
         """
         return self.gpu_quiet_since if self.used_at is None else max(self.opened_at, self.used_at)
 
@@ -176,7 +176,7 @@ class Observation:
     def gpu_quiet_since(self) -> float:
         """End of the session's last GPU work of any length.
 
-        An active session counts at least from its last change of tier: GPU work restored it, even if a restarted agent
+        For an active session, at least its last change of tier: GPU work restored its share, even if a restarted agent
         has lost that work.
         """
         since = self.opened_at if self.last_gpu_activity is None else max(self.opened_at, self.last_gpu_activity)
@@ -184,23 +184,23 @@ class Observation:
 
     @property
     def quiet_since(self) -> float | None:
-        """Last activity of GPU, kernels and notebook. None if the hub has not reported the notebook's."""
+        """Last activity of GPU, kernels and notebook. None if the hub has not reported the notebook's activity."""
         if self.hub_last_activity is None:
             return None
         return max(self.gpu_quiet_since, self.hub_last_activity, self.last_kernel_activity or 0.0)
 
 
 LONGEST_WAIT = 120.0
-"""Seconds for which GPU work that is too short, or waits, delays downgrade and release: all such work since the last
-use together. Our choice: one wait for a lease is shorter, and the work keeps the weight of the share even if the
-session loses the share meanwhile."""
+"""Maximum seconds for which GPU work that is too short, or that waits, delays downgrade and release, summed since the
+last use. Our choice: one wait for a lease is shorter, and the work keeps the weight of the share even if the session
+loses the share in the meantime."""
 CLOCKS_DIFFER = 10.0
-"""Seconds. A report older than the last by more than this comes from a clock that was set back."""
+"""Seconds. A report that is older than the previous one by more than this comes from a clock that was set back."""
 
 
 @dataclass
 class _Reported:
-    """Use of one session by its reports. All instants are seconds since the epoch."""
+    """The use of a session's share according to its reports. All instants are seconds since the epoch."""
 
     opened_at: float
     count: UseCount
@@ -210,20 +210,20 @@ class _Reported:
     """The end of the last GPU work of any length."""
     rule: UseRule
     times: int = 0
-    """Times of GPU work since the last use that was too short."""
+    """Number of pieces of GPU work since the last use that were too short."""
     longest_gap: float = 0.0
     busy_for: float = 0.0
     """Seconds for which GPU work has run or waited since the last use."""
 
     @classmethod
     def begin(cls, seen: Observation, at: float, rule: UseRule) -> _Reported:
-        """Return the state after a first report. All earlier GPU work counts as use: its length is unknown."""
+        """Return the state after a first report. All earlier GPU work counts as use, because its length is unknown."""
         count = UseCount(at, seen.gpu_seconds)
         used_at = at if seen.gpu_busy else seen.gpu_idle_since
         return cls(seen.opened_at, count, used_at, seen.last_gpu_activity, rule)
 
     def continues(self, seen: Observation, at: float) -> bool:
-        """Return whether a report is of the same session and the clock was not set back."""
+        """Return whether a report is from the same session and the clock was not set back."""
         return seen.opened_at == self.opened_at and at >= self.count.at - CLOCKS_DIFFER
 
     def advance(self, seen: Observation, at: float, rule: UseRule) -> None:
@@ -245,16 +245,16 @@ class _Reported:
 
 
 class RecentUse:
-    """Last use of each session's share, by the session's id.
+    """The last use of each session's share, by session id.
 
-    Unknown work counts as use: all GPU work before the first report, even after a restart of the service.
+    GPU work before the first report counts as use, even after a restart of the service, because its length is unknown.
     """
 
     def __init__(self) -> None:
         self._reported: dict[str, _Reported] = {}
 
     def update(self, session: str, seen: Observation, at: float, rule: UseRule) -> None:
-        """Add a report on a session at an instant. A report older than the last changes nothing."""
+        """Add a session's report from the instant ``at``. A report that is older than the previous one is ignored."""
         reported = self._reported.get(session)
         if rule.min_use <= 0:
             self._reported.pop(session, None)
@@ -264,7 +264,7 @@ class RecentUse:
             reported.advance(seen, at, rule)
 
     def observe(self, session: str, seen: Observation) -> Observation:
-        """Return the observation with the session's last use and the work that counts towards the next use."""
+        """Return the observation with the session's last use and the work that counts toward the next use."""
         reported = self._reported.get(session)
         if reported is None or seen.opened_at != reported.opened_at:
             return seen
@@ -285,14 +285,14 @@ class RecentUse:
 class _Supposed:
     opened_at: float
     since: float
-    """Time of the simulated tier change or notice."""
+    """The time of the simulated tier change or notice."""
     tier: Tier
     units: int
     notice: Notice | None
 
 
 class DryRun:
-    """Simulated tiers and notices, by the session's id.
+    """Simulated tiers and notices, by session id.
 
     GPU work that counts as use removes a session's entry, as if the agent had restored the session.
     """
@@ -317,11 +317,11 @@ class DryRun:
         )
 
     def notify(self, session: str, seen: Observation, notice: Notice | None, now: float) -> None:
-        """Simulate a notice to the session's user, or its withdrawal. ``seen``: from `observe`."""
+        """Simulate a notice to the session's user, or its withdrawal. ``seen``: the result of `observe`."""
         self._supposed[session] = _Supposed(seen.opened_at, now, seen.tier, seen.effective_units, notice)
 
     def act(self, session: str, seen: Observation, tier: Tier, units: int, now: float) -> None:
-        """Simulate a change of the session to this tier and so many units."""
+        """Simulate a change of the session's tier and units."""
         self._supposed[session] = _Supposed(seen.opened_at, now, tier, units, None)
 
     def keep(self, sessions: Collection[str]) -> None:

@@ -1,4 +1,4 @@
 """The vocabulary of the package: pure data, without I/O and without a clock.
 
-All other packages import the model. The model imports none of them.
+All other packages import the model. The model imports no other package.
 """

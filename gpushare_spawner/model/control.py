@@ -1,10 +1,11 @@
 """The control socket: requests of spawner and service to a machine's agent. Pure data.
 
-One JSON object on each line, both ways, over a Unix stream socket. A connection can carry several requests; the answers
-come in the same order. Only the owner of the agent can use the socket (mode 0600, and the agent checks the peer's uid).
-The client is `clients.agent`; the frames of the session socket are in `model.frames`.
+Each line is one JSON object, in both directions, over a Unix stream socket. A connection can carry several requests;
+the answers come in the same order. Only the agent's owner can use the socket (mode 0600, and the agent checks the
+peer's uid). The client is `clients.agent`; the frames of the session socket are in `model.frames`.
 
-`QueueProgress` is different: fields that the spawner adds to the progress events of a waiting spawn, for the service.
+`QueueProgress` is not part of the socket: it has the fields that the spawner adds to a waiting spawn's progress events
+for the service.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SessionId = Annotated[str, Field(min_length=1, max_length=MAX_LENGTH, pattern=r"
 
 
 class _Request(BaseModel):
-    """A request. Fields with their default are not sent: an agent refuses a request with a field that it does not know.
+    """A request. Default values are not sent, because an agent refuses a request with an unknown field.
 
     `op` and `version` are always sent.
     """
@@ -51,7 +52,7 @@ class _Request(BaseModel):
 
 
 class ReportRequest(_Request):
-    """Request of the agent's `Report`."""
+    """Request for the agent's `Report`."""
 
     op: Literal["report"] = "report"
 
@@ -59,8 +60,8 @@ class ReportRequest(_Request):
 class OpenRequest(_Request):
     """Request to open a session with a share on all of the given GPUs. The answer is an `Opened`.
 
-    Refused (`no-capacity`) if the guaranteed units on one of the GPUs would exceed its capacity: the agent counts for
-    itself. If the session is already open, the request succeeds for the same share and GPUs, and is refused (`exists`)
+    Refused (`no-capacity`) if the guaranteed units on one of the GPUs would exceed its capacity by the agent's own
+    count. If the session is already open, the request succeeds for the same share and GPUs, and is refused (`exists`)
     for others.
     """
 
@@ -77,8 +78,7 @@ class OpenRequest(_Request):
     share_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)]
     borrowed_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)] = 0
     user_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)] | None = None
-    """Most units of all sessions of this user and quota on one GPU together while others compete; None if there is no
-    bound."""
+    """Maximum units of all sessions of this user and quota together on one GPU while others compete; None: no limit."""
     memory_limit: PercentOrBytes = "100%"
     oversubscribe: bool = True
     engine: MemoryEngine = MemoryEngine.MANAGED
@@ -103,14 +103,14 @@ class ConfirmRequest(_Request):
 
 
 class CloseRequest(_Request):
-    """Request to close a session. A session that is not open is no error."""
+    """Request to close a session. It is not an error if the session is not open."""
 
     op: Literal["close"] = "close"
     id: SessionId
 
 
 class TierRequest(_Request):
-    """Request to change a session's tier, by the service's decision. The answer says whether it was applied.
+    """Request to change a session's tier, as the service decided. The answer states whether the change was applied.
 
     The agent refuses (`busy`) if the session has worked since the decision, see `voids_idle_action`.
     """
@@ -123,24 +123,24 @@ class TierRequest(_Request):
     if_idle_since: Instant | None = None
     if_gpu_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     use: UseRule | None = None
-    """How much GPU work restores the share after a downgrade or release. None: all work does, at once."""
+    """The GPU work that restores the share after a downgrade or release. None: any work restores it immediately."""
     yields_until: Instant | None = None
-    """The session gives up the units that the tier takes, so that another session can own them. Until then, at most
-    until this instant, GPU work does not restore them. None if the session keeps its units."""
+    """The session gives up the units that the tier takes, so that another session can own them. Until it does, but at
+    most until this instant, GPU work does not restore them. None: the session keeps its units."""
 
 
 class ResizeRequest(_Request):
     """Request to change the share of a running session, on each of its GPUs.
 
-    Refused (`no-capacity`) if the units are not free: the agent counts for itself. The session's present share is no
-    error.
+    Refused (`no-capacity`) if the units are not free by the agent's own count. It is not an error to request the
+    session's current share.
     """
 
     op: Literal["resize"] = "resize"
     id: SessionId
     share_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)]
     memory_limit: PercentOrBytes | None = None
-    """The GPU's total memory as CUDA reports it from now on; None: as before."""
+    """The GPU's total memory as CUDA will report it; None: unchanged."""
     reason: str = ""
 
 
@@ -152,7 +152,7 @@ class NoticeRequest(_Request):
     tier: Tier | None
     at: Instant = 0
     effective_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)] = 0
-    """Units of the session after the action, on each of its GPUs."""
+    """The session's units after the action, on each of its GPUs."""
     reason: str = ""
     cause: IdleCause | None = None
     after_seconds: Annotated[float, Field(ge=0)] = 0.0
@@ -160,12 +160,12 @@ class NoticeRequest(_Request):
 
     @classmethod
     def of(cls, session: str, notice: Notice | None) -> NoticeRequest:
-        """Return the request to send a session this notice; None withdraws its present notice."""
+        """Return the request to send this notice to a session; None withdraws the current notice."""
         return cls(id=session, tier=None) if notice is None else cls(id=session, **notice.model_dump())
 
     @property
     def notice(self) -> Notice | None:
-        """The notice for the session's user; None: a notice is withdrawn."""
+        """The notice for the session's user; None: the current notice is withdrawn."""
         if self.tier is None:
             return None
         return Notice.model_validate(self, from_attributes=True)
@@ -174,7 +174,8 @@ class NoticeRequest(_Request):
 class ControlsRequest(_Request, Controls):
     """Request to replace a session's keep and exemption.
 
-    The agent records `answer` together with them, so that a request for a keep is answered exactly if the keep is set.
+    The agent records `answer` together with the controls, so a request for a keep is answered if and only if the keep
+    is set.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -189,12 +190,12 @@ class ControlsRequest(_Request, Controls):
 
     @property
     def controls(self) -> Controls:
-        """The session's controls from now on."""
+        """The session's new controls."""
         return Controls(keep=self.keep, keeps=self.keeps, exemption=self.exemption)
 
 
 class MessageRequest(_Request):
-    """Request to show the session's user a message, or to withdraw one. A message replaces that of the same cause."""
+    """Request to show or withdraw a message to the session's user. It replaces the message of the same cause."""
 
     op: Literal["message"] = "message"
     id: SessionId
@@ -208,14 +209,14 @@ class MessageRequest(_Request):
         return cls(id=session, message=None, cause=cause)
 
     def messages(self, standing: Iterable[Message]) -> tuple[Message, ...]:
-        """Return the messages after the request, the earliest first. ``standing``: the messages before it."""
+        """Return the messages after the request, earliest first. ``standing``: the messages before it."""
         if self.message is not None:
             return with_message(standing, self.message)
         return without_message(standing, self.cause or MessageCause.ADMIN)
 
 
 class AnswerRequest(_Request):
-    """Answer to an ask of the session's notebook server. An answer to a dropped ask is no error."""
+    """Answer to an ask of the session's notebook server. It is not an error if the ask was dropped."""
 
     op: Literal["answer"] = "answer"
     id: SessionId
@@ -223,14 +224,14 @@ class AnswerRequest(_Request):
 
 
 class AskedRequest(_Request):
-    """Request for an `AskedAnswer` as soon as an ask of a notebook server waits, or else after `within` seconds."""
+    """Request for an `AskedAnswer` as soon as a notebook server's ask waits, or after `within` seconds."""
 
     op: Literal["asked"] = "asked"
     within: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 30.0
 
 
 class AskedAnswer(BaseModel):
-    """Whether asks wait for the service. The report has them."""
+    """Whether asks wait for the service. The asks themselves are in the report."""
 
     asked: bool
 
@@ -238,14 +239,14 @@ class AskedAnswer(BaseModel):
 class CordonRequest(_Request):
     """Request to replace the cordon of a GPU or of the node.
 
-    The agent keeps it over restarts. Refused (`unknown-gpu`) for a GPU that the node does not have.
+    The cordon persists over restarts of the agent. Refused (`unknown-gpu`) for a GPU that the node does not have.
     """
 
     op: Literal["cordon"] = "cordon"
     gpu: str = ""
     """The GPU's UUID; empty: the node."""
     cordon: Cordon | None
-    """None: new sessions are allowed again."""
+    """None allows new sessions again."""
 
 
 Request = Annotated[
@@ -281,14 +282,14 @@ ErrorCode = Literal[
 
 
 class Failure(BaseModel):
-    """The reason of a refusal: a code for programs, a sentence for people."""
+    """The reason for a refusal: a code for programs and a sentence for people."""
 
     code: ErrorCode
     message: str
 
 
 class Answer(BaseModel):
-    """One line of the agent.
+    """One line from the agent.
 
     Either `error` is set, or `result` has the answer ({} if there is nothing to answer).
     """
@@ -312,19 +313,19 @@ class AgentUnreachable(Exception):
 
 
 LONGEST_TEXT = 1000
-"""Most characters of a sentence that the service accepts."""
+"""Maximum characters of a sentence that the service accepts."""
 
 
 class QueueProgress(BaseModel):
-    """Fields beside JupyterHub's own in an event of ``Spawner.progress``. Only waiting spawns have them."""
+    """Fields of an event of ``Spawner.progress`` in addition to JupyterHub's own. Only waiting spawns have them."""
 
-    # The event has JupyterHub's fields too, and a newer hub can send more.
+    # The event also has JupyterHub's fields, and a newer hub can send more.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     queue_position: Annotated[int, Field(ge=1)]
-    """First = 1; only spawns that could use the same GPUs count."""
+    """Position in the queue, first = 1. Only spawns that could use the same GPUs count."""
     estimated_minutes: Annotated[int, Field(ge=1)] | None = None
-    """Estimate of the remaining wait; None if there is none."""
+    """Estimate of the remaining wait; None: no estimate."""
     waits_for: Annotated[str, Field(max_length=LONGEST_TEXT)] = ""
     """Why the spawn waits, as a sentence for its user."""
     cancelled_at: Instant | None = None

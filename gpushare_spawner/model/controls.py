@@ -1,10 +1,11 @@
-"""Controls of one session (keep, exemption, messages), asks of its notebook server, and cordons. Pure data.
+"""A session's controls (keep, exemption, messages), its notebook server's asks, and cordons. Pure data.
 
-The service decides, with its own clock, and the agent stores the decisions. The limits of keeps are in `idle.keep`.
-A cordon keeps new sessions away from a GPU or a node. A drain is a cordon that also asks present sessions to leave.
+The service decides, with its own clock, and the agent stores the decisions. The limits of keeps are in `idle.keep`. A
+cordon keeps new sessions away from a GPU or a node. A drain is a cordon that also asks the users of running sessions to
+leave.
 
 `SpawnNote` is the service's note to the spawner in a spawn request, about an action on the earlier server or spawn. It
-is a user option, because the hub's route for servers accepts nothing else. The spawner removes it at once.
+is a user option, because the hub's route for servers accepts nothing else. The spawner removes it immediately.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from gpushare_spawner.model.part import MessagePart
 from gpushare_spawner.model.quantity import Instant
 
 MOST_KEEPS = 16
-"""Recorded beginnings of keeps, for the limit of keeps within 24 hours."""
+"""Maximum number of recorded start times of keeps, for the limit on keeps within 24 hours."""
 MOST_ASKS = 4
-"""Asks of one session that wait for an answer at a time: this many that act, and this many that only read."""
+"""Maximum number of a session's asks that wait at the same time: of those that act, and of those that only read."""
 ASK_SECONDS = 60.0
-"""Seconds after which an ask is dropped: its sender has given up by then."""
+"""Seconds after which an ask is dropped, because its sender has timed out by then."""
 
 AskNumber = Annotated[int, Field(ge=1, le=2**32 - 1)]
 Text = Annotated[str, Field(max_length=MAX_TEXT_LETTERS)]
 
 
 class Keep(MessagePart):
-    """A user's keep of the share: no downgrade, release or idle stop until it ends."""
+    """A user's keep of the share. It prevents downgrades, releases and idle stops until it ends."""
 
     until: Instant
     since: Instant
@@ -43,20 +44,20 @@ class Exemption(MessagePart):
     """An admin's exemption of the session from all idle actions."""
 
     until: Instant | None = None
-    """None: without end."""
+    """None: indefinitely."""
     by: str
     reason: str = ""
 
 
 class MessageCause(StrEnum):
-    """The cause of a message. A message ends with its cause; of each cause only the last message is shown."""
+    """The cause of a message. A message ends with its cause. Only the last message of each cause is shown."""
 
     ADMIN = "admin"
     """An admin wrote the message. It lasts until an admin withdraws it."""
     DRAIN = "drain"
     """The session's GPU or node is drained. The message ends with the drain."""
     ACTION = "action"
-    """An admin acted on the session and gives the reason. The message lasts like one of ADMIN."""
+    """An admin acted on the session and gave a reason. The message lasts like one of cause ADMIN."""
 
     @classmethod
     def _missing_(cls, value: Any) -> MessageCause:
@@ -73,7 +74,7 @@ class Message(MessagePart):
 
 
 def with_message(messages: Iterable[Message], message: Message) -> tuple[Message, ...]:
-    """Return the messages with a new one, the earliest first. It replaces the message of the same cause."""
+    """Return the messages with a new one, earliest first. It replaces the message of the same cause."""
     return tuple(sorted((*without_message(messages, message.cause), message), key=lambda entry: entry.at))
 
 
@@ -86,13 +87,13 @@ class Ask(MessagePart):
     """An ask: a request of the session's own notebook server to the service."""
 
     number: AskNumber
-    """Chosen by the sender; the answer repeats it."""
+    """Number that the sender chooses and the answer repeats."""
     kind: Annotated[AskKind | int, Field(union_mode="left_to_right")]
-    """A number without an AskKind comes from a newer agent."""
+    """A number without an AskKind is from a newer agent."""
     value: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Seconds of a keep, units of a share; else 0."""
+    """Seconds of a keep or units of a share; otherwise 0."""
     at: Instant
-    """The instant of its arrival, by the agent's clock."""
+    """The time of its arrival, by the agent's clock."""
 
 
 class AskAnswer(MessagePart):
@@ -105,24 +106,24 @@ class AskAnswer(MessagePart):
 
 
 class Controls(MessagePart):
-    """The present controls of a session. The service always writes all of them."""
+    """A session's current controls. The service always writes all of them."""
 
     keep: Keep | None = None
     keeps: Annotated[tuple[Instant, ...], Field(max_length=MOST_KEEPS)] = ()
-    """The instants at which keeps of the last 24 hours began, the earliest first."""
+    """The start times of the keeps of the last 24 hours, earliest first."""
     exemption: Exemption | None = None
 
 
 NO_CONTROLS = Controls()
-"""Controls without any decision."""
+"""The controls of a session without any decision."""
 
 
 MAX_REASON = 200
-"""Characters. The reason goes into a message to each session's user, see `Message`."""
+"""Maximum characters of a reason. It becomes part of a message to each session's user, see `Message`."""
 
 
 class Cordon(MessagePart):
-    """An admin's decision that a GPU or node gets no new sessions. Running sessions keep their shares."""
+    """An admin's decision to exclude a GPU or node from new sessions. Running sessions keep their shares."""
 
     gpu: str = ""
     """The GPU's UUID; empty: all GPUs of the node."""
@@ -132,28 +133,30 @@ class Cordon(MessagePart):
     drain: bool = False
     """Whether the users of the sessions there are asked to leave."""
     stop_at: Instant | None = None
-    """Of a drain: the instant at which the remaining servers are stopped, but not before the notice period of their
-    template has passed since their users were notified; None: never."""
+    """For a drain: the time at which the remaining servers are stopped, but not before their users have had the notice
+    period of their template; None: never."""
 
 
 NOTE_OPTION = "gpushare_note"
-"""The user option. Users can set it too, but only they themselves read the text."""
+"""Name of the user option. Users can also set it, but only they read the text."""
 STATE_KEY = "gpushare_stopped"
-"""Key in the spawner's state: why the server was stopped. The hub's pages read it there (`spawner/pages/hub`)."""
+"""Key in the spawner's state for the reason why the server was stopped. The hub's pages read it
+(`spawner/pages/hub`)."""
 MAX_LETTERS = 500
 
 
 class SpawnNote(BaseModel):
-    """One note."""
+    """A note about an action on the earlier server or spawn."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     text: str = Field(min_length=1, max_length=MAX_LETTERS)
-    """The action, in a sentence."""
+    """The action as a sentence."""
     cancelled: bool = False
-    """Whether the earlier spawn was cancelled. Then nothing is started, and the user reads the text."""
+    """Whether the earlier spawn was cancelled. Nothing is started then, and the text is shown to the user."""
     stopped: bool = False
-    """Whether the server was stopped. Then nothing is started; the hub's pages show the text until the next spawn."""
+    """Whether the server was stopped. Nothing is started then, and the hub's pages show the text until the next
+    spawn."""
 
     def within(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the user options with this note."""
@@ -161,7 +164,7 @@ class SpawnNote(BaseModel):
 
 
 def taken_out(options: Any) -> tuple[dict[str, Any], SpawnNote] | None:
-    """Return user options without their note, and the note; None if they have no valid note."""
+    """Return the user options without their note, and the note; None if there is no valid note."""
     if not isinstance(options, dict) or NOTE_OPTION not in options:
         return None
     try:

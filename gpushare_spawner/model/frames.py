@@ -1,9 +1,9 @@
 """Frames of the session socket, as bytes. Pure data.
 
-A frame is 128 bytes, little-endian: magic, version, type, serial, flags, GPU (16 raw bytes), twelve unsigned 64-bit
+A frame is 128 bytes, little-endian: magic, version, type, serial, flags, GPU (16 raw bytes), and twelve unsigned 64-bit
 fields. The socket is SOCK_SEQPACKET: one packet is one frame, so a packet of another length is detected. The sequence
-of frames is in docs/reference/protocol.md, the same layout in C in native/preload/platform/frames.h. A notebook server
-reads JSON records instead, see `model.share_status.AgentRecord`.
+of frames is in docs/reference/protocol.md, and the same layout in C is in native/preload/platform/frames.h. A notebook
+server reads JSON records instead, see `model.share_status.AgentRecord`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class FrameError(ValueError):
 
 
 class Kind(IntEnum):
-    """Frame types: below 64 from the notebook's side, from 64 on from the agent's.
+    """Frame types: below 64 from the notebook's side, 64 and above from the agent.
 
-    docs/reference/protocol.md shows the text of each. "Of a GPU": the frame names a GPU.
+    docs/reference/protocol.md includes the docstring of each. "Of a GPU" means that the frame names a GPU.
     """
 
     HELLO = 1
@@ -127,15 +127,15 @@ class Role(IntEnum):
     CUDA = 1
     """A process with libgpushare.so that called cuInit."""
     OBSERVER = 2
-    """A process that uses NVML: holds no lease, and reads figures of the session."""
+    """A process that uses NVML. It holds no lease and reads the session's figures."""
     NOTEBOOK = 3
-    """The notebook server or ``gpushare status``: states its kernels, sends asks, and reads JSON records."""
+    """The notebook server or ``gpushare status``. It reports its kernels, sends asks, and reads JSON records."""
 
 
 class Feature(IntFlag):
-    """Abilities of one side beyond the first form of version 1. Sent in HELLO and WELCOME.
+    """Capabilities of one side beyond the original version 1. Sent in HELLO and WELCOME.
 
-    A side uses a feature only if the peer has its bit. A peer that is older than these bits sends 0.
+    A side uses a feature only if the peer has set its bit. A peer that is older than these bits sends 0.
     """
 
     PACE = 1
@@ -153,7 +153,7 @@ class Feature(IntFlag):
 
 
 class ReserveKind(IntEnum):
-    """The kind of memory that RESERVE is for."""
+    """The kind of memory for which RESERVE is sent."""
 
     PLAIN = 0
     """Memory that cannot leave the GPU."""
@@ -177,25 +177,25 @@ class AskKind(IntEnum):
     """The request of an ASK frame."""
 
     KEEP = 1
-    """The value is in seconds."""
+    """The value is the keep's length in seconds."""
     END_KEEP = 2
     RELEASE = 3
     STOP = 4
     SHARE = 5
-    """The value is in units."""
+    """The value is the share in units."""
     SHARES = 6
-    """The shares that the user may change to: the answer's text is a JSON list of units, the smallest first."""
+    """The shares that the user may change to. The answer's text is a JSON list of units, smallest first."""
     KEEPS = 7
-    """How many keeps the user has left, and for how long: the answer's text is a sentence."""
+    """The user's remaining keeps and their maximum length. The answer's text is a sentence."""
 
     @property
     def reads(self) -> bool:
-        """Whether the ask only reads. It then changes nothing and is no action of the user."""
+        """Whether the ask only reads. Such an ask changes nothing and is not a user action."""
         return self in (AskKind.SHARES, AskKind.KEEPS)
 
 
 MAX_TEXT_LETTERS = 500
-"""Characters of a text for a notebook server."""
+"""Maximum characters of a text for a notebook server."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Frame:
     flags: int = 0
 
     def pack(self) -> bytes:
-        """Return the frame's 128 bytes. Fields are cut to 64 bits."""
+        """Return the frame's 128 bytes. Fields are truncated to 64 bits."""
         if len(self.fields) > FIELDS:
             raise FrameError(f"a frame has {FIELDS} fields, not {len(self.fields)}")
         padded = [field & _MASK for field in self.fields] + [0] * (FIELDS - len(self.fields))
@@ -222,7 +222,7 @@ class Frame:
 
     @classmethod
     def unpack(cls, data: bytes) -> Frame:
-        """Return the frame. Raises FrameError, with the reason, for bytes that are not a frame of this version."""
+        """Return the frame. Raises FrameError, with the reason, if the bytes are not a frame of this version."""
         if len(data) != FRAME_BYTES:
             raise FrameError(f"a frame has {FRAME_BYTES} bytes, not {len(data)}")
         magic, version, kind, serial, flags, gpu, *fields = _LAYOUT.unpack(data)

@@ -1,6 +1,6 @@
 """Idle actions for all templates: defaults, limits, overrides of groups, and quiet hours. Pure data.
 
-`idle.policy` computes the idle actions of a session from it. Reference for admins: docs/reference/idle-policy.md
+`idle.policy` computes a session's idle actions from it. Reference for admins: docs/reference/idle-policy.md
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from gpushare_spawner.model.template import Fraction, KeepLimits, check_idle_ord
 
 _TIME_WRITTEN = r"([01]?\d|2[0-3]):[0-5]\d"
 _EIGHT_DAYS = 8 * 86400.0
-"""Seconds. Quiet hours repeat by the week, and a change to summer time shifts them by an hour."""
+"""Seconds. Quiet hours repeat weekly, and the change to daylight saving time shifts them by an hour."""
 _SOME_INSTANTS = (1_704_067_200.0, 1_719_792_000.0)
-"""A Monday in winter and one in summer; others would serve too."""
+"""A Monday in winter and one in summer. Any others would do."""
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-"""In the order of Python's weekdays."""
+"""Days in the order of Python's weekday numbers."""
 QuietAction = Literal["downgrade", "release", "stop"]
 _TIERS: dict[QuietAction, Tier] = {"downgrade": Tier.DOWNGRADED, "release": Tier.RELEASED, "stop": Tier.STOPPED}
 
 
 class IdleTimes(FilePart):
-    """The fields of a template's `idle` that `defaults` and groups can give. A time that is `null` means never."""
+    """The fields of a template's `idle` that `defaults` and groups can set. A time of `null` means never."""
 
     downgrade_after: Seconds | None = None
     """The share is downgraded to `downgrade_to` after this long without GPU work. There is no downgrade if
@@ -47,11 +47,11 @@ class IdleTimes(FilePart):
     warn_before: Seconds | None = None
     """The notice period."""
     when: Literal["always", "pressure"] | None = None
-    """Whether idle shares are taken always, or only while a spawn waits that can use the units."""
+    """Whether idle shares are always taken, or only while a spawn that can use the units waits."""
     min_use: Seconds | None = None
     """GPU time that counts as use of the share."""
     keep: KeepLimits | None = None
-    """How users may keep their share. Fields that are not given have the value that this overrides."""
+    """Limits on users' keeps. Fields that are not given keep the value that they would override."""
 
     @model_validator(mode="after")
     def _in_order(self) -> IdleTimes:
@@ -63,14 +63,15 @@ class IdleLimits(FilePart):
     """Limits for all templates and groups. They do not change the service's options."""
 
     release_after: Seconds | None = None
-    """A share with a GPU is released at the latest after this long, even if the template never releases it. Not given:
-    no limit."""
+    """Every share is released after at most this idle time, even if the template never releases it. Not given: no
+    limit."""
     stop_after: Seconds | None = None
-    """A server is stopped at the latest after this long, even if the template never stops it. Not given: no limit."""
+    """Every server is stopped after at most this idle time, even if the template never stops it. Not given: no
+    limit."""
     warn_before: Seconds | None = None
     """The longest notice period. Not given: no limit."""
     keep: KeepLimits | None = None
-    """The most that `idle.keep` of a template or a group allows. Fields that are not given: no limit."""
+    """The maximum that `idle.keep` of a template or a group can allow. Fields that are not given: no limit."""
 
     @model_validator(mode="after")
     def _in_order(self) -> IdleLimits:
@@ -108,55 +109,55 @@ TimeOfDay = Annotated[
 
 
 class QuietHours(FilePart):
-    """A time of the day without some idle actions. The actions come when it is over."""
+    """A time of day during which some idle actions are postponed. They follow when it ends."""
 
     days: Annotated[tuple[Day, ...], Field(min_length=1)] = DAYS
-    """The days on which the time begins: mon, tue, wed, thu, fri, sat, sun. Not given: every day."""
+    """The days on which the quiet hours begin: mon, tue, wed, thu, fri, sat, sun. Not given: every day."""
     start: TimeOfDay
     """The beginning, like `"22:00"`."""
     end: TimeOfDay
-    """The end, like `"06:00"`. A time that is not later than `start` is on the next day."""
+    """The end, like `"06:00"`. If it is not later than `start`, it is on the next day."""
     time_zone: Annotated[str, AfterValidator(_time_zone)]
-    """A name of the IANA database, like `Europe/Berlin`. Summer time counts."""
+    """A time zone of the IANA database, like `Europe/Berlin`. Daylight saving time applies."""
     actions: Annotated[tuple[QuietAction, ...], Field(min_length=1)] = ("stop",)
-    """The idle actions that do not come: downgrade, release, stop."""
+    """The idle actions that are postponed: downgrade, release, stop."""
 
     def until(self, instant: float) -> float | None:
         """Return the end of the quiet hours that cover an instant, in seconds since the epoch.
 
-        None if none cover it.
+        Return None if no quiet hours cover it.
         """
         today = datetime.fromtimestamp(instant, ZoneInfo(self.time_zone)).date()
         ends = [end for begin, end in self._around(today) if begin <= instant < end]
         return max(ends, default=None)
 
     def _around(self, today: date) -> Iterator[tuple[float, float]]:
-        """Yield the beginnings and ends of quiet hours that can cover an instant of this day."""
+        """Yield the start and end of each quiet period that can cover an instant of this day."""
         overnight = timedelta(days=0 if self.end > self.start else 1)
         for day in (today - timedelta(days=1), today):
             if DAYS[day.weekday()] in self.days:
-                # when summer time begins or ends, quiet hours become longer, not shorter
+                # when daylight saving time begins or ends, quiet hours become longer, not shorter
                 yield min(self._instants(day, self.start)), max(self._instants(day + overnight, self.end))
 
     def _instants(self, day: date, at: time) -> tuple[float, float]:
-        """Return both instants of a time that the clock shows twice or never; otherwise the same instant twice."""
+        """Return both instants of a time that occurs twice or never on that day; otherwise the same instant twice."""
         shown = datetime.combine(day, at, ZoneInfo(self.time_zone))
         return shown.timestamp(), shown.replace(fold=1).timestamp()
 
 
 class IdlePolicy(FilePart):
-    """Idle actions for all templates. Raises pydantic.ValidationError, which names each wrong field."""
+    """Idle actions for all templates. Raises pydantic.ValidationError, which names each invalid field."""
 
     defaults: IdleTimes = IdleTimes()
-    """Values for fields that a template's `idle` does not give."""
+    """Values for fields that a template's `idle` does not set."""
     groups: dict[Name, IdleTimes] = {}
-    """Values that override those of templates, by the JupyterHub group of the user. If a user has several groups, the
-    first in this file counts."""
+    """Values that override those of templates, by the user's JupyterHub group. For a user in several groups, the first
+    one in this file applies."""
     limits: IdleLimits = IdleLimits()
     """Limits for all templates and groups."""
     quiet_hours: tuple[QuietHours, ...] = ()
-    """Times of the day without some idle actions. Quotas apply at any time: units of a session over quota are reclaimed
-    for a spawn in quota."""
+    """Times of day during which some idle actions are postponed. Quotas always apply: units of a session over quota are
+    reclaimed for a spawn in quota at any time."""
 
     @model_validator(mode="after")
     def _some_time_left(self) -> IdlePolicy:
@@ -169,9 +170,9 @@ class IdlePolicy(FilePart):
         return self
 
     def quiet_until(self, tier: Tier, instant: float) -> float:
-        """Return the first instant from this one on at which an idle action into the tier can come.
+        """Return the first instant, not before this one, at which an idle action into the tier is allowed.
 
-        At most eight days later: quiet hours that follow each other without a pause are refused.
+        The result is at most eight days later, because quiet hours without a gap between them are rejected.
         """
         windows = [hour for hour in self.quiet_hours if any(_TIERS[action] is tier for action in hour.actions)]
         start = instant

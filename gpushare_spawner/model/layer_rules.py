@@ -1,7 +1,8 @@
-"""Rules for sharing layers: the content of `layers.yaml`, promises that a layer cannot keep, sizes of MIG instances.
+"""Rules for sharing layers: the content of `layers.yaml`, and the sizes of MIG instances.
 
-Pure data and rules. `layers.yaml` assigns layers to nodes and sets their options; the defaults are those of the layer's
-own installation. The abilities of each layer are in `model.layers`. Reference for admins: docs/reference/layers.md
+Pure data and rules. `layers.yaml` assigns layers to nodes and sets their options. The defaults are those of each
+layer's own installation. The capabilities of each layer are in `model.layers`. Reference for admins:
+docs/reference/layers.md
 
 A GPU in MIG mode has 8 memory slices and up to 7 compute slices. The profile "3g.40gb" has 3 compute slices and the
 memory slices for 40 GB. (NVIDIA MIG user guide, "Partitioning".)
@@ -56,10 +57,10 @@ class HamiOptions(LayerOptions):
     scheduler: ObjectName = "hami-scheduler"
     """The name of its scheduler."""
     resource: ResourceName = "nvidia.com/gpu"
-    """The resource that stands for a number of GPUs."""
+    """The resource that represents a number of GPUs."""
     memory_factor: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
-    """HAMi's `memoryFactor`: the MiB of one unit of `nvidia.com/gpumem`. If the value is missing here, a server gets
-    this many times the memory that its template guarantees."""
+    """HAMi's `memoryFactor`: the MiB per unit of `nvidia.com/gpumem`. If it is not set here, a server gets that many
+    times the memory that its template guarantees."""
 
 
 class KaiOptions(LayerOptions):
@@ -68,12 +69,12 @@ class KaiOptions(LayerOptions):
     scheduler: ObjectName = "kai-scheduler"
     """The name of its scheduler."""
     queue: ObjectName = "default-queue"
-    """The queue for quotas that are not in `queues`. It must be a leaf queue."""
+    """The queue of quotas that are not in `queues`. It must be a leaf queue."""
     queues: dict[str, ObjectName] = {}
     """Queues by quota, with the names of `quotas.yaml`: a group, or a group and a team like `physics/lasers`."""
     priority_class: ObjectName = "build"
-    """The priority class of the pods. With a priority of at least 100, like that of `build`, KAI Scheduler does not
-    preempt a pod, and the pod must fit in the quota of its queue."""
+    """The pods' priority class. KAI Scheduler does not preempt a pod with a priority of at least 100, like that of
+    `build`, but such a pod must fit into its queue's quota."""
     preemptible: bool | None = None
     """Whether KAI Scheduler may preempt the pods. Not given: the priority class decides."""
 
@@ -86,17 +87,18 @@ class DraOptions(LayerOptions):
     device_class: ObjectName = "gpu.nvidia.com"
     """The DeviceClass of whole GPUs."""
     consumable: bool = False
-    """A fraction becomes consumable capacity of a GPU that several claims share, not a MIG device. Needs Kubernetes
-    with the feature gate DRAConsumableCapacity, on by default from 1.36 on, and a driver that publishes shares."""
+    """A fraction becomes consumable capacity of a GPU that several claims share, instead of a MIG device. Needs
+    Kubernetes with the feature gate DRAConsumableCapacity, enabled by default since 1.36, and a driver that publishes
+    shares."""
 
 
 class MetaGpuOptions(LayerOptions):
     """Options of MetaGPU."""
 
     resource: ResourceName = "cnvrg.io/metagpu"
-    """The resource that stands for a part of a GPU."""
+    """The resource that represents a part of a GPU."""
     per_gpu: Annotated[int, Field(ge=1, strict=True)] = 100
-    """Number of these parts of each GPU."""
+    """Number of these parts per GPU."""
 
 
 class AllOptions(LayerOptions):
@@ -137,7 +139,7 @@ class LayerRule(FilePart):
     layer: LayerName
     """The layer that shares the GPUs of these nodes."""
     options: AllOptions = AllOptions()
-    """Options by layer, for these nodes alone. They override those of the whole file, field by field."""
+    """Options by layer, for these nodes only. They override those of the whole file field by field."""
 
     @model_validator(mode="after")
     def _own_options(self) -> LayerRule:
@@ -158,8 +160,8 @@ class LayerRule(FilePart):
     def hides(self, later: LayerRule) -> bool:
         """Return whether a later rule is never used, because this rule applies to all its nodes.
 
-        On one machine a rule also counts behind rules of layers that do not work there, and behind rules for GPUs in
-        the other MIG mode: see `machine_layer`.
+        On one machine, a rule is also used after rules of layers that do not work there, and after rules for GPUs in
+        the other MIG mode, see `machine_layer`.
         """
         if not self.nodes.items() <= later.nodes.items() or not (
             not self.models or (later.models and {*later.models} <= {*self.models})
@@ -172,9 +174,9 @@ class LayerRule(FilePart):
         return first_there or not on_a_machine
 
     def may_apply(self, models: Iterable[str]) -> bool:
-        """Return whether the rule probably applies to a GPU that these patterns accept; no patterns accept any GPU.
+        """Return whether the rule probably applies to a GPU that these patterns accept. An empty list accepts any GPU.
 
-        For checks without a node; `applies` is exact.
+        This is for checks without a node; `applies` is exact.
         """
         models = tuple(models)
         if not models or not self.models:
@@ -186,7 +188,7 @@ class LayersFile(FilePart):
     """Layers by node and GPU model. Nodes without a rule have the layer `native`."""
 
     rules: tuple[LayerRule, ...] = ()
-    """The first rule that applies to a node counts."""
+    """Rules in order. The first rule that applies to a node is used."""
     options: AllOptions = AllOptions()
     """Options by layer, for all nodes."""
 
@@ -208,13 +210,13 @@ class LayersFile(FilePart):
         return next((rule for rule in self.rules if rule.applies(labels, model)), None)
 
     def options_of(self, layer: LayerName, rule: LayerRule | None = None) -> LayerOptions:
-        """Return a layer's options on the nodes of a rule; None: on nodes without a rule."""
+        """Return a layer's options on the nodes of a rule; None: nodes without a rule."""
         options = self.options.of(layer)
         own = rule.options.of(layer) if rule is not None else LayerOptions()
         return options.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
 
     def layers_for(self, models: Iterable[str]) -> tuple[LayerName, ...]:
-        """Return the layers that can serve a template with these patterns of GPU models, without repetition."""
+        """Return the layers that can serve a template with these patterns of GPU models, without duplicates."""
         models = tuple(models)
         matching = [rule.layer for rule in self.rules if rule.may_apply(models)]
         everywhere = any(not rule.nodes and not rule.models for rule in self.rules)
@@ -224,9 +226,9 @@ class LayersFile(FilePart):
 def machine_layer(rules: LayersFile, model: str, *, mig: bool) -> LayerName | None:
     """Return the layer of GPUs of this model on one machine, without node labels.
 
-    The first rule with a layer that works on one machine counts. Rules of layer `mig` are for GPUs in MIG mode
-    (``mig``), which no other layer can share. Without a rule the layer is `native`, or None for a GPU in MIG mode: no
-    template without a layer of its own can have that GPU.
+    The first rule with a layer that works on one machine is used. Rules of layer `mig` are for GPUs in MIG mode
+    (``mig``), which no other layer can share. Without a rule, the layer is `native`, or None for a GPU in MIG mode:
+    only a template that names a layer can use that GPU.
     """
     for rule in rules.rules:
         works = Where.ONE_MACHINE in LAYERS[rule.layer].where and (rule.layer is LayerName.MIG) is mig
@@ -238,16 +240,16 @@ def machine_layer(rules: LayersFile, model: str, *, mig: bool) -> LayerName | No
 def matches(model: str, pattern: str) -> bool:
     """Return whether a GPU's model name matches a pattern; case is ignored.
 
-    Labels of nodes have dashes for spaces: "NVIDIA-A100-SXM4-80GB" matches the patterns of "NVIDIA A100-SXM4-80GB".
+    Node labels have dashes instead of spaces: "NVIDIA-A100-SXM4-80GB" matches the patterns of "NVIDIA A100-SXM4-80GB".
     """
     name, expected = model.lower(), pattern.lower()
     return fnmatchcase(name, expected) or fnmatchcase(name.replace(" ", "-"), expected.replace(" ", "-"))
 
 
 def _alike(first: str, second: str) -> bool:
-    """Return whether one pattern is a special case of the other: "*A100*" and "*A100-SXM4*", not "*A100*" and "*T4*".
+    """Return whether one pattern is a special case of the other, like "*A100-SXM4*" of "*A100*".
 
-    Patterns like "*A100*" and "*80GB*" also have common models, which only the names of the nodes' GPUs show.
+    Patterns like "*A100*" and "*80GB*" can also match the same models, but only the names of the nodes' GPUs show that.
     """
     return matches(first.strip("*"), second) or matches(second.strip("*"), first)
 
@@ -256,8 +258,8 @@ MEMORY_SLICES = 8
 
 
 Memory = int | Fraction | None
-"""Bytes, or a part of the GPU's memory slices; None if it is the same part as the share. A profile has slightly less
-memory than its slices; a whole GPU does not give all its memory to programs either."""
+"""Bytes, or a fraction of the GPU's memory slices; None: the same fraction as the share. A profile has slightly less
+memory than its slices, just as programs cannot use all memory of a whole GPU."""
 
 
 @dataclass(frozen=True)
@@ -265,17 +267,17 @@ class MigProfile:
     """A MIG profile of one GPU model."""
 
     name: str
-    """The name as in its resource: a "+" of the driver's name is a "." there."""
+    """The name as in its resource, with "." instead of the "+" in the driver's name."""
     slices: int
     """Compute slices."""
     compute_slices: int
     """Compute slices of the whole GPU."""
     memory_slices: int
     memory_bytes: int
-    """At least this much."""
+    """Minimum memory of an instance."""
 
     def holds(self, units: int, memory: Memory = None) -> bool:
-        """Return whether the profile is at least as large as the share (units of 1 %) and has the memory."""
+        """Return whether the profile is at least as large as the share (units of 1 %) and has enough memory."""
         if units > self.units:
             return False
         if isinstance(memory, int):
@@ -290,23 +292,23 @@ class MigProfile:
 
     @property
     def size(self) -> tuple[Fraction, Fraction, int, str]:
-        """The order of profiles: by the larger part of the GPU, then both parts together, then the shorter name."""
+        """Sort key: the larger of the compute and memory fractions, then their sum, then the shorter name."""
         compute, memory = Fraction(self.slices, self.compute_slices), Fraction(self.memory_slices, MEMORY_SLICES)
         return max(compute, memory), compute + memory, len(self.name), self.name
 
 
 @dataclass(frozen=True)
 class MigInstance:
-    """An isolated part of a GPU in MIG mode. One session can have it."""
+    """An isolated part of a GPU in MIG mode, for one session."""
 
     gpu: str
-    """UUID of the GPU."""
+    """The GPU's UUID."""
     gpu_model: str
     profile: MigProfile
 
 
 def gpu_label(index: int, instance: MigInstance | None) -> str:
-    """Return the name of a GPU, or of an instance of it, in texts: "GPU 0", "GPU 0, MIG 1g.10gb"."""
+    """Return the name of a GPU, or of one of its instances, for texts: "GPU 0", "GPU 0, MIG 1g.10gb"."""
     return f"GPU {index}" + (f", MIG {instance.profile.name}" if instance is not None else "")
 
 
@@ -320,7 +322,7 @@ def smallest(profiles: Iterable[MigProfile], units: int, memory: Memory = None) 
 
 
 def guaranteed_memory(guarantee: str | None) -> Memory:
-    """Return the part of the GPU's memory that a template guarantees."""
+    """Return the amount or fraction of the GPU's memory that a template guarantees."""
     if guarantee is None or not guarantee.endswith("%"):
         return None if guarantee is None else resolve_bytes(guarantee, 0)
     return Fraction(guarantee[:-1].strip()) / 100

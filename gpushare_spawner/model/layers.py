@@ -1,8 +1,8 @@
-"""The layers that can share a GPU, and the abilities of each. Form, docs, checks and culler read them.
+"""The layers that can share a GPU, and the capabilities of each. The form, docs, checks and culler use them.
 
-The rules for layers, and the content of `layers.yaml`, are in `model.layer_rules`.
-Beside them: the placement of a share, the memory engine of a template (how device memory leaves the GPU), and the
-variables of CUDA frameworks that a session with a share starts with, unless they are set already.
+The rules for layers, and the content of `layers.yaml`, are in `model.layer_rules`. This module also defines the
+placement of a share, a template's memory engine (how device memory leaves the GPU), and the variables of CUDA
+frameworks that a session starts with, unless they are already set.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 LAYER_VARIABLE = "GPUSHARE_LAYER"
-"""Environment variable of a server with a GPU of another layer: the layer's name."""
+"""Environment variable with the layer's name, in a server whose GPU is from another layer."""
 
 
 class LayerName(StrEnum):
-    """The name of a layer, as in files of admins."""
+    """The name of a layer, as in admins' files."""
 
     NATIVE = "native"
     TIME_SLICING = "time-slicing"
@@ -33,9 +33,9 @@ class Enforcement(StrEnum):
     """The part of the system that keeps a session within its part of a GPU."""
 
     NONE = "none"
-    """Nothing: sessions can take more, at the cost of the others, and their parts are not counted."""
+    """Nothing: sessions can take more at the expense of others, and their parts are not counted."""
     ACCOUNTED = "accounted"
-    """Nothing, but parts that add up to more than the GPU are never placed together."""
+    """Nothing, but sessions whose parts add up to more than the GPU are never placed together."""
     SOFTWARE = "software"
     """The layer's library or daemon, or the driver."""
     HARDWARE = "hardware"
@@ -51,13 +51,13 @@ class PlacedBy(StrEnum):
     """The part of the system that chooses the GPU of a session."""
 
     LEDGER = "ledger"
-    """The hub, by its ledger of all allocations."""
+    """The hub, using its ledger of all allocations."""
     SCHEDULER = "scheduler"
     """The cluster's scheduler, or the layer's own scheduler."""
 
 
 class IdleReach(StrEnum):
-    """An idle action that a layer supports while the server keeps running. A server can be stopped with every layer."""
+    """The idle action that a layer supports while the server runs. A server can be stopped under every layer."""
 
     DOWNGRADE = "downgrade"
     RELEASE = "release"
@@ -65,14 +65,14 @@ class IdleReach(StrEnum):
 
 
 class ObservedBy(StrEnum):
-    """How the agent measures the GPU work of sessions, to detect idle ones."""
+    """How the agent measures the GPU work of sessions to detect idle sessions."""
 
     LIBRARY = "library"
-    """The preload library reports each burst. On Kubernetes, the work of processes without it is measured by the
-    driver's counters; on one machine such processes are reported, and their work is not measured."""
+    """The preload library reports each burst. On Kubernetes, the driver's counters measure the work of processes
+    without it. On one machine, such processes are reported, and their work is not measured."""
     NVML = "NVML"
-    """By the driver's counters of each process: the layer preloads a library of its own, or can be set to do so. Two
-    such libraries in one container replace each other, or wrap the same functions."""
+    """The driver's counters of each process. They are used if the layer preloads its own library, or can be configured
+    to do so: two such libraries in one container replace each other, or wrap the same functions."""
 
 
 class Where(StrEnum):
@@ -99,15 +99,16 @@ class Layer:
     title: str
     """The name in texts."""
     smallest_units: int | None = None
-    """The smallest share, and the step of shares, in units of 1 %; None: replicas or profiles of its nodes decide."""
+    """The smallest share, and the increment of shares, in units of 1 %; None: determined by the nodes' replicas or
+    profiles."""
     memory: Enforcement = Enforcement.SOFTWARE
-    """Whether a session is kept within its part of the GPU's memory."""
+    """What keeps a session within its part of the GPU's memory."""
     compute: Enforcement = Enforcement.SOFTWARE
-    """Whether a session is kept within its part of the GPU's time."""
+    """What keeps a session within its part of the GPU's time."""
     places: PlacedBy = PlacedBy.SCHEDULER
     observed_by: ObservedBy = ObservedBy.LIBRARY
     largest_units: int = 100
-    """The largest part of one GPU, in units of 1 %; a whole GPU is possible too."""
+    """The largest fraction of one GPU, in units of 1 %; a whole GPU is also possible."""
     reach: frozenset[IdleReach] = frozenset()
     oversubscribes: bool = False
     """Whether sessions together can allocate more memory than the GPU has."""
@@ -116,12 +117,12 @@ class Layer:
     legacy: bool = False
     """Whether its project is no longer maintained."""
     replaces_pods: bool = False
-    """Whether its scheduler deletes a pod and creates it again. Objects of the first pod are then deleted too."""
+    """Whether its scheduler deletes a pod and recreates it. Objects that the first pod owns are then deleted too."""
     where: frozenset[Where] = frozenset({Where.KUBERNETES})
     note: str = ""
-    """Further facts for admins, in full sentences."""
+    """Additional information for admins, in full sentences."""
     source: LayerSource | None = None
-    """None: our own layer."""
+    """The layer's public source; None: our own layer."""
 
 
 LAYERS: dict[LayerName, Layer] = {
@@ -277,38 +278,38 @@ LAYERS: dict[LayerName, Layer] = {
 class Placement:
     """The node and GPUs of a share.
 
-    ``borrowed``: units of the share (of 1 %, on each GPU) that idle sessions have lent. Their owners reclaim them when
-    they work again.
+    ``borrowed``: units of the share, on each GPU, that idle sessions have lent. Their owners reclaim them when they
+    work again.
     """
 
     node: str
     gpus: tuple[str, ...]
-    """UUIDs, in NVML's form."""
+    """UUIDs, in NVML's format."""
     borrowed: int = 0
     layer: LayerName = LayerName.NATIVE
     """The sharing layer of the GPUs."""
 
 
 ENGINE_VARIABLE = "GPUSHARE_ENGINE"
-"""The variable that tells libgpushare.so the engine."""
+"""Environment variable that sets the engine of libgpushare.so."""
 
 
 OBSERVES = {ENGINE_VARIABLE: "observe"}
-"""The variable's value if another layer shares the GPU: the library only reports GPU work."""
+"""The variable if another layer shares the GPU: the library then only reports GPU work."""
 
 
 class MemoryEngine(StrEnum):
     """How sessions together can allocate more memory than the GPU has."""
 
     MANAGED = "managed"
-    """Device memory becomes CUDA managed memory. Its pages move one by one, while the session works too."""
+    """Device memory becomes CUDA managed memory. Its pages move individually, even while the session works."""
     SUSPEND = "suspend"
-    """Device memory stays as the program allocates it. The driver moves all memory of a session at once, with its CUDA
-    contexts, while the session is suspended."""
+    """Device memory stays as the program allocates it. The driver moves all of a session's memory and CUDA contexts
+    together, while the session is suspended."""
 
 
 def engine_environment(engine: MemoryEngine) -> dict[str, str]:
-    """Return the variables that tell libgpushare.so the engine; none for `managed`, its default."""
+    """Return the variables that set the engine of libgpushare.so; none for `managed`, its default."""
     return {} if engine is MemoryEngine.MANAGED else {ENGINE_VARIABLE: engine.value}
 
 
@@ -318,5 +319,5 @@ FRAMEWORK_DEFAULTS = {
     # TensorFlow reserves all of it
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
-"""Variables for a session, unless they are set, even to nothing: other kernels of the session cannot use memory that a
-framework reserves in advance."""
+"""Variables for a session, unless they are already set, even to an empty value. Other kernels of the session cannot use
+memory that a framework reserves in advance."""

@@ -1,10 +1,11 @@
-"""Base classes of our pydantic models: parts of files that admins write, and parts of messages between processes.
+"""Base classes of our pydantic models: parts of admins' files, and parts of messages between processes.
 
-Also the checks of texts: admins' regular expressions in linear time, and text without hidden or reordering characters.
+The module also checks texts: that admins' regular expressions match in linear time, and that text has no hidden or
+reordering characters.
 
-The hub matches patterns of admins with texts of users in its event loop. Python's `re` tries alternatives one after the
-other: "(a+)+" and 30 letters stop the hub for minutes. pydantic contains the Rust crate `regex`: its time is at most
-proportional to the product of both lengths, and it has no look-around and no backreferences
+The hub matches admins' patterns against users' texts in its event loop. Python's `re` backtracks: "(a+)+" and 30
+letters block the hub for minutes. pydantic contains the Rust crate `regex`, whose time is at most proportional to the
+product of both lengths. It has no look-around and no backreferences
 (https://docs.rs/regex/latest/regex/#untrusted-input).
 """
 
@@ -32,14 +33,14 @@ from pydantic_core import CoreSchema, SchemaError
 
 
 class FilePart(BaseModel):
-    """A part of a file. In the JSON Schema the text below a field is the field's description."""
+    """A part of a file. In the JSON Schema, the docstring of a field is its description."""
 
-    # A misspelt field must be an error, not a setting without effect.
+    # A misspelled field must be an error, not a setting without effect.
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        # pydantic's `use_attribute_docstrings` reads the sources when a class is made: 0.1 s of each hub's start
+        # pydantic's `use_attribute_docstrings` reads the sources when a class is created: 0.1 s of each hub's start
         schema = handler(core_schema)
         fields = handler.resolve_ref_schema(schema).get("properties", {})
         for base in reversed(cls.__mro__):
@@ -62,13 +63,13 @@ def _field_texts(cls: type) -> dict[str, str]:
 
 
 class MessagePart(BaseModel):
-    """A part of a message or record. Unknown fields are ignored: a newer version can write more than this one knows."""
+    """A part of a message or record. Unknown fields are ignored, because a newer version can write additional ones."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 MAX_PATTERN = 1000
-"""Characters of a pattern. Repetitions are bounded by the 10 MiB that `regex` allows for a compiled pattern."""
+"""Maximum characters of a pattern. Repetitions are limited by the 10 MiB that `regex` allows for a compiled pattern."""
 _LINEAR = ConfigDict(regex_engine="rust-regex")
 _ADVICE = "use a pattern that is matched in linear time, without look-around and backreferences"
 
@@ -97,7 +98,7 @@ def check_pattern(pattern: str) -> str:
 
 
 TextPattern = Annotated[str, Field(max_length=MAX_PATTERN), AfterValidator(check_pattern)]
-"""A pattern in a file."""
+"""A regular expression in an admin's file."""
 
 
 def _matches(pattern: str, text: str) -> bool:
@@ -113,7 +114,7 @@ def _compiled(pattern: str) -> TypeAdapter[str]:
     try:
         return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)], config=_LINEAR)
     except SchemaError as error:
-        # the message shows the pattern over several lines; its last one is the reason
+        # the message shows the pattern on several lines; the last line is the reason
         reason = str(error).strip().splitlines()[-1].strip().removeprefix("error: ").removeprefix("SchemaError: ")
         raise ValueError(f"the pattern is not supported ({reason.rstrip('.')}): {_ADVICE}") from None
 
@@ -121,7 +122,7 @@ def _compiled(pattern: str) -> TypeAdapter[str]:
 _DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Bidirectional controls (Unicode Standard Annex 9): they can make "0.25" look like "52.0"."""
 _HIDDEN = frozenset({"Cc", "Cs", "Zl", "Zp"})
-"""Categories: control characters like escape, surrogates, line and paragraph separators."""
+"""Unicode categories of control characters like escape, surrogates, and line and paragraph separators."""
 
 
 def _shown(text: str, allowed: str) -> str:
@@ -134,10 +135,10 @@ def _shown(text: str, allowed: str) -> str:
 
 
 SHOWN_LINE = AfterValidator(lambda text: _shown(text, ""))
-"""Validates one line of text."""
+"""Validator for one line of text."""
 
 ShownLine = Annotated[str, SHOWN_LINE]
 """One line of text."""
 
 SHOWN_TEXT = AfterValidator(lambda text: _shown(text, "\n\r\t"))
-"""Validates text that can have several lines."""
+"""Validator for text that can have several lines."""

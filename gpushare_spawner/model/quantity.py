@@ -1,4 +1,4 @@
-"""Amounts in files of admins (``4Gi``, ``500m``, ``15m``, ``25%``), and instants in messages between processes.
+"""Amounts in admins' files (``4Gi``, ``500m``, ``15m``, ``25%``), and instants in messages between processes.
 
 The amounts in texts for users are in `wording.amounts`.
 """
@@ -74,7 +74,7 @@ def resolve_bytes(value: Any, total: int) -> int:
 def _written(text: str, number: str, pattern: str) -> Any:
     """Return the type for the JSON Schema that editors use: text with a unit, or a plain number.
 
-    ``pattern``: of the text, without the space around it.
+    ``pattern``: the pattern of the text without surrounding space.
     """
     written = Annotated[str, Field(pattern=rf"^\s*({pattern})\s*$", title=text)]
     return written | Annotated[float, Field(ge=0, title=number)]
@@ -114,7 +114,7 @@ PercentOrBytes = Annotated[
 
 
 LATEST = 253_402_300_799.0
-"""The last second of the year 9999. Python's calendar ends there, so that a later instant could not be formatted."""
+"""The last second of the year 9999. Python's calendar ends there, so a later instant could not be formatted."""
 
 Instant = Annotated[float, Field(ge=0, le=LATEST, allow_inf_nan=False)]
-"""Seconds since the epoch (UTC), a number that a calendar can show."""
+"""Seconds since the epoch (UTC), within the range of Python's calendar."""

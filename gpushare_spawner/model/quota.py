@@ -1,4 +1,4 @@
-"""Quotas: the guarantees of users and groups, and their limits beyond the guarantees. Pure data.
+"""Quotas: the guarantees of users and groups, and the limits on their use beyond the guarantees. Pure data.
 
 The rules that use quotas are in the package `quota`. Reference for admins: docs/reference/quotas.md
 """
@@ -15,25 +15,26 @@ from gpushare_spawner.model.quantity import Seconds
 from gpushare_spawner.model.share import UNITS_PER_GPU, written_units
 
 HALF_LIFE_SECONDS = 86400.0
-"""The default of `Quotas.half_life`, one day. Notebooks are used by the day: use beyond the quota in a working day
-counts half in the next one, and 1 % a week later. Kueue and KAI have no default; Kueue's example for batch jobs, which
-run for days, is 168 h."""
+"""The default of `Quotas.half_life`, one day. Notebooks are used during working days: use over quota has half the
+weight on the next day, and 1 % a week later. Kueue and KAI have no default; Kueue's example for batch jobs, which run
+for days, is 168 h."""
 MOST_GPUS = 1_000_000
-"""A larger amount is a typing mistake."""
+"""Maximum amount of GPUs. A larger amount is a typing error."""
 RECLAIM_IDLE_SECONDS = 300.0
 """The default of `Reclaim.idle_after`. Our choice: long enough to read a result, and equal to the time before a
 downgrade in the shipped templates."""
 RECLAIM_NOTICE_SECONDS = 60.0
-"""The default of `Reclaim.notice`. Our choice: a reclaimed share loses no data, so the user only has to see the notice;
-the spawn in quota waits equally long."""
+"""The default of `Reclaim.notice`. Our choice: a reclaimed share loses no data, so the user only needs time to see the
+notice, and the spawn in quota waits that long."""
 RECLAIM_STOP_NOTICE_SECONDS = 300.0
-"""The default of `Reclaim.stop_notice`: equal to that of a template's `idle.warn_before`, since variables are lost."""
+"""The default of `Reclaim.stop_notice`, equal to that of a template's `idle.warn_before`, because variables are
+lost."""
 NAME_TAKEN = "name_taken"
-"""Type of the error for a name of two groups; its context has the name and the department."""
+"""Type of the error for two groups with the same name; its context has the name and the department."""
 
 
 def _gpus(value: Any) -> float:
-    """Return GPUs in steps of 0.01. Raises ValueError for other values."""
+    """Return a number of GPUs in steps of 0.01. Raises ValueError for other values."""
     advice = "write a number of GPUs in steps of 0.01, like 2 or 2.5"
     return written_units(value, "number of GPUs", advice, least=0, most=MOST_GPUS * UNITS_PER_GPU) / UNITS_PER_GPU
 
@@ -58,15 +59,16 @@ class PerUser(FilePart):
     """Limits of one user within a quota."""
 
     servers: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """Servers with a GPU that one user can have at a time in this quota, over all templates. Not given: any number."""
+    """Maximum number of a user's servers with a GPU at the same time in this quota, over all templates. Not given: no
+    limit."""
     weight: _PartOfGpu | None = None
-    """The part of one GPU that all sessions of one user in this quota get together while others compete for that GPU,
-    for example 0.5. If their shares add up to more, each gets less in proportion, and the other sessions get the rest.
-    A session keeps the value with which it was started. Not given: no bound."""
+    """The maximum fraction of one GPU that all sessions of one user in this quota get together while others compete for
+    that GPU, for example 0.5. If their shares add up to more, each gets proportionally less, and the other sessions get
+    the rest. A session keeps the value with which it was started. Not given: no limit."""
 
     @property
     def weight_units(self) -> int | None:
-        """`weight` in units of 1 % of a GPU; None if there is no bound."""
+        """`weight` in units of 1 % of a GPU; None: no limit."""
         return None if self.weight is None else units_of(self.weight)
 
 
@@ -80,13 +82,13 @@ class Reclaim(FilePart):
     """Whether units are reclaimed at all. With `false` they become free only when servers end, or by the idle actions
     of their templates."""
     idle_after: Seconds = RECLAIM_IDLE_SECONDS
-    """A session that did not use its GPU for this long is idle. Units of idle sessions are reclaimed before those of
-    active ones, the longest idle first, whatever the idle actions of their templates are. GPU work of less than
-    `min_use` does not count as use."""
+    """A session that has not used its GPU for this long is idle. Units of idle sessions are reclaimed before those of
+    active sessions, longest idle first, regardless of their templates' idle actions. GPU work shorter than `min_use`
+    does not count as use."""
     notice: Seconds = RECLAIM_NOTICE_SECONDS
     """The notice period: the time between the notice to the user and the downgrade or release."""
     active_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The least that an active session keeps, as a fraction of each of its GPUs. With 0, units of active sessions can
+    """The minimum that an active session keeps, as a fraction of each of its GPUs. With 0, units of active sessions can
     also be reclaimed for a guarantee of whole GPUs; such a session still gets GPU time, with the lowest weight."""
     stop_after: Seconds | None = None
     """A server with reclaimed units is stopped after this long without GPU work, busy kernels or other activity, while
@@ -107,15 +109,15 @@ class Reclaim(FilePart):
 
 
 class Amounts(FilePart):
-    """A guaranteed amount of GPUs, and the limits of use beyond it."""
+    """A guaranteed amount of GPUs, and the limits on use beyond it."""
 
     guarantee: Gpus = 0.0
     """Guaranteed GPUs: spawns within this amount come first in the queue. Not given: 0."""
     maximum: Gpus | None = None
-    """The most GPUs that can be used, including use over quota. Not given: no maximum."""
+    """The maximum number of GPUs that can be used, including use over quota. Not given: no maximum."""
     weight: Annotated[float, Field(ge=0, le=1_000_000, strict=False)] = 1.0
-    """Capacity beyond the guarantees is divided in proportion to the weights of the quotas that request it. 0: only the
-    capacity that no other quota requests."""
+    """Capacity beyond the guarantees is divided in proportion to the weights of the quotas that request it. With 0, the
+    quota gets only capacity that no other quota requests."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Amounts:
@@ -141,7 +143,7 @@ class Quota(Amounts):
     """The quota of a user, a group or a team."""
 
     servers: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """The most servers with a GPU that use the quota at a time. Not given: any number."""
+    """Maximum number of servers with a GPU that use the quota at the same time. Not given: no limit."""
     per_user: PerUser = PerUser()
     """Limits of one user within the quota."""
 
@@ -174,24 +176,24 @@ class Group(Quota):
 
 
 class Quotas(FilePart):
-    """The quotas of a hub. Raises pydantic.ValidationError, which names each wrong field."""
+    """A hub's quotas. Raises pydantic.ValidationError, which names each invalid field."""
 
     groups: dict[Name, Group] = {}
-    """Quotas by the names of JupyterHub groups. All members of a group share its quota."""
+    """Quotas by JupyterHub group. All members of a group share its quota."""
     users: dict[Name, Quota] = {}
-    """Quotas by the names of users."""
+    """Quotas by user name."""
     default: Quota = Quota()
-    """The quota of each user without a quota as a user or by a group. Each of these users has this quota separately.
-    Not given: nothing is guaranteed, and there is no maximum."""
+    """The quota of each user who has no quota as a user or through a group. Each of these users has this quota
+    separately. Not given: no guarantee and no maximum."""
     half_life: Seconds = HALF_LIFE_SECONDS
-    """After this long, use over quota counts half for the order in the queue."""
+    """Time after which use over quota has half the weight for the order in the queue."""
 
     reclaim: Reclaim = Reclaim()
     """How units of sessions over quota are reclaimed for spawns in quota."""
 
     @property
     def guaranteed_units(self) -> int:
-        """The sum of all guarantees in units of 1 %, without the default quota: its number of users is unknown."""
+        """The sum of all guarantees in units of 1 %, without the default quota, whose number of users is unknown."""
         groups = sum(max(group.guaranteed_units, group.teams_units) for group in self.groups.values())
         return groups + sum(user.guaranteed_units for user in self.users.values())
 

@@ -1,8 +1,8 @@
 """An agent's report about its node: GPUs, sessions, host memory, cordons. Pure data.
 
-One versioned JSON schema serves the control socket and Kubernetes. The module also has the sums of GPU time that a
-session was entitled to and received while others competed (the arbiter counts, the agent keeps them over restarts), and
-the record of refused memory allocations. `model.share_status` has the status for a notebook server.
+The control socket and Kubernetes use the same versioned JSON schema. The module also has the sums of GPU time that a
+session was entitled to and received while others competed (counted by the arbiter, and preserved by the agent over
+restarts), and the record of refused memory allocations. `model.share_status` has the status for a notebook server.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from gpushare_spawner.model.share import (
 )
 
 FIRST_BOUND = 0.001
-"""Seconds. Every shorter wait counts as this long: a lease costs about a millisecond anyway."""
+"""Seconds. Shorter waits count as this long, because a lease costs about a millisecond anyway."""
 STEP = 1.5
-"""Ratio of two neighbouring bounds: a quantile is at most 50 % above the true value, and never below it."""
+"""Ratio of two adjacent bounds. A quantile is at most 50 % above the true value, and never below it."""
 BOUNDS = tuple(FIRST_BOUND * STEP**place for place in range(40))
-"""Upper bounds of the counted ranges in seconds: 1 ms to two hours. Longer waits count as the last."""
+"""Upper bounds of the counted ranges in seconds: 1 ms to two hours. Longer waits count in the last range."""
 
 
 class WaitCounts:
-    """Counts waits for a lease by length, in a fixed amount of memory."""
+    """Counters of waits for a lease by length, in a fixed amount of memory."""
 
     def __init__(self) -> None:
         self._counts = [0] * len(BOUNDS)
 
     def add(self, seconds: float) -> None:
-        """Count one wait. A request that was granted at once (0 s) is not counted."""
+        """Count one wait. A request that was granted immediately (0 s) is not counted."""
         if seconds > 0 and not math.isnan(seconds):
             self._counts[min(bisect_left(BOUNDS, seconds), len(BOUNDS) - 1)] += 1
 
@@ -61,14 +61,14 @@ class WaitCounts:
 
 @dataclass(frozen=True)
 class Delivered:
-    """Sums over the time in which others competed for the session's GPUs; several GPUs add up."""
+    """Sums over the time in which others competed for the session's GPUs, added up over several GPUs."""
 
     entitled_seconds: float = 0.0
     """GPU seconds that its guaranteed units entitled it to."""
     delivered_seconds: float = 0.0
     """GPU seconds that it received in that time."""
     waits: tuple[int, ...] = ()
-    """Waits for a lease, by the ranges of `BOUNDS`."""
+    """Number of waits for a lease in each range of `BOUNDS`."""
 
     def plus(self, other: Delivered, sign: int = 1) -> Delivered:
         """Return the sums of both."""
@@ -80,7 +80,7 @@ class Delivered:
         )
 
     def minus(self, other: Delivered) -> Delivered:
-        """Return the differences from `other`, an earlier value; no sum is below 0."""
+        """Return the differences from `other`, an earlier value. No difference is below 0."""
         return self.plus(other, sign=-1)
 
     @property
@@ -91,7 +91,7 @@ class Delivered:
     def wait_quantile(self, part: float) -> float:
         """Return the wait in seconds that `part` (0 to 1) of all waits did not exceed; 0 if there was no wait.
 
-        The value is the upper bound of a range: up to 50 % more than the true value (see `STEP`).
+        The value is the upper bound of a range, so it can exceed the true value by up to 50 % (see `STEP`).
         """
         threshold, seen = part * self.wait_count, 0
         for bound, count in zip(BOUNDS, self.waits, strict=False):
@@ -102,7 +102,7 @@ class Delivered:
 
 
 NOTHING = Delivered()
-"""No competition so far."""
+"""The sums before any competition."""
 
 
 class MemoryLimitHit(MessagePart):
@@ -113,9 +113,9 @@ class MemoryLimitHit(MessagePart):
     """Seconds since the epoch (UTC)."""
     requested_bytes: Annotated[int, Field(ge=0)]
     allocated_bytes: Annotated[int, Field(ge=0)] = 0
-    """Bytes that the session's processes had allocated on that GPU at that time."""
+    """Bytes that the session's processes had allocated on the GPU at that time."""
     pid: int = 0
-    """The process that requested it, by the pid in its own namespace."""
+    """The pid of the requesting process in its own namespace."""
 
 
 class MemoryLimitHits(MessagePart):
@@ -125,7 +125,7 @@ class MemoryLimitHits(MessagePart):
     last: MemoryLimitHit | None = None
 
     def with_hit(self, hit: MemoryLimitHit) -> MemoryLimitHits:
-        """Return the hits with one more."""
+        """Return the hits including another one."""
         return MemoryLimitHits(count=self.count + 1, last=hit)
 
 
@@ -137,15 +137,15 @@ REPORT_VERSION: Literal[1] = 1
 Units = Annotated[int, Field(ge=0, le=UNITS_PER_GPU)]
 """Share units of 1 % of a GPU."""
 _LARGEST = 2**63 - 1
-"""The largest integer of a database's column. An agent reports no larger number, whatever its sessions state."""
+"""The largest integer of a database column. An agent never reports a larger number, whatever its sessions state."""
 Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Amount = Count
 """Bytes, or millicores."""
 Seconds = Annotated[float, Field(ge=0, le=LATEST, allow_inf_nan=False)]
 _MAX_NAME = 253
-"""Characters of the name of a GPU or a node: as many as in the name of a Kubernetes object."""
+"""Maximum characters of a GPU's or node's name, equal to that of a Kubernetes object."""
 MOST_OVERCOMMIT = 10
-"""The largest overcommit: guaranteed units as a multiple of a GPU's units."""
+"""Maximum overcommit: guaranteed units as a multiple of a GPU's units."""
 
 
 class GpuReport(MessagePart):
@@ -157,25 +157,25 @@ class GpuReport(MessagePart):
     memory_bytes: Amount
     memory_used_bytes: Amount = 0
     utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Part of the driver's last sample period in which the GPU computed; None if the driver does not report it."""
+    """Fraction of the driver's last sample period in which the GPU computed; None if the driver does not report it."""
     temperature_celsius: Annotated[float, Field(ge=-273.15, le=1e6)] | None = None
     """None if the driver does not report it."""
     power_watts: Annotated[float, Field(ge=0, le=1e9)] | None = None
-    """Power that the GPU draws; None if the driver does not report it."""
+    """Power draw; None if the driver does not report it."""
     healthy: bool = True
     cordoned: bool = False
-    """Whether a cordon of the GPU or of its node keeps new sessions away."""
+    """Whether a cordon of the GPU or its node excludes new sessions."""
     simulated: bool = False
     capacity_units: Annotated[int, Field(ge=0, le=MOST_OVERCOMMIT * UNITS_PER_GPU)] = UNITS_PER_GPU
-    """Units that may be guaranteed: 100, or more if the admin overcommits."""
+    """Maximum units that can be guaranteed: 100, or more if the admin overcommits."""
     waiting: Count = 0
-    """Sessions with work for this GPU that wait for a lease."""
+    """Number of sessions that wait for a lease on this GPU."""
     mig: MigInstance | None = None
-    """The instance of a GPU in MIG mode, for one session: `index` is the GPU's, `uuid`, `memory_bytes` and
-    `capacity_units` are the instance's. None: a whole GPU."""
+    """The MIG instance, for one session: `index` is that of the GPU; `uuid`, `memory_bytes` and `capacity_units` are
+    those of the instance. None: a whole GPU."""
     reported_since: Annotated[Seconds, Field(exclude=True)] = 0.0
-    """When the reader of several nodes' reports first saw the GPU at this node (`time.monotonic`). The reader sets it,
-    never the report itself: see `with_reported_since`."""
+    """When a reader of several nodes' reports first saw the GPU on this node (`time.monotonic`). The reader sets it; it
+    is never part of a report, see `with_reported_since`."""
 
     @property
     def whole(self) -> str:
@@ -184,7 +184,7 @@ class GpuReport(MessagePart):
 
     @property
     def label(self) -> str:
-        """The name in texts, see `layer_rules.gpu_label`."""
+        """The GPU's name in texts, see `layer_rules.gpu_label`."""
         return gpu_label(self.index, self.mig)
 
 
@@ -195,13 +195,13 @@ class Notice(MessagePart):
     at: Instant
     reason: str
     effective_units: Units = 0
-    """Units of the session after the action."""
+    """The session's units after the action."""
     cause: IdleCause | None = None
-    """None: from an older agent or service, which sends no cause."""
+    """None: the notice is from an older agent or service, which sends no cause."""
     after_seconds: Seconds = 0.0
-    """The idle time, or the server's age, at which the action comes; 0: not given."""
+    """The idle time, or the server's age, at which the action is due; 0: not given."""
     use: UseRule | None = None
-    """How much GPU work withdraws the notice. None if any work does, as far as work prevents the action."""
+    """The GPU work that withdraws the notice, if work prevents the action. None: any work."""
 
     @property
     def averted_by_work(self) -> bool:
@@ -210,21 +210,21 @@ class Notice(MessagePart):
 
 
 class DeliveredReport(MessagePart):
-    """GPU time that a session was entitled to while others competed for its GPUs, and that it received."""
+    """GPU time that a session was entitled to and received while others competed for its GPUs."""
 
     entitled_seconds: Seconds = 0.0
-    """GPU seconds that its guaranteed units entitled it to, over the time with competition."""
+    """GPU seconds that its guaranteed units entitled it to during the competition."""
     delivered_seconds: Seconds = 0.0
     """GPU seconds that it received in that time."""
     waits: Count = 0
-    """How often its GPU work waited for a lease."""
+    """Number of times that its GPU work waited for a lease."""
     wait_p50_seconds: Seconds = 0.0
-    """Half of the waits were at most this long; up to 50 % too high."""
+    """Median wait, which can be up to 50 % too high."""
     wait_p95_seconds: Seconds = 0.0
 
     @classmethod
     def of(cls, delivered: Delivered) -> DeliveredReport:
-        """Return the figures of these sums."""
+        """Return the report of these sums."""
         return cls(
             entitled_seconds=delivered.entitled_seconds,
             delivered_seconds=delivered.delivered_seconds,
@@ -240,15 +240,15 @@ class HostMemoryReport(MessagePart):
     budget_bytes: Amount
     """Host memory that paged-out memory may use now."""
     needed_bytes: Amount
-    """Host memory that is needed if every session uses all its allocated memory, and at least its guarantee. More than
-    the budget if guarantees need more, since a guarantee is always granted, or if the machine's memory has become
-    short since."""
+    """Host memory that is needed if every session uses all its allocated memory, and at least its guarantee. It exceeds
+    the budget if the guarantees do, because a guarantee is always granted, or if the machine has become short of
+    memory."""
     paged_out_bytes: Amount = 0
     """Host memory that paged-out memory uses now."""
 
 
 class HostUseReport(MessagePart):
-    """CPU and memory that a session's pod uses, rounded up."""
+    """The CPU and memory use of a session's pod, rounded up."""
 
     cpu_millicores: Amount
     memory_bytes: Amount
@@ -266,11 +266,11 @@ class SessionReport(MessagePart):
     gpus: tuple[str, ...]
     """UUIDs of the GPUs of the share."""
     layer: LayerName = LayerName.NATIVE
-    """The sharing layer that gives it the GPU. For another layer only the number of `gpus` has a meaning."""
+    """The sharing layer that provides the GPU. For another layer, only the number of `gpus` is meaningful."""
     layer_trouble: str | None = None
-    """Problems of the layer for this session, in sentences; None if there are none."""
+    """The layer's problems with this session, in sentences; None if there are none."""
     gpu_use_known: bool = True
-    """Whether its GPU work is measured. False: another layer gives the GPU, and no agent observes the session."""
+    """Whether its GPU work is measured. False: another layer provides the GPU, and no agent observes the session."""
     share_units: Units
     """Units that the session is entitled to, on each of its GPUs."""
     borrowed_units: Units = 0
@@ -283,78 +283,78 @@ class SessionReport(MessagePart):
     `share_units` when active, the template's smaller share when downgraded, 0 when released.
     """
     guaranteed_units: Units
-    """Units of the session now while all others work: `effective_units`, less reclaimed borrowed units."""
+    """The session's current units while all others work: `effective_units` minus reclaimed borrowed units."""
     yields: bool = False
-    """Whether the units that the tier took are kept for spawns in quota. GPU work does not restore them yet."""
+    """Whether the units that the tier took are reserved for spawns in quota. GPU work does not restore them yet."""
     opened_at: Instant
-    """By the machine's clock at that time. Together with the id it identifies the session."""
+    """The opening, by the machine's clock at that time. Together with the id, it identifies the session."""
     opened_by_node: Annotated[bool, Field(exclude=True)] = True
-    """Whether `opened_at` is of the node's clock. False: the API server's time of the pod's creation."""
+    """Whether `opened_at` is from the node's clock. False: it is the pod's creation time from the API server."""
     clock_moved: Annotated[float, Field(ge=-LATEST, le=LATEST, allow_inf_nan=False)] = 0.0
-    """Seconds by which the machine's clock was set since then. All other past instants already include it."""
+    """Seconds by which the machine's clock was set since the opening. All other past instants already include it."""
     reader_moved: Annotated[float, Field(ge=-LATEST, le=LATEST, allow_inf_nan=False, exclude=True)] = 0.0
-    """Seconds by which the clock of the report's reader was set since the pod's creation."""
+    """Seconds by which the reader's clock was set since the pod's creation."""
     confirmed: bool = True
     """False between the opening of the session and the start of its process."""
     pid: int | None = None
-    """The notebook server's process on the agent's machine; None: unknown."""
+    """The pid of the notebook server on the agent's machine; None: unknown."""
 
     memory_bytes: Amount = 0
     """Device memory that the session has allocated (its working set), managed and plain."""
     resident_bytes: Amount = 0
-    """The part of `memory_bytes` that is on the GPU by the agent's estimate; the rest is in host memory."""
+    """The agent's estimate of the part of `memory_bytes` that is on the GPU; the rest is in host memory."""
     memory_limit_bytes: Amount = 0
     """The GPU's total memory as CUDA reports it to the session."""
     engine: MemoryEngine = MemoryEngine.MANAGED
-    """How its memory leaves the GPU."""
+    """The engine that moves its memory off the GPU."""
     suspended: bool = False
-    """Whether all its memory and its CUDA contexts are in host memory. Its GPU work then waits for the resumption."""
+    """Whether all its memory and CUDA contexts are in host memory. GPU work then waits until the session is resumed."""
     not_suspendable: str | None = None
-    """Why the session cannot be suspended now or, if it is suspended, cannot be resumed, in a sentence; None if it can,
-    or its engine does not suspend."""
+    """Why the session cannot be suspended now or, if it is suspended, cannot be resumed, as a sentence; None if it can,
+    or if its engine does not suspend."""
     context_bytes: Amount = 0
-    """GPU memory of the CUDA contexts of its processes, in addition to `memory_bytes`, as the driver reports it."""
+    """GPU memory of its processes' CUDA contexts, in addition to `memory_bytes`, as reported by the driver."""
     host_memory_needed_bytes: Amount = 0
     """Host memory that is needed if all its movable memory leaves the GPUs."""
     host_memory_budget_bytes: Amount | None = None
-    """Host memory that the server's memory limit leaves for that; None if the server has no memory limit."""
+    """Host memory that the server's memory limit leaves for paged-out memory; None if there is no limit."""
     gpu_busy: bool = False
     """Whether a burst is running or waiting now."""
     waiting: bool = False
     """Whether the session has GPU work and waits for a lease."""
     last_gpu_activity: Instant | None = None
-    """End of the last burst; None if there is no burst since the session was opened."""
+    """End of the last burst; None if there has been none since the session was opened."""
     gpu_seconds: Seconds = 0.0
-    """Time with a burst on the GPU since the session was opened."""
+    """Seconds with a burst on the GPU since the session was opened."""
     kernels: Count | None = None
-    """Running notebook kernels; None if the notebook server has not reported them."""
+    """Number of running notebook kernels; None if the notebook server has not reported it."""
     kernels_busy: Count | None = None
     last_kernel_activity: Instant | None = None
     processes: Count = 0
-    """CUDA processes connected to the agent."""
+    """Number of CUDA processes connected to the agent."""
     bypassing_pids: tuple[int, ...] = ()
-    """Processes of the session that use the GPU without the library: they unset LD_PRELOAD."""
+    """Processes of the session that use the GPU without the library, because they unset LD_PRELOAD."""
     notice: Notice | None = None
     delivered: DeliveredReport = DeliveredReport()
     memory_limit_hits: MemoryLimitHits = NO_HITS
     """Allocations of device memory that a limit refused."""
     host_use: HostUseReport | None = None
-    """Use of a released session's pod; None: for another session, or unknown."""
+    """Use of a released session's pod; None: not released, or unknown."""
     lacks_requests: bool = False
-    """Whether the node has not yet granted again the CPU and memory that the pod gave back while it was released."""
+    """Whether the node has not yet granted back the CPU and memory that the pod returned while it was released."""
     keep: Keep | None = None
-    """The last keep; it can be over."""
+    """The last keep, possibly expired."""
     keeps: tuple[Instant, ...] = ()
-    """The instants at which keeps of the last 24 hours began, the earliest first."""
+    """The start times of the keeps of the last 24 hours, earliest first."""
     exemption: Exemption | None = None
     messages: tuple[Message, ...] = ()
-    """Messages of admins to the session's user, one of each cause, the earliest first."""
+    """Admins' messages to the session's user, at most one per cause, earliest first."""
     asks: tuple[Ask, ...] = ()
-    """Unanswered asks of the notebook server, the oldest first."""
+    """Unanswered asks of the notebook server, oldest first."""
 
     @property
     def begun(self) -> float:
-        """The opening by the present clock: durations and the order of sessions count from it."""
+        """The opening by the current clock, for durations and the order of sessions."""
         return self.opened_at + (self.clock_moved if self.opened_by_node else self.reader_moved)
 
     @property
@@ -363,22 +363,22 @@ class SessionReport(MessagePart):
         return Controls(keep=self.keep, keeps=self.keeps[-MOST_KEEPS:], exemption=self.exemption)
 
     def message_of(self, cause: MessageCause) -> Message | None:
-        """Return the user's present message of this cause."""
+        """Return the user's current message of this cause."""
         return next((message for message in self.messages if message.cause is cause), None)
 
     @property
     def borrowed_now(self) -> int:
-        """The part of `borrowed_units` that the session has now."""
+        """The borrowed units that the session still has."""
         return borrowed_in_use(self.share_units, self.borrowed_units, self.guaranteed_units)
 
     @property
     def over_memory_limit(self) -> bool:
-        """Whether device memory exceeds the limit, because of GPU work without the library or a lowered limit."""
+        """Whether its device memory exceeds the limit, because of GPU work without the library or a lowered limit."""
         return 0 < self.memory_limit_bytes < self.memory_bytes
 
     @property
     def share(self) -> Share:
-        """The share of the session while it is active."""
+        """The session's share while it is active."""
         return Share(units=self.share_units, count=max(1, len(self.gpus)))
 
 
@@ -391,15 +391,15 @@ class MountReport(MessagePart):
 
 
 class ClaimsReport(MessagePart):
-    """The settings that the spawner writes into a pod with a share, if pods get GPUs by claims.
+    """The settings that the spawner writes into a pod with a share if pods get GPUs through claims.
 
-    A device plugin would give the same settings to the kubelet for the container.
+    A device plugin would pass the same settings to the kubelet.
     """
 
     folder: Annotated[str, Field(min_length=1)]
-    """Path on the node of the folder that has a folder for each claim, see `kubernetes.claim_folder`."""
+    """Path on the node of the folder with a subfolder for each claim, see `kubernetes.claim_folder`."""
     socket: Annotated[str, Field(min_length=1)]
-    """Path of the session's socket in the claim's folder."""
+    """Path of the session's socket within the claim's folder."""
     environment: dict[str, str] = {}
     """Variables for all sessions."""
     mounts: tuple[MountReport, ...] = ()
@@ -407,7 +407,7 @@ class ClaimsReport(MessagePart):
 
 
 MAX_TROUBLE = 1000
-"""Characters of an agent's text about its disk."""
+"""Maximum characters of an agent's text about its disk."""
 
 
 class Report(MessagePart):
@@ -423,14 +423,15 @@ class Report(MessagePart):
     gpus: tuple[GpuReport, ...]
     sessions: tuple[SessionReport, ...] = ()
     host_memory: HostMemoryReport | None = None
-    """None if the node has no budget."""
+    """None if the node has no host memory budget."""
     cordons: tuple[Cordon, ...] = ()
-    """At most one for each GPU, and one for the node."""
+    """At most one for each GPU and one for the node."""
     state_trouble: Annotated[str, Field(max_length=MAX_TROUBLE)] | None = None
-    """Why records of sessions and changes of tiers are in the agent's memory only, and are lost if it stops; None if
-    they are on its disk."""
+    """Why records of sessions and tier changes are only in the agent's memory, and lost if it stops; None if they are
+    on disk."""
     claims: ClaimsReport | None = None
-    """Settings of pods that get GPUs by claims (resource.k8s.io); None: by extended resources, or there are no pods."""
+    """Settings of pods that get GPUs through claims (resource.k8s.io); None: extended resources are used, or there are
+    no pods."""
 
     @model_validator(mode="after")
     def _each_gpu_once(self) -> Self:
@@ -444,15 +445,15 @@ class Report(MessagePart):
 
     @property
     def allocated_to(self) -> tuple[SessionReport, ...]:
-        """The sessions that have units of the node's GPUs."""
+        """The sessions that hold units of the node's GPUs."""
         return self.sessions
 
     def cordon(self, gpu: str = "") -> Cordon | None:
-        """Return the cordon of a GPU (UUID) alone or, for an empty UUID, of the node."""
+        """Return the cordon of a GPU only (UUID) or, for an empty UUID, of the node."""
         return next((cordon for cordon in self.cordons if cordon.gpu == gpu), None)
 
     def with_cordons(self, cordons: Iterable[Cordon]) -> Self:
-        """Return the report with these cordons, and no others."""
+        """Return the report with only these cordons."""
         cordons = tuple(cordons)
         if not cordons and not self.cordons:
             return self
@@ -465,14 +466,14 @@ class Report(MessagePart):
         return self.model_copy(update={"cordons": cordons, "gpus": gpus})
 
     def session(self, session_id: str) -> SessionReport | None:
-        """Return the session with this id, if it is on this node."""
+        """Return the session with this id, or None if it is not on this node."""
         return next((session for session in self.sessions if session.id == session_id), None)
 
 
 def with_reported_since(report: Report, before: Report | None, now: float) -> Report:
     """Return a node's report with `GpuReport.reported_since`. ``before``: its last one; ``now``: `time.monotonic`.
 
-    Unchanged GPUs stay the same objects: new ones each minute would be work for the garbage collector.
+    Unchanged GPUs remain the same objects, because new objects every minute would burden the garbage collector.
     """
     last = before.gpus if before is not None else ()
     since = {gpu.uuid: gpu.reported_since for gpu in last}
@@ -481,15 +482,15 @@ def with_reported_since(report: Report, before: Report | None, now: float) -> Re
 
 
 def in_order_of_claim(nodes: Mapping[str, GpuReport]) -> tuple[str, ...]:
-    """Return the nodes that report one GPU. The GPU counts for the first: the earliest to report it, then by name.
+    """Return the nodes that report one GPU, earliest to report it first, then by name. The first node owns the GPU.
 
-    Thus a node cannot take a GPU from another node by reporting its UUID. ``nodes``: their reports of the GPU.
+    So a node cannot take another node's GPU by reporting its UUID. ``nodes``: their reports of the GPU.
     """
     return tuple(sorted(nodes, key=lambda node: (nodes[node].reported_since, node)))
 
 
 def doubled_gpus(reports: Iterable[Report]) -> dict[str, tuple[str, ...]]:
-    """Return the UUIDs that several nodes report, with these nodes. The GPU counts for the first node."""
+    """Return the UUIDs that several nodes report, with these nodes. The first node owns the GPU."""
     nodes: dict[str, dict[str, GpuReport]] = {}
     for report in reports:
         for gpu in report.gpus:

@@ -22,7 +22,7 @@ UNITS_PER_GPU = 100
 class Share:
     """``units`` of 1 % on each of ``count`` GPUs.
 
-    A fraction is on one GPU; a share of several GPUs has whole ones. Raises ValueError for other values.
+    A fraction is on one GPU; a share of several GPUs has whole GPUs. Raises ValueError for other values.
     """
 
     units: int = UNITS_PER_GPU
@@ -48,7 +48,7 @@ class Share:
 
     @property
     def total_units(self) -> int:
-        """The units on all GPUs together."""
+        """The total units on all GPUs."""
         return self.units * self.count
 
     def __str__(self) -> str:
@@ -58,10 +58,10 @@ class Share:
 
 
 def borrowed_in_use(share_units: int, borrowed_units: int, guaranteed_units: int) -> int:
-    """Return the borrowed units that a session has now.
+    """Return the borrowed units that a session still has.
 
-    Units that their owners have reclaimed, and units that the session's own tier has taken, do not count.
-    ``guaranteed_units``: units of the session now while all others work.
+    Units that their owners have reclaimed and units that the session's tier has taken do not count.
+    ``guaranteed_units``: the session's current units while all others work.
     """
     owned = max(0, share_units - borrowed_units)
     return min(borrowed_units, max(0, guaranteed_units - owned))
@@ -70,7 +70,7 @@ def borrowed_in_use(share_units: int, borrowed_units: int, guaranteed_units: int
 def units_from_fraction(value: Any) -> int:
     """Turn a fraction of a GPU (number or decimal string) into units of 1 %.
 
-    Raises ValueError for a value that is not a number, not above 0, above 1, or finer than 0.01.
+    Raises ValueError for a value that is not a number, is outside 0.01 to 1, or is finer than 0.01.
     """
     advice = "write a fraction of one GPU from 0.01 to 1 in steps of 0.01, like 0.25; for more than one GPU use 'count'"
     return written_units(value, "fraction", advice, least=1, most=UNITS_PER_GPU)
@@ -79,14 +79,14 @@ def units_from_fraction(value: Any) -> int:
 def written_units(value: Any, noun: str, advice: str, least: int, most: int) -> int:
     """Return an amount of GPUs (number or decimal string) in units of 1 %.
 
-    Raises ValueError with the advice for a value that is not a number, finer than 0.01, or not within the bounds.
+    Raises ValueError with the advice for a value that is not a number, is out of bounds, or is finer than 0.01.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         raise ValueError(f"{value!r} is not a {noun}: {advice}")
     try:
-        # str() first: 0.29 must become 29 units, not 28.999...
+        # through str(), so that 0.29 becomes 29 units and not 28.999...
         units = Decimal(str(value).strip()) * UNITS_PER_GPU
-    except ArithmeticError:  # no number, or too large even for Decimal
+    except ArithmeticError:  # not a number, or too large even for Decimal
         units = Decimal("NaN")
     if units.is_nan() or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{value!r} is not a {noun}: {advice}")
@@ -100,8 +100,8 @@ def written_units(value: Any, noun: str, advice: str, least: int, most: int) -> 
 class Tier(StrEnum):
     """The tier of a session, from the full share down to none.
 
-    The service decides on deeper tiers, one at a time. The agent itself restores ACTIVE as soon as GPU work counts as
-    use of the share, see `UseRule`.
+    The service decides on deeper tiers, one at a time. The agent restores ACTIVE by itself as soon as GPU work counts
+    as use of the share, see `UseRule`.
     """
 
     ACTIVE = "active"
@@ -119,17 +119,17 @@ class Tier(StrEnum):
         return _DEPTH[self]
 
 
-# the culler reads it several times for each session
+# a table, because the culler reads depths several times per session
 _DEPTH = {tier: depth for depth, tier in enumerate(Tier)}
 
 
 @dataclass(frozen=True)
 class UseRule:
-    """How much GPU work counts as use of a share.
+    """Rule for the GPU work that counts as use of a share.
 
-    GPU time adds up, at most to `min_use`, and decays evenly over `window`. Work counts as use when the sum reaches
-    `min_use`: one piece of work of that length, or shorter work that takes more than `min_use` in each window. A
-    dataclass, because a notebook's cell imports this module without pydantic. Raises ValueError.
+    GPU time is summed up to `min_use` and decays linearly over `window`. Work counts as use when the sum reaches
+    `min_use`: one piece of work of that length, or shorter work that takes more than `min_use` in each window. Raises
+    ValueError.
     """
 
     min_use: float = 0.0
@@ -153,9 +153,9 @@ def voids_idle_action(
 ) -> bool:
     """Return whether a session has worked since the service decided on an idle action.
 
-    The first three describe the session now: whether a burst runs or waits, the end of the last one (seconds since the
-    epoch) and its GPU seconds. `if_gpu_seconds`: GPU seconds beyond which its work counts as use; None: all work after
-    `if_idle_since` counts, and none if that is None too.
+    The first three describe the session now: whether a burst runs or waits, the end of the last burst (seconds since
+    the epoch), and the GPU seconds. `if_gpu_seconds`: GPU seconds above which its work counts as use; None: all work
+    after `if_idle_since` counts, or none if that is also None.
     """
     if if_gpu_seconds is not None:
         return gpu_seconds > if_gpu_seconds
@@ -163,13 +163,13 @@ def voids_idle_action(
 
 
 MAX_LENGTH = 6200
-"""The longest session id, in characters. JupyterHub stores 255 characters each of a user's and a server's name. A
-character has at most 4 bytes of UTF-8, and each byte takes 3 characters of the id."""
+"""Maximum characters of a session id. JupyterHub limits the names of users and servers to 255 characters each. A
+character has at most 4 bytes in UTF-8, and each byte takes 3 characters in the id."""
 
 
 def session_id(user: str, server: str = "") -> str:
     """Return the session id of a user's server; the default server has no name. The inverse of `split_session_id`."""
-    # '+' cannot come out of quote() with these safe characters, so the two parts stay apart
+    # quote() with these safe characters never returns '+', so it separates the two parts
     return f"{_quoted(user)}+{_quoted(server)}" if server else _quoted(user)
 
 
@@ -185,14 +185,14 @@ def _quoted(name: str) -> str:
 
 
 class IdleCause(StrEnum):
-    """The rule that leads to an idle action. A notice has it, so that its text can say how to keep the share."""
+    """The rule that leads to an idle action. A notice includes it, so its text can explain how to keep the share."""
 
     IDLE = "idle"
     """The session was idle for the time in its template. GPU work, or for a stop any activity, prevents the action."""
     MAX_AGE = "max-age"
-    """The server has run for the longest time allowed. Nothing prevents the action."""
+    """The server has run for the maximum time allowed. Nothing prevents the action."""
     OTHER = "other"
-    """A cause of a newer version."""
+    """A cause from a newer version."""
     RECLAIM = "reclaim"
     """A spawn in quota waits for units of this session, which is over quota. GPU work does not prevent the action."""
 
@@ -202,17 +202,17 @@ class IdleCause(StrEnum):
 
     @property
     def averted_by_work(self) -> bool:
-        """Whether GPU work prevents the action, so that a notice of it is withdrawn when work begins."""
+        """Whether GPU work prevents the action, so that its notice is withdrawn when work begins."""
         return self not in (IdleCause.MAX_AGE, IdleCause.RECLAIM)
 
 
 class MemoryLimit(IntEnum):
-    """The limit that refuses an allocation, as in RESERVED. There, 0 means a granted allocation."""
+    """The limit that refuses an allocation, as in RESERVED, where 0 means a granted allocation."""
 
     SESSION = 1
-    """`gpu.memory.limit` of the template, over all processes of the session."""
+    """The template's `gpu.memory.limit`, over all processes of the session."""
     SESSION_HOST_MEMORY = 2
-    """The host memory of the session's server: memory that could not be paged out is not allocated."""
+    """The host memory of the session's server. Memory that could not be paged out is not allocated."""
     NODE_HOST_MEMORY = 3
     """The host memory that the node has for paged-out memory."""
 

@@ -1,6 +1,6 @@
 """A notebook server's GPU share at one instant, as the agent sends it. Pure data.
 
-The status in words is in `wording.share_status`. The agent's report of all sessions is in `model.report`.
+The status as text is in `wording.share_status`. The agent's report of all sessions is in `model.report`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 from gpushare_spawner.model.share import IdleCause, MemoryLimitName, Tier, borrowed_in_use
 
 if TYPE_CHECKING:
-    # they import pydantic, which a notebook's cell does not need
+    # these import pydantic, which a notebook cell does not need
     from gpushare_spawner.model.controls import Controls, Message
     from gpushare_spawner.model.report import Notice
 
 ANNOTATIONS_VARIABLE = "GPUSHARE_ANNOTATIONS"
-"""Environment variable of a server in a pod with a GPU of another layer: the folder with the pod's annotations."""
+"""Environment variable with the folder of the pod's annotations, in a server whose GPU is from another layer."""
 MAX_RECORD_BYTES = 2**18
-"""No record of an agent is longer: a packet of a Unix socket has at most about 200 KiB."""
+"""Maximum length of an agent's record. A packet of a Unix socket has at most about 200 KiB."""
 
 TOTALS = ("known", "measured", "gpu_count", "memory_bytes", "resident_bytes", "limit_bytes", "lease", "neighbours")
-"""Properties of a status that its JSON has too."""
+"""Properties of a status that its JSON also includes."""
 Record = TypeVar("Record")
 
 
@@ -33,7 +33,7 @@ class GpuStatus:
 
     uuid: str
     memory_bytes: int
-    """Device memory that the session has allocated."""
+    """Device memory allocated by the session."""
     resident_bytes: int
     """The part of it that is on the GPU; the rest is in host memory."""
     limit_bytes: int
@@ -44,19 +44,19 @@ class GpuStatus:
     """Sessions on this GPU, including this one."""
     sessions_with_work: int
     utilisation: float | None = None
-    """Part of the GPU's time that the session had in the last second, from 0 to 1; None if the agent does not send
+    """Fraction of the GPU's time that the session had in the last second, from 0 to 1; None if the agent does not send
     it."""
 
 
 @dataclass(frozen=True)
 class DeliveredStatus:
-    """GPU time that the session was entitled to while others competed for its GPUs, and that it received."""
+    """GPU time that the session was entitled to and received while others competed for its GPUs."""
 
     entitled_seconds: float
     """GPU seconds that its guaranteed share entitled it to."""
     delivered_seconds: float
     waits: int
-    """How often its GPU work waited for a lease."""
+    """Number of times that its GPU work waited for a lease."""
     wait_p50_seconds: float
     wait_p95_seconds: float
 
@@ -69,9 +69,9 @@ class ProcessMemory:
     gpu: str
     memory_bytes: int
     name: str = ""
-    """The user's name for the process; empty: not read."""
+    """Name of the process for its user; empty: not read."""
     utilisation: float | None = None
-    """Part of the GPU's time that it had in the last second, from 0 to 1; None: the agent does not send it."""
+    """Fraction of the GPU's time that it had in the last second, from 0 to 1; None: the agent does not send it."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class LimitHit:
     seconds_ago: float
     requested_bytes: int
     allocated_bytes: int
-    """Bytes that the session had allocated on that GPU at that time."""
+    """Bytes that the session had allocated on the GPU at that time."""
     pid: int
     count: int
     """Refused allocations since the session was opened, including this one."""
@@ -90,7 +90,7 @@ class LimitHit:
 
 @dataclass(frozen=True)
 class PendingAction:
-    """An idle action of which the user has a notice."""
+    """An idle action for which the user has a notice."""
 
     tier: Tier
     at: float
@@ -98,7 +98,7 @@ class PendingAction:
     effective_units: int
     cause: IdleCause = IdleCause.IDLE
     after_seconds: float = 0.0
-    """The idle time, or the server's age, at which the action comes; 0: the agent did not send it."""
+    """The idle time, or the server's age, at which the action is due; 0: the agent did not send it."""
 
     @classmethod
     def of(cls, notice: Notice) -> Self:
@@ -125,15 +125,15 @@ class ControlsStatus:
     exempt: bool = False
     """Whether an admin has exempted the session from idle actions."""
     exempt_until: float | None = None
-    """None: without end, if it is exempt."""
+    """End of the exemption; None: indefinite, if `exempt`."""
     largest_share_units: int = 0
     """The largest share that the session can be changed to; 0: it cannot be changed."""
     messages: tuple[AdminMessage, ...] = ()
-    """The present messages, the earliest first."""
+    """The current messages, earliest first."""
 
     @classmethod
     def of(cls, controls: Controls, messages: Iterable[Message], now: float, largest_share_units: int = 0) -> Self:
-        """Return the decisions that apply. ``now``: seconds since the epoch."""
+        """Return the decisions in force. ``now``: seconds since the epoch."""
         keep, exemption = controls.keep, controls.exemption
         exempt = exemption is not None and (exemption.until is None or exemption.until > now)
         return cls(
@@ -152,46 +152,46 @@ class ShareStatus:
     shared: bool = True
     """Whether the server has a share of a GPU."""
     layer: str = ""
-    """The name of the sharing layer that gives the GPU (`model.layers.LayerName`); empty: our own layer."""
+    """The name of the sharing layer that provides the GPU (`model.layers.LayerName`); empty: our own layer."""
     layer_trouble: str = ""
-    """Problems of the layer for this session, in sentences; empty: there are none."""
+    """The layer's problems with this session, in sentences; empty: none."""
     problem: str = ""
     """Why the share is unknown; empty: it is known."""
     at: float = 0.0
-    """The instant of the agent's answer, in seconds since the epoch (UTC); 0: it did not answer."""
+    """Time of the agent's answer, in seconds since the epoch (UTC); 0: it did not answer."""
     share_units: int = 0
     tier: Tier = Tier.ACTIVE
     effective_units: int = 0
-    """Units that the tier leaves the session."""
+    """Units that the tier leaves to the session."""
     borrowed_units: int = 0
     """Units that idle sessions lend; their owners reclaim them with their next GPU work."""
     guaranteed_units: int = 0
-    """Units of the session now while all other sessions work."""
+    """The session's current units while all other sessions work."""
     idle_seconds: float | None = None
-    """Time since the last GPU work, 0 during GPU work; None if there is no GPU work yet."""
+    """Time since the last GPU work, 0 during GPU work; None if there has been no GPU work."""
     gpus: tuple[GpuStatus, ...] = field(default=())
-    """Empty if no agent measures the session."""
+    """The share on each GPU; empty if no agent measures the session."""
     layer_gpus: int = 0
-    """The number of GPUs of another sharing layer; 0: our own layer, see `gpus`."""
+    """The number of another sharing layer's GPUs; 0: our own layer, see `gpus`."""
     notice: PendingAction | None = None
     lacks_requests: bool = False
-    """Whether the node has not yet granted again the CPU and memory that the server gave back while it was released."""
+    """Whether the node has not yet granted back the CPU and memory that the server returned while it was released."""
     yields: bool = False
-    """Whether the units that the tier took are kept for spawns in quota. GPU work does not restore them yet."""
+    """Whether the units that the tier took are reserved for spawns in quota. GPU work does not restore them yet."""
     suspended: bool = False
-    """Whether all its processes are suspended, because other sessions need the GPU's memory; GPU work resumes them."""
+    """Whether all its processes are suspended because other sessions need the GPU's memory; GPU work resumes them."""
     not_suspendable: str = ""
-    """Why a session of engine `suspend` cannot be suspended, in a sentence; empty: it can, or has another engine."""
+    """Why a session with engine `suspend` cannot be suspended, as a sentence; empty: it can, or has another engine."""
     processes: tuple[ProcessMemory, ...] = ()
-    """The processes with the most memory, if the agent sends them."""
+    """The processes with the largest memory allocations, if the agent sends them."""
     limit_hit: LimitHit | None = None
-    """None if no allocation was refused, or the agent does not send it."""
+    """None if no allocation was refused or the agent does not send it."""
     delivered: DeliveredStatus | None = None
     """None if the agent does not send it."""
     controls: ControlsStatus | None = None
     """None if the agent does not send it."""
     takes_asks: bool = False
-    """Whether the agent forwards asks to the service, like a keep or a release."""
+    """Whether the agent forwards asks, such as a keep or a release, to the service."""
 
     @property
     def measured(self) -> bool:
@@ -200,7 +200,7 @@ class ShareStatus:
 
     @property
     def works_now(self) -> bool:
-        """Whether GPU work runs, or waits."""
+        """Whether GPU work runs or waits."""
         return self.idle_seconds is not None and self.idle_seconds < 1
 
     @property
@@ -215,7 +215,7 @@ class ShareStatus:
 
     @property
     def borrowed_now(self) -> int:
-        """The part of `borrowed_units` that the session has now."""
+        """The borrowed units that the session still has."""
         return borrowed_in_use(self.share_units, self.borrowed_units, self.guaranteed_units)
 
     @property
@@ -225,7 +225,7 @@ class ShareStatus:
 
     @property
     def memory_bytes(self) -> int:
-        """Device memory that is allocated on all its GPUs."""
+        """Device memory allocated on all its GPUs."""
         return sum(gpu.memory_bytes for gpu in self.gpus)
 
     @property
@@ -246,11 +246,11 @@ class ShareStatus:
 
     @property
     def neighbours(self) -> int:
-        """The number of other sessions on its GPU; of several GPUs, the largest number."""
+        """The number of other sessions on its GPU; the largest number if it has several GPUs."""
         return max((gpu.sessions - 1 for gpu in self.gpus), default=0)
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain data for JSON, with the totals over the GPUs."""
+        """Return plain data for JSON, including the totals over the GPUs."""
         return {**asdict(self), **{name: getattr(self, name) for name in TOTALS}}
 
 
@@ -267,7 +267,7 @@ class ServiceAnswer:
 
 @dataclass(frozen=True)
 class AgentRecord:
-    """One packet of the agent to a notebook server: JSON. Without a part it says that the status has changed."""
+    """One JSON packet from the agent to a notebook server. Without any part, it means that the status has changed."""
 
     status: ShareStatus | None = None
     """Answers QUERY."""
@@ -279,7 +279,7 @@ class AgentRecord:
 
     @classmethod
     def parse(cls, packet: bytes) -> Self:
-        """Return the record of a packet; fields of a newer agent are ignored. Raises ValueError."""
+        """Return the record in a packet. A newer agent's unknown fields are ignored. Raises ValueError."""
         return _record(cls, json.loads(packet))
 
 
@@ -296,11 +296,11 @@ _KINDS: dict[str, type] = {
     "tier": Tier,
     "cause": IdleCause,
 }
-"""The classes of fields that are no plain JSON, by their names in all records."""
+"""The classes of fields that are not plain JSON, by field name in all records."""
 
 
 def _record(kind: type[Record], written: Any) -> Record:
-    """Return a record of plain data. Raises ValueError."""
+    """Return a record from plain data. Raises ValueError."""
     assert is_dataclass(kind)
     if not isinstance(written, dict):
         raise ValueError(f"a {kind.__name__} is an object, not {written!r}")
@@ -312,7 +312,7 @@ def _record(kind: type[Record], written: Any) -> Record:
 
 
 def _part(name: str, value: Any) -> Any:
-    """Return the value of a field from plain data; None for a refusal by a limit of a newer agent."""
+    """Return a field's value from plain data; None for a refusal by a limit that only a newer agent knows."""
     kind = _KINDS.get(name)
     if kind is None or value is None:
         return value

@@ -1,6 +1,6 @@
-"""A compute template: a card that an admin offers on the form.
+"""A compute template: a card on the form that an admin offers.
 
-The files are read by the package `templates`. Reference for admins: docs/reference/templates.md
+The package `templates` reads the files. Reference for admins: docs/reference/templates.md
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def _fraction(value: Any) -> float:
     return units_from_fraction(value) / UNITS_PER_GPU
 
 
-_Written = Annotated[float, Field(ge=0.01, le=1)]  # the type in the JSON Schema for editors
+_Written = Annotated[float, Field(ge=0.01, le=1)]  # the type in the editors' JSON Schema
 
 _ANY = 2**50
-"""Bytes of a GPU, for the comparison of two percentages."""
+"""Assumed bytes of a GPU, to compare two percentages."""
 
 Fraction = Annotated[float, BeforeValidator(_fraction, json_schema_input_type=_Written)]
 
@@ -44,26 +44,26 @@ class BrokenPromise:
     """A field of a template that a layer cannot keep."""
 
     field: str
-    """With dots, like ``gpu.memory.limit``."""
+    """Dotted path, like ``gpu.memory.limit``."""
     what: str
-    """The behaviour of the layer instead."""
+    """The layer's actual behavior."""
     advice: str
-    """The change that the template needs."""
+    """How to change the template."""
 
 
 class GpuMemory(FilePart):
     """Device memory of a session."""
 
     oversubscribe: bool = True
-    """Sessions together can allocate more memory than the GPU has. Memory that is not in use moves to host memory;
-    `engine` decides how."""
+    """Sessions together can allocate more memory than the GPU has. Memory that is not in use moves to host memory, as
+    `engine` defines."""
     engine: MemoryEngine = MemoryEngine.MANAGED
     """`managed`: device memory becomes CUDA managed memory, and pages that are not in use are paged out. `suspend`:
     device memory stays plain, and the driver suspends all processes of an idle session while other sessions need its
-    memory; the agent needs the right to do so."""
+    memory; the agent needs the permission to do so."""
     guarantee: PercentOrBytes | None = None
     """GPU memory that the session can allocate regardless of other sessions, within its server's host memory. While
-    sessions take turns it can be paged out to host memory. Not given: the fraction of the GPU's memory."""
+    sessions take turns, it can be paged out to host memory. Not given: the same fraction of the GPU's memory."""
     limit: PercentOrBytes = "100%"
     """The GPU's total memory as CUDA reports it. It limits all processes of the session together; an allocation beyond
     it fails as on a GPU of that size."""
@@ -81,14 +81,14 @@ class GpuMemory(FilePart):
         if self.guarantee is None:
             return self
         least, most = self.guarantee, self.limit
-        # a percentage and an amount can be compared on a GPU only
+        # a percentage and an amount can be compared only for a specific GPU
         if least.endswith("%") == most.endswith("%") and resolve_bytes(least, _ANY) > resolve_bytes(most, _ANY):
             raise ValueError(f"the guarantee ({least}) is more than the limit ({most}): lower it, or raise the limit")
         return self
 
     @property
     def kind(self) -> tuple[bool, MemoryEngine]:
-        """The settings that stay the same if a session gets a share of another template."""
+        """The settings that cannot change when a session changes to another template's share."""
         return self.oversubscribe, self.engine
 
 
@@ -96,14 +96,14 @@ class TemplateGpu(FilePart):
     """A fraction of one GPU, or a number of whole GPUs."""
 
     fraction: Fraction | None = None
-    """A part of one GPU, in steps of 0.01: guaranteed while other sessions work, and more while they are idle. Give
-    either `fraction` or `count`."""
+    """A fraction of one GPU, in steps of 0.01, guaranteed while other sessions work; the session gets more while they
+    are idle. Give either `fraction` or `count`."""
     count: Annotated[int, Field(ge=1, le=64, strict=True)] | None = None
-    """Whole GPUs, instead of a fraction. Several GPUs are on one machine and of one model."""
+    """Number of whole GPUs, instead of a fraction. Several GPUs are on the same machine and of the same model."""
     memory: GpuMemory = GpuMemory()
     """Memory of the GPU."""
     layer: LayerName | None = None
-    """The sharing layer that gives the GPU, like `kai`. Not given: that of the nodes in `layers.yaml`, else
+    """The sharing layer that provides the GPU, like `kai`. Not given: that of the nodes in `layers.yaml`, or else
     `native`."""
     models: tuple[ShownLine, ...] = ()
     """Patterns of suitable GPU model names, like `["*A100*", "*H100*"]`; `*` stands for any text, case is ignored. Not
@@ -123,7 +123,7 @@ class TemplateGpu(FilePart):
         return Share(count=self.count) if self.count is not None else Share.from_fraction(self.fraction)
 
     def accepts(self, model: str) -> bool:
-        """Return whether a GPU with this model name is suitable; case is ignored."""
+        """Return whether a GPU with this model name is suitable, ignoring case."""
         return not self.models or any(fnmatchcase(model.lower(), pattern.lower()) for pattern in self.models)
 
 
@@ -144,7 +144,7 @@ class Cpu(Range):
     guarantee: Cores | None = None
     """Cores guaranteed to the server. Not given: the spawner's setting."""
     limit: Cores | None = None
-    """The most cores that the server can use. Not given: the spawner's setting."""
+    """Maximum cores that the server can use. Not given: the spawner's setting."""
 
 
 class HostMemory(Range):
@@ -153,26 +153,26 @@ class HostMemory(Range):
     guarantee: Bytes | None = None
     """Host memory guaranteed to the server. Not given: the spawner's setting."""
     limit: Bytes | None = None
-    """The most host memory that the server can use; beyond it the system ends one of the server's processes. Paged-out
-    GPU memory counts too. Not given: the spawner's setting."""
+    """Maximum host memory that the server can use; above it, the system ends one of the server's processes. Paged-out
+    GPU memory also counts. Not given: the spawner's setting."""
 
 
 class Resources(FilePart):
     """CPU and host memory of the notebook server."""
 
     cpu: Cpu = Cpu()
-    """Cores for its processes."""
+    """CPU cores for its processes."""
     memory: HostMemory = HostMemory()
     """Host memory for its processes and for paged-out GPU memory."""
 
 
 class Access(FilePart):
-    """The users of the template: members of any of the groups, and the named users; both empty: all users."""
+    """The users of the template: members of the groups and the named users. If both are empty, all users."""
 
     groups: tuple[ShownLine, ...] = ()
-    """JupyterHub groups. Members of any of them may use the template."""
+    """JupyterHub groups whose members may use the template."""
     users: tuple[ShownLine, ...] = ()
-    """Names of users. Other users do not see the template's card, and cannot use the template through the API."""
+    """User names. Other users do not see the template's card and cannot use the template through the API."""
 
     def allows(self, user: str, groups: frozenset[str] | set[str]) -> bool:
         """Return whether this user, a member of these groups, may use the template."""
@@ -182,14 +182,14 @@ class Access(FilePart):
 
 
 class Limits(FilePart):
-    """Limits of servers with the template."""
+    """Limits on servers with the template."""
 
     per_user: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """Servers of one user with this template at a time. Not given: any number."""
+    """Maximum number of a user's servers with this template at the same time. Not given: no limit."""
 
 
 class ReleaseResources(FilePart):
-    """CPU and memory that a released session's server still requests. On Kubernetes 1.33 and later only."""
+    """CPU and memory that a released session's server still requests. Only on Kubernetes 1.33 and later."""
 
     cpu: Cores | None = None
     """Cores, less than `resources.cpu.guarantee`. Not given: the guarantee stays."""
@@ -207,22 +207,22 @@ class ReleaseResources(FilePart):
 
 
 class KeepLimits(FilePart):
-    """How long, how often and for how many sessions a user may keep a share.
+    """Limits on how long, how often and for how many sessions a user may keep a share.
 
     Admins are not bound by these limits.
     """
 
     longest: Seconds | None = None
-    """The longest keep. 0: no user may keep a share. Not given: 8 hours."""
+    """Maximum length of a keep. 0: no user may keep a share. Not given: 8 hours."""
     per_day: Annotated[int, Field(ge=0, le=MOST_KEEPS, strict=True)] | None = None
-    """Keeps within 24 hours, over all sessions of one user; an extension counts as another keep. Not
-    given: 2."""
+    """Maximum keeps within 24 hours, over all sessions of one user; an extension counts as another keep. Not given:
+    2."""
     at_once: Annotated[int, Field(ge=0, strict=True)] | None = None
-    """Sessions of one user that are kept at a time. Not given: 2."""
+    """Maximum number of one user's sessions kept at the same time. Not given: 2."""
 
 
 def check_idle_order(downgrade_after: float | None, release_after: float | None, stop_after: float | None) -> None:
-    """Raise an error for a time (seconds; None: never) that is not more than 0 or not more than the time before it."""
+    """Raise an error for a time (seconds; None: never) that is not above 0 or not above the preceding time."""
     actions = {"downgrade_after": downgrade_after, "release_after": release_after, "stop_after": stop_after}
     given = [(name, value) for name, value in actions.items() if value is not None]
     for name, value in given:
@@ -240,8 +240,8 @@ def check_idle_order(downgrade_after: float | None, release_after: float | None,
 class Idle(FilePart):
     """The times of a session's idle actions. Each action is optional.
 
-    Times count from the last GPU work, or from the server's start if there was none. GPU work that is shorter than
-    `min_use` does not count for a downgrade and a release.
+    Times count from the last GPU work, or from the server's start if there was none. For downgrades and releases, GPU
+    work that is shorter than `min_use` does not count.
     """
 
     downgrade_after: Seconds | None = None
@@ -249,31 +249,31 @@ class Idle(FilePart):
     downgrade_to: Fraction | None = None
     """The smaller share, a fraction of one GPU, less than the share itself. Needs `downgrade_after`."""
     release_after: Seconds | None = None
-    """The share is released after this long without GPU work. Kernels keep running and keep their GPU memory. GPU
-    work runs at once, and restores the share as soon as it counts as use, see `min_use`. Not given: never."""
+    """The share is released after this long without GPU work. Kernels keep running and keep their GPU memory. New GPU
+    work runs immediately and restores the share as soon as it counts as use, see `min_use`. Not given: never."""
     release_resources: ReleaseResources | None = None
     """The CPU and host memory that a released session's server still requests on Kubernetes, so that other servers can
-    start on the node. Limits stay, and the server never requests less than it uses. Use is measured first, so requests
-    are lowered up to 15 s after the release. They are restored with the share; if the node is full by then, the server
-    has less guaranteed CPU and memory until capacity is free. Needs `release_after` and guarantees in `resources`. Not
-    given: requests stay."""
+    start on the node. Limits do not change, and the server never requests less than it uses. Use is measured first, so
+    requests are lowered up to 15 s after the release. They are restored with the share; if the node is full then, the
+    server has less guaranteed CPU and memory until capacity is free. Needs `release_after` and guarantees in
+    `resources`. Not given: requests stay."""
     stop_after: Seconds | None = None
     """The server is stopped after this long without GPU work, busy kernels or other activity. Not given: never."""
     warn_before: Seconds = 300.0
-    """The notice period: the time between the notice to the user and each idle action."""
+    """The notice period: the time between the notice to the user and the idle action."""
     when: Literal["always", "pressure"] | None = None
-    """`always`: idle sessions are downgraded and released after these times. `pressure`: only while a spawn waits that
-    can use the units, the longest idle first, after a notice of at most 1 minute. Servers are stopped in any case. Not
-    given: `always`."""
+    """`always`: idle sessions are downgraded and released after these times. `pressure`: only while a spawn that can
+    use the units waits, longest idle first, after a notice period of at most 1 minute. Servers are stopped in any case.
+    Not given: `always`."""
     min_use: Seconds | None = None
     """GPU time that counts as use of the share, like `2s`: in one piece, or in shorter pieces within the first of the
-    idle times. Shorter work also runs at once, but neither keeps nor restores the share, however often it recurs. 0:
-    all GPU work counts. Not given: a sixtieth of the first idle time, at most 15 seconds."""
+    idle times. Shorter work also runs immediately, but neither keeps nor restores the share, however often it recurs.
+    0: all GPU work counts. Not given: 1/60 of the first idle time, at most 15 seconds."""
     keep: KeepLimits | None = None
-    """How users may keep their share, so that no idle action of the template comes. Not given: `longest` 8
-    hours, `per_day` 2, `at_once` 2."""
+    """Limits on users' keeps, which prevent the template's idle actions. Not given: `longest` 8 hours, `per_day` 2,
+    `at_once` 2."""
     dry_run: bool = False
-    """Idle actions are decided, logged and shown, but not carried out; users get no notices."""
+    """Idle actions are decided, logged and shown, but not carried out, and users get no notices."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Idle:
@@ -285,7 +285,7 @@ class Idle(FilePart):
         return self
 
     def after(self, tier: Tier) -> float | None:
-        """Return the idle seconds after which a session changes to this tier; None: never."""
+        """Return the idle seconds after which a session enters this tier; None: never."""
         return {
             Tier.DOWNGRADED: self.downgrade_after,
             Tier.RELEASED: self.release_after,
@@ -298,7 +298,7 @@ class Idle(FilePart):
         return self.downgrade_after if self.downgrade_after is not None else self.release_after
 
     def units(self, tier: Tier, share: Share) -> int:
-        """Return the units (per GPU) that a session with this share holds in this tier."""
+        """Return the units per GPU that a session with this share holds in this tier."""
         if tier is Tier.ACTIVE:
             return share.units
         if tier is Tier.DOWNGRADED and self.downgrade_to is not None:
@@ -311,23 +311,23 @@ def _label(value: Any) -> Any:
 
 
 _Label = Annotated[str, BeforeValidator(_label, json_schema_input_type=str | int | float), SHOWN_LINE]
-"""Accepts a number as text: admins write `display_name: 2`."""
+"""Text that can also be written as a number, because admins write `display_name: 2`."""
 
 
 class _FreeForm(FilePart):
-    # further fields of KubeSpawner pass unchanged
+    # other fields of KubeSpawner are passed on unchanged
     model_config = ConfigDict(extra="allow")
 
 
 class UnlistedChoice(_FreeForm):
-    """Text instead of a listed choice, as KubeSpawner's `unlisted_choice`."""
+    """Text instead of a listed choice, as in KubeSpawner's `unlisted_choice`."""
 
     display_name: _Label | None = None
     """The title of the field."""
     display_name_in_choices: _Label | None = None
     """The entry in the list of choices."""
     validation_message: _Label | None = None
-    """The form's message for a text that does not match the pattern."""
+    """The form's message for text that does not match the pattern."""
     validation_regex: TextPattern | None = None
     """The pattern for the whole text, without look-around and backreferences."""
 
@@ -340,44 +340,44 @@ class OptionChoice(_FreeForm):
 
 
 class ProfileOption(_FreeForm):
-    """A further choice on a card, as in KubeSpawner's `profile_options`."""
+    """An additional choice on a card, as in KubeSpawner's `profile_options`."""
 
     display_name: _Label | None = None
     """The title of the list. Not given: its key."""
     choices: dict[ShownLine, OptionChoice] | None = None
-    """The choices, by the keys that programs use."""
+    """The choices, by their keys in the API."""
     unlisted_choice: UnlistedChoice | None = None
-    """Whether users may write text instead of a listed choice."""
+    """Whether users may enter text instead of a listed choice."""
 
 
 class Template(FilePart):
-    """One card on the form. Raises pydantic.ValidationError, which names each wrong field."""
+    """One card on the form. Raises pydantic.ValidationError, which names each invalid field."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-    """At most 63 lower case letters, digits and dashes; unique in the folder. The API and reports use the name, so do
+    """At most 63 lowercase letters, digits and dashes; unique in the folder. The API and reports use the name, so do
     not change it later."""
     display_name: Annotated[str, Field(min_length=1, max_length=80), SHOWN_LINE]
     """The title on the card."""
     description: Annotated[str, Field(max_length=2000), SHOWN_TEXT] = ""
-    """A sentence or two on the card."""
+    """One or two sentences on the card."""
     default: bool = False
-    """Selected when the form opens; in one template only."""
+    """Whether the template is selected when the form opens. Only one template can be the default."""
     gpu: TemplateGpu | None = None
     """The share of a GPU. Not given: no GPU."""
     resources: Resources = Resources()
     """CPU and host memory."""
     image: Annotated[str, Field(min_length=1), SHOWN_LINE] | None = None
-    """Container image, where servers run in containers. Not given: the spawner's setting."""
+    """Container image, if servers run in containers. Not given: the spawner's setting."""
     access: Access = Access()
-    """Users and groups that may use the template. Not given: all users."""
+    """The users and groups that may use the template. Not given: all users."""
     limits: Limits = Limits()
-    """The most servers with the template at a time."""
+    """Maximum number of servers with the template at the same time."""
     idle: Idle = Idle()
     """Actions while the GPU is idle."""
     profile_options: dict[ShownLine, ProfileOption] = {}
-    """More choices on the card, as in KubeSpawner's `profile_options`."""
+    """Additional choices on the card, as in KubeSpawner's `profile_options`."""
     kubespawner_override: dict[str, Any] = {}
-    """More settings of the spawner; they override all others."""
+    """Additional settings of the spawner, which override all others."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Template:
@@ -403,13 +403,13 @@ class Template(FilePart):
         return self
 
     def broken_promises(self, layer: LayerName) -> tuple[BrokenPromise, ...]:
-        """Return the template's promises that a layer cannot keep; empty: the template can have that layer."""
+        """Return the template's promises that a layer cannot keep; empty if the template can use the layer."""
         if self.gpu is None:
             return ()
         return tuple(_broken_promises(self.gpu, self.idle, LAYERS[layer])) if layer is not LayerName.NATIVE else ()
 
     def _check_release_resources(self, kept: ReleaseResources) -> None:
-        """Raise ValueError for requests that Kubernetes cannot lower in place: the pod's QoS class must stay.
+        """Raise ValueError for requests that Kubernetes cannot lower in place: the pod's QoS class must not change.
 
         Source: Kubernetes documentation, "Resize CPU and Memory Resources assigned to Containers", limitations.
         """
@@ -437,7 +437,7 @@ class Template(FilePart):
 
 
 def _broken_promises(gpu: TemplateGpu, idle: Idle, layer: Layer) -> Iterator[BrokenPromise]:
-    """Yield the promises that a layer other than our own cannot keep. Fields that are not given promise nothing."""
+    """Yield the promises that a layer other than our own cannot keep. Only fields that are given are promises."""
     yield from _of_share(gpu.share, layer)
     yield from _of_memory(gpu, layer)
     kept = f"with {layer.title} an idle server keeps its GPU until it stops"
@@ -487,5 +487,5 @@ def _of_memory(gpu: TemplateGpu, layer: Layer) -> Iterator[BrokenPromise]:
 
 
 def _size(written: str) -> tuple[bool, int]:
-    """Return an amount for comparison with others in any notation; a percentage never equals bytes."""
+    """Return an amount that can be compared with others in any notation. A percentage never equals bytes."""
     return written.endswith("%"), resolve_bytes(written, 10**12)

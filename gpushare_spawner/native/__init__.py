@@ -1,4 +1,4 @@
-"""The C parts: paths of the built libraries. `python -m gpushare_spawner.native.build` builds them."""
+"""Paths of the built C libraries. `python -m gpushare_spawner.native.build` builds them."""
 
 from __future__ import annotations
 

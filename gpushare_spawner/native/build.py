@@ -1,8 +1,9 @@
 """Compiles the C libraries of a folder with zig's C compiler (PyPI package ziglang).
 
-The folder's ``libraries.toml`` names them: here libgpushare.so, in packages/gpushare-simgpu the simulated driver. zig
-pins the glibc that the result needs and cross-compiles, so neither gcc nor a sysroot is needed. A wheel build runs this
-through hatch_build.py; by hand: ``python -m gpushare_spawner.native.build [--machine aarch64] [--into DIR] [FOLDER]``.
+The folder's ``libraries.toml`` names them: libgpushare.so in this folder, the simulated driver in
+packages/gpushare-simgpu. zig pins the required glibc version and cross-compiles, so neither gcc nor a sysroot is
+needed. A wheel build runs this module through hatch_build.py. To run it manually: ``python -m
+gpushare_spawner.native.build [--machine aarch64] [--into DIR] [FOLDER]``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 GLIBC = "2.17"
-"""Old enough for every distribution that still runs a CUDA 12 driver (manylinux2014)."""
+"""Old enough for every distribution with a CUDA 12 driver (manylinux2014)."""
 MACHINES = ("x86_64", "aarch64")
 
 FLAGS = [
@@ -46,11 +47,10 @@ def compiler() -> list[str]:
 def build(
     folder: Path = HERE, into: Path | None = None, machine: str | None = None, stripped: bool = False
 ) -> list[Path]:
-    """Compile the libraries of the folder's libraries.toml. Return their paths. Raises BuildError.
+    """Compile the libraries in the folder's libraries.toml. Return their paths. Raises BuildError.
 
     `into`: the target folder; default: `lib` in the folder. `machine`: x86_64 or aarch64; default: this machine.
-    `stripped`: whether to build without symbols for a debugger, as in a wheel. The same sources give the same bytes in
-    every folder.
+    `stripped`: whether to omit debug symbols, as in a wheel. The same sources give the same bytes in every folder.
     """
     machine = machine or platform.machine()
     into = into or folder / "lib"
@@ -62,7 +62,7 @@ def build(
     if not into.is_dir():
         into.mkdir(parents=True)
         into.chmod(0o755)
-    # the prefix map keeps paths of this machine out of the libraries
+    # the prefix map keeps this machine's paths out of the libraries
     command = [*compiler(), "-target", f"{machine}-linux-gnu.{GLIBC}", *FLAGS, f"-ffile-prefix-map={folder}=."]
     if stripped:
         command.append("-Wl,--strip-all")
@@ -72,14 +72,14 @@ def build(
         if not sources:
             raise BuildError(f"there are no C sources {' '.join(library['sources'])} in {folder}: build in a checkout")
         target = into.resolve() / name
-        # under another name first: a process can have the old library mapped
+        # built under another name: a process can have the old library mapped
         fresh = target.with_name(f".{name}.{os.getpid()}.new")
         words = [*command, "-o", str(fresh), *map(str, sources), *library["flags"]]
         done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
         if done.returncode:
             fresh.unlink(missing_ok=True)
             raise BuildError(f"{name} does not compile:\n{done.stderr}")
-        # processes of all users load it, whatever the umask of this process
+        # processes of all users load it, so this process's umask must not apply
         fresh.chmod(0o755)
         os.replace(fresh, target)
         built.append(target)

@@ -1,10 +1,10 @@
-"""Hatch hook of wheel and sdist: builds C libraries and JupyterLab's extension first.
+"""Hatch hook for wheel and sdist that builds the C libraries and the JupyterLab extension.
 
-`folder`, of a wheel: the C libraries of that folder's libraries.toml. The wheel is marked for their machine: this one,
-or $GPUSHARE_MACHINE (x86_64 or aarch64). `labextension`: JupyterLab's extension from the sources in that folder. It is
-in the sdist too, so that a wheel from the sdist needs no npm registry.
+Option `folder`, for a wheel: build the C libraries in that folder's libraries.toml. The wheel is tagged for their
+machine: this one, or $GPUSHARE_MACHINE (x86_64 or aarch64). Option `labextension`: build the JupyterLab extension from
+the sources in that folder. The sdist includes it too, so that building a wheel from the sdist needs no npm registry.
 
-The pyproject.toml of gpushare-spawner and that of gpushare-simgpu name this file.
+The pyproject.toml files of gpushare-spawner and gpushare-simgpu refer to this file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GpushareBuildHook(BuildHookInterface[Any]):
         if version == "editable":
             module.build(folder, machine=machine)
         else:
-            # a checkout keeps its own libraries, which have symbols; hatchling packs the files after this
+            # a checkout keeps its own libraries, which have symbols; hatchling packs these files afterward
             self._built = tempfile.TemporaryDirectory(prefix="gpushare-build-")
             for path in module.build(folder, Path(self._built.name), machine, stripped=True):
                 build_data["force_include"][str(path)] = f"{self.config['folder']}/lib/{path.name}"

@@ -1,4 +1,4 @@
-"""Inside the notebook server: sends the kernels' activity to the agent, and shows the user the share.
+"""The part inside the notebook server: sends the kernels' activity to the agent, and shows the share to the user.
 
 ``status()`` returns the GPU share to a notebook cell or a script::
 
@@ -17,11 +17,11 @@ __all__ = ["status"]
 
 
 def status(timeout: float = 2.0) -> ReadableStatus:
-    """Return this notebook server's GPU share now, as the agent reports it.
+    """Return this notebook server's current GPU share, as reported by the agent.
 
-    Raises nothing: if the share is unknown, ``problem`` has the reason.
+    Raises nothing. If the share is unknown, ``problem`` has the reason.
 
-    The call blocks for some milliseconds, at most ``timeout`` seconds. It works in a cell, with a running event loop.
+    The call blocks for a few milliseconds, at most ``timeout`` seconds. It works in a cell, where an event loop runs.
     """
     # not at the top: the server extension is in this package and must import quickly
     from gpushare_spawner.notebook.client import ask

@@ -1,8 +1,8 @@
 """A blocking connection to the agent over the session socket, for a command or a notebook cell.
 
-`ask` reads the share's status once; `ReadableStatus` prints like ``gpushare status``. `named` adds the names of a
-session's processes for its user: the notebook of a kernel, the file of another program. The connection of the server
-extension, which stays open: session_client.py.
+`ask` reads the share's status once. `ReadableStatus` prints like ``gpushare status``. `named` adds the names of a
+session's processes for its user: the notebook of a kernel, or the file of another program. The server extension's
+persistent connection is in session_client.py.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from gpushare_spawner.model.share_status import ANNOTATIONS_VARIABLE, MAX_RECORD
 from gpushare_spawner.wording.amounts import AGENT_CLOSED, agent_refused, agent_silent, agent_unavailable, reason
 
 SOCKET_VARIABLE = "GPUSHARE_SOCKET"
-"""The path of the session's socket; the spawner sets it. Without it the server has no share."""
+"""Variable with the path of the session's socket, set by the spawner. Without it, the server has no share."""
 LIBRARY_VERSION = 100
-"""The version of this side in HELLO: 0.1.0 as major*10000 + minor*100 + patch."""
+"""This client's version in HELLO: 0.1.0 as major*10000 + minor*100 + patch."""
 
 Answer = TypeVar("Answer")
 
 
 class AgentUnavailable(Exception):
-    """The agent gives no answer; the message is a sentence with the reason."""
+    """Missing answer of the agent. The message is a sentence with the reason."""
 
 
 def hello() -> tuple[int, ...]:
@@ -38,7 +38,7 @@ def hello() -> tuple[int, ...]:
 
 
 def unpack(packet: bytes) -> Frame | AgentRecord:
-    """Return the record, or the frame that begins the connection. Raises AgentUnavailable for its end."""
+    """Return the record, or the connection's first frame. Raises AgentUnavailable if the connection has ended."""
     if not packet:
         raise AgentUnavailable(AGENT_CLOSED)
     try:
@@ -59,7 +59,7 @@ class AgentConnection:
     """A connection after WELCOME. Its methods raise TimeoutError, OSError, ValueError or AgentUnavailable."""
 
     def __init__(self, path: str, deadline: float) -> None:
-        """Connect. `deadline`: the deadline of all calls together, by `time.monotonic`."""
+        """Connect. `deadline`: the `time.monotonic` instant by which all calls must end."""
         self._deadline = deadline
         self._serial = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -102,7 +102,7 @@ class AgentConnection:
 
 
 def with_agent(path: str, timeout: float, use: Callable[[AgentConnection], Answer]) -> Answer:
-    """Return the result of `use`, within ``timeout`` seconds. Raises AgentUnavailable and nothing else."""
+    """Return the result of `use` within ``timeout`` seconds. Raises only AgentUnavailable."""
     try:
         with AgentConnection(path, time.monotonic() + timeout) as connection:
             return use(connection)
@@ -118,7 +118,7 @@ _LETTERS = 40
 
 
 def named(status: ShareStatus, proc: Path = Path("/proc")) -> ShareStatus:
-    """Return the status with the names of its processes, as far as they can be read."""
+    """Return the status with the names of its processes, where these can be read."""
     return replace(
         status, processes=tuple(replace(process, name=process_name(process.pid, proc)) for process in status.processes)
     )
@@ -168,7 +168,7 @@ class ReadableStatus(ShareStatus):
         return page(self, time.time())
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show a cell's value like ``gpushare status``."""
+        """Display the value in a cell like ``gpushare status``."""
         printer.text(str(self))
 
 
@@ -184,10 +184,10 @@ def ask(path: str | None = None, timeout: float = 2.0) -> ReadableStatus:
 
 
 def _by_annotations() -> ReadableStatus | None:
-    """Return the status of another sharing layer from the pod's annotations; None if the pod has none."""
+    """Return another sharing layer's status from the pod's annotations; None if the pod has none."""
     if ANNOTATIONS_VARIABLE not in os.environ:
         return None
-    # not at the top: it imports pydantic, which a cell of another server does not need
+    # not at the top: it imports pydantic, which a cell needs only with another layer
     from gpushare_spawner.notebook.pod_annotations import PodAnnotations
 
     pod = PodAnnotations.of(os.environ)

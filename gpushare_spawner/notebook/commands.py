@@ -1,6 +1,6 @@
 """``gpushare status``, ``gpushare keep`` and ``gpushare release``, in the notebook server's terminal.
 
-Keep and release do the same as JupyterLab's buttons.
+``keep`` and ``release`` do the same as the buttons in JupyterLab.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def configure_release(parser: argparse.ArgumentParser) -> None:
 def keep(options: argparse.Namespace) -> int:
     """Keep the share, end the keep, or print the keeps that are left.
 
-    Return 0 if it was done, 1 if not, 2 for a time that cannot be read.
+    Return 0 on success, 1 on failure, and 2 for a time that cannot be parsed.
     """
     try:
         request = _keep_of(options.time)
@@ -80,7 +80,7 @@ def keep(options: argparse.Namespace) -> int:
 
 
 def release(options: argparse.Namespace) -> int:
-    """Release the share now. Return 0 if it was done, 1 if not."""
+    """Release the share now. Return 0 on success, 1 on failure."""
     return _ask(ServiceAsk.of(AskKind.RELEASE), options)
 
 

@@ -1,13 +1,13 @@
 """The Jupyter Server extension: sends the kernels' activity to the agent, and serves status and requests.
 
 It answers GET <base_url>gpushare/status and POST <base_url>gpushare/ask. Installing the package enables it, see
-jupyter_server_config.json in this folder. Without a share its status is only that there is none.
+jupyter_server_config.json in this folder. Without a share, the status only states that there is none.
 
 `offered_asks` and `missing_asks` choose the requests that JupyterLab offers; the service decides on each request.
 
-Without an agent, `keep_active_while_busy` counts a kernel that runs a cell as activity of the server. A cell that
-prints nothing for hours is no activity by itself: the hub would list the server as idle, and the idle culler would stop
-a training run. With an agent the kernels are reported to it: see session_client.py.
+Without an agent, `keep_active_while_busy` counts a kernel that runs a cell as activity of the server. Otherwise, a cell
+that prints nothing for hours would not count: the hub would list the server as idle, and the idle culler would stop a
+training run. With an agent, session_client.py reports the kernels to it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from gpushare_spawner.wording.share_status import why_slow
 
 
 def offered_asks(status: ShareStatus) -> list[str]:
-    """Return the requests that the user can send to the service, by the names in POST gpushare/ask."""
+    """Return the names, in POST gpushare/ask, of the requests that the user can send to the service."""
     layer = other_layer(status.layer)
     reach = (layer or LAYERS[LayerName.NATIVE]).reach
     decided = status.controls or ControlsStatus()
@@ -62,7 +62,7 @@ def offered_asks(status: ShareStatus) -> list[str]:
 
 
 def missing_asks(status: ShareStatus) -> str:
-    """Return why the user cannot send all requests; empty: the user can, or the layer is unknown."""
+    """Return why the user cannot send some requests; empty if the user can send all or the layer is unknown."""
     layer = other_layer(status.layer)
     if layer is None:
         return ""
@@ -72,9 +72,9 @@ def missing_asks(status: ShareStatus) -> str:
 
 
 def notice_asks(status: ShareStatus) -> list[str]:
-    """Return the requests that can replace the idle action of the notice: a keep, a release at once.
+    """Return the requests that can replace the idle action in the notice: a keep, or an immediate release.
 
-    A keep does not prevent a stop for the greatest age, or an action for spawns in quota.
+    A keep does not prevent a stop at the maximum age, or an action for spawns in quota.
     """
     action = status.notice
     if action is None or action.cause is not IdleCause.IDLE:
@@ -84,10 +84,10 @@ def notice_asks(status: ShareStatus) -> list[str]:
 
 
 POLL_SECONDS = 30.0
-"""Seconds between two reads of the kernels. The hub gets the activity every 5 minutes (JupyterHub's
+"""Seconds between reads of the kernels' state. The hub gets the activity every 5 minutes (JupyterHub's
 `SingleUserNotebookApp.hub_activity_interval`)."""
 ACTIVITY = "gpushare_kernels"
-"""The key in jupyter_server's setting `last_activity_times`; the latest time there is the server's activity."""
+"""The key in jupyter_server's setting `last_activity_times`, whose latest time is the server's last activity."""
 
 
 async def keep_active_while_busy(
@@ -96,7 +96,7 @@ async def keep_active_while_busy(
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     every: float = POLL_SECONDS,
 ) -> None:
-    """Write the time of the last busy kernel into ``times``, until cancelled."""
+    """Write the last time at which a kernel was busy into ``times``, until cancelled."""
     while True:
         with contextlib.suppress(Exception):  # an unknown kernel manager must not end this loop
             if read().busy:
@@ -105,9 +105,9 @@ async def keep_active_while_busy(
 
 
 READ_SECONDS = 1.0
-"""Seconds between two reads of the kernels' activity; the agent gets each change."""
+"""Seconds between reads of the kernels' activity. Each change is sent to the agent."""
 SEND_SECONDS = 10.0
-"""The agent gets the activity at least this often."""
+"""Maximum seconds between two messages about the activity to the agent."""
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:
@@ -127,7 +127,7 @@ def _load_jupyter_server_extension(server: Any) -> None:
         for name, value in FRAMEWORK_DEFAULTS.items():
             os.environ.setdefault(name, value)
     if client.shared or os.environ.get(LAYER_VARIABLE):
-        server.io_loop.add_callback(_start, server, client)  # the loop does not run yet
+        server.io_loop.add_callback(_start, server, client)  # the loop is not running yet
 
 
 async def _start(server: Any, client: SessionClient) -> None:
@@ -140,12 +140,12 @@ async def _start(server: Any, client: SessionClient) -> None:
         work = [client.run(), watch_kernels(read, client)]
     else:
         work = [keep_active_while_busy(read, settings.setdefault("last_activity_times", {}))]
-    # asyncio keeps no reference to tasks; the server's settings do
+    # asyncio keeps no strong references to tasks, so the server's settings hold them
     settings["gpushare_tasks"] = [asyncio.create_task(coroutine) for coroutine in work]
 
 
 async def watch_kernels(read: Callable[[], KernelActivity], client: SessionClient) -> None:
-    """Send the kernels' activity to the agent, on change and every SEND_SECONDS, until cancelled."""
+    """Send the kernels' activity to the agent, on every change and every SEND_SECONDS, until cancelled."""
     sent: KernelActivity | None = None
     sent_at = 0.0
     while True:
@@ -158,7 +158,7 @@ async def watch_kernels(read: Callable[[], KernelActivity], client: SessionClien
 
 
 def answer(status: ShareStatus) -> dict[str, Any]:
-    """Return the answer for the browser: the status, and its sentences with unbroken numbers and units.
+    """Return the answer for the browser: the status, and its sentences with no line breaks between numbers and units.
 
     Its type in the browser: lab/src/status.ts.
     """
@@ -189,7 +189,8 @@ def answer(status: ShareStatus) -> dict[str, Any]:
 def dashboard() -> str:
     """Return the address of the dashboard; empty without a hub.
 
-    It has the hub's host if servers have hosts of their own. The service has the name in our config files and values.
+    The address includes the hub's host if servers have their own hosts. The service's name is that in our config files
+    and values.
     """
     prefix = os.environ.get("JUPYTERHUB_BASE_URL")
     return f"{os.environ.get('JUPYTERHUB_HOST', '')}{url_path_join(prefix, 'services/gpushare')}/" if prefix else ""
@@ -201,14 +202,14 @@ class ShareHandler(APIHandler):
     auth_resource = "server"
 
     def initialize(self, client: SessionClient) -> None:
-        """Keep the client."""
+        """Store the client."""
         self._client = client
 
 
 class StatusHandler(ShareHandler):
-    """The status of the share as JSON, like `gpushare status --json`, and the sentences that JupyterLab shows.
+    """Handler that returns the share's status as JSON, like `gpushare status --json`, with JupyterLab's sentences.
 
-    A request does not count as activity of the user: an open tab does not keep a server running.
+    A request does not count as user activity, so an open tab does not keep a server running.
     """
 
     # an open tab sends a request every few seconds
@@ -224,12 +225,12 @@ class StatusHandler(ShareHandler):
 
 
 class AskHandler(ShareHandler):
-    """Passes a user's request to the service, and answers with the result: {"done": bool, "text": str}."""
+    """Handler that passes a user's request to the service and answers with the result: {"done": bool, "text": str}."""
 
     @web.authenticated
     @authorized
     async def post(self) -> None:
-        """Answer 400 for an invalid request, 503 without an agent, 504 without an answer of the service in time."""
+        """Answer 400 for an invalid request, 503 without an agent, and 504 if the service does not answer in time."""
         try:
             body = json.loads(self.request.body)
         except ValueError:

@@ -1,7 +1,7 @@
-"""The share of a notebook server with another sharing layer, from the annotations of its own pod.
+"""The share of a notebook server under another sharing layer, from the annotations of its pod.
 
-Without an agent, notices and messages reach the user this way. The kubelet keeps the annotations as files, see
-`model.kubernetes.SESSION_FILES`.
+Without an agent, notices and messages reach the user through these annotations. The kubelet provides the annotations as
+files, see `model.kubernetes.SESSION_FILES`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gpushare_spawner.wording.amounts import reason
 from gpushare_spawner.wording.layers import annotations_unreadable
 
 _CURRENT = "..data"
-"""A link to a folder that has a new name for each version of the files. The kubelet replaces the link after it has
-written new files, so all files change together (its AtomicWriter)."""
+"""A symbolic link to a folder with a new name for each version of the files. The kubelet replaces the link after
+writing new files, so all files change together (its AtomicWriter)."""
 _ATTEMPTS = 3
-"""Attempts to read files that the kubelet replaces meanwhile."""
+"""Attempts to read files that the kubelet replaces during the read."""
 
 
 class PodAnnotations:
-    """The annotations of the pod; the files are read again only after a change."""
+    """The pod's annotations. The files are reread only after a change."""
 
     def __init__(self, folder: Path, layer: str, clock: Callable[[], float] = time.time) -> None:
         """``layer``: the sharing layer's name; ``clock``: seconds since the epoch."""
@@ -39,12 +39,12 @@ class PodAnnotations:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
-        """Return the annotations of the server with this environment; None if its pod has no such files."""
+        """Return the annotations for the server with this environment; None if its pod has no such files."""
         folder, layer = environment.get(ANNOTATIONS_VARIABLE), environment.get(LAYER_VARIABLE)
         return cls(Path(folder), layer) if folder and layer else None
 
     def status(self) -> ShareStatus:
-        """Return the share now. Raises nothing."""
+        """Return the current share. Raises nothing."""
         try:
             session = self._session()
         except (OSError, UnicodeDecodeError, AnnotationProblem) as error:
@@ -53,7 +53,7 @@ class PodAnnotations:
 
     def _session(self) -> PodSession:
         for _ in range(_ATTEMPTS - 1):
-            with contextlib.suppress(FileNotFoundError):  # replaced meanwhile
+            with contextlib.suppress(FileNotFoundError):  # replaced during the read
                 return self._current()
         return self._current()
 

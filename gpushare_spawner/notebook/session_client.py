@@ -1,9 +1,9 @@
-"""The notebook server's connection to the agent, which stays open.
+"""The notebook server's persistent connection to the agent.
 
 `SessionClient` sends the kernels' activity, reads the share's status, and passes the user's requests to the service: a
-keep, its end, a release, a stop, another share. The service decides and answers with a sentence
-(docs/reference/protocol.md). `kernel_activity` counts the kernels of a running Jupyter server. A connection for one
-question: client.py.
+keep, its end, a release, a stop, or another share. The service decides and answers with a sentence
+(docs/reference/protocol.md). `kernel_activity` counts the kernels of a running Jupyter server. client.py has the
+connection for a single query.
 """
 
 from __future__ import annotations
@@ -42,40 +42,40 @@ log = logging.getLogger(__name__)
 
 
 ANSWER_SECONDS = 15.0
-"""Seconds to wait for an answer. The service polls every 2 s on one machine, every 5 s on Kubernetes."""
+"""Seconds to wait for an answer. The service polls every 2 s on one machine and every 5 s on Kubernetes."""
 
 
 MOST = 2**53
-"""The greatest value: JSON numbers beyond it are not exact. The service decides on the allowed values."""
+"""Maximum value: JSON numbers above it are not exact. The service decides which values are allowed."""
 
 
 KINDS = {kind.name.lower().replace("_", "-"): kind for kind in AskKind}
-"""By the name in POST gpushare/ask."""
+"""Kinds by their names in POST gpushare/ask."""
 
 
 WITH_VALUE = frozenset({AskKind.KEEP, AskKind.SHARE})
 
 
 class NoAnswer(AgentUnavailable):
-    """The agent took the request, and the service has not answered in time."""
+    """Missing answer of the service to a request that the agent accepted."""
 
 
 class WrongAsk(ValueError):
-    """A client sent no valid request; the message has a valid form."""
+    """Invalid request of a client. The message shows a valid form."""
 
 
 @dataclass(frozen=True)
 class ServiceAsk:
-    """One request to the service. Observers of a session can send several at once: the number is random."""
+    """One request to the service. Its number is random because observers of a session can send concurrently."""
 
     kind: AskKind
     value: int
-    """Seconds of a keep, units of a share; else 0."""
+    """Seconds of a keep or units of a share; otherwise 0."""
     number: int
 
     @classmethod
     def of(cls, kind: AskKind, value: float = 0) -> Self:
-        """Return a new request. Raises WrongAsk for a value that is not valid for its kind."""
+        """Return a new request. Raises WrongAsk for a value that is invalid for its kind."""
         if kind not in WITH_VALUE:
             value = 0
         elif not 1 <= value <= MOST:
@@ -99,7 +99,7 @@ class ServiceAsk:
 
 
 def ask_service(ask: ServiceAsk, path: str | None = None, timeout: float = ANSWER_SECONDS) -> ServiceAnswer:
-    """Return the service's answer. ``path`` defaults to $GPUSHARE_SOCKET. Raises AgentUnavailable with a sentence."""
+    """Return the service's answer. ``path`` defaults to $GPUSHARE_SOCKET. Raises AgentUnavailable."""
     path = path or session_socket()
     if path is None:
         raise AgentUnavailable(NO_AGENT if os.environ.get(LAYER_VARIABLE) else NO_SHARE)
@@ -124,7 +124,7 @@ def ask_service(ask: ServiceAsk, path: str | None = None, timeout: float = ANSWE
 
 @dataclass(frozen=True)
 class KernelActivity:
-    """The kernels' activity that is sent to the agent."""
+    """The kernels' activity, as sent to the agent."""
 
     busy: int
     alive: int
@@ -137,9 +137,9 @@ class KernelActivity:
 
 
 def kernel_activity(kernel_manager: Any) -> KernelActivity:
-    """Return the activity in jupyter_server's kernel manager. A kernel that runs a cell is busy, even without GPU work.
+    """Return the activity of the kernels. A kernel that runs a cell is busy, even without GPU work.
 
-    Kernels that start or end meanwhile are ignored.
+    Kernels that start or end during the call are ignored.
     """
     busy = alive = 0
     latest = 0.0
@@ -160,24 +160,25 @@ FIRST_DELAY = 0.1
 
 
 LAST_DELAY = 5.0
-"""Seconds between attempts to connect: doubled from the first to the last, as in docs/reference/protocol.md."""
+"""Maximum delay in seconds between attempts to connect. The delay doubles after each attempt, as in
+docs/reference/protocol.md."""
 
 
 FRESH_SECONDS = 0.5
-"""Requests of several browser tabs within this time get one answer."""
+"""Requests from several browser tabs within this time share one answer."""
 
 
 class SessionClient:
-    """Keeps a connection to the agent until it is cancelled. A failure of the agent does not affect a notebook.
+    """Connection to the agent that stays open until it is cancelled. A failure of the agent does not affect a notebook.
 
-    Without a socket `run` returns at once, and `query` returns the share of another sharing layer from the pod's
-    annotations, else the status without a share.
+    Without a socket, `run` returns immediately, and `query` returns another sharing layer's share from the pod's
+    annotations, or else the status without a share.
     """
 
     def __init__(
         self, path: str | None = None, log: logging.Logger | None = None, pod: PodAnnotations | None = None
     ) -> None:
-        """``pod``: the annotations of this server's pod, if another sharing layer gives the GPU."""
+        """Create a client. ``pod``: the annotations of this server's pod, if another layer provides the GPU."""
         self._path = path or session_socket()
         self._pod = pod
         self._log = log or logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class SessionClient:
         self.connected = False
         """Whether the agent has welcomed this connection."""
         self._asks: dict[int, asyncio.Future[ServiceAnswer]] = {}
-        """Requests that wait for the service's answer, by number."""
+        """Futures of requests that wait for the service's answer, by request number."""
         self._asking = asyncio.Lock()
         self._answered: asyncio.Future[ShareStatus] | None = None
         self._last: tuple[float, ShareStatus] | None = None
@@ -199,7 +200,7 @@ class SessionClient:
         return self._path is not None
 
     async def run(self) -> None:
-        """Keep the connection until cancelled."""
+        """Maintain the connection until cancelled."""
         delay = FIRST_DELAY
         while self._path is not None:
             welcomed = await self._connect(self._path)
@@ -207,7 +208,7 @@ class SessionClient:
             await asyncio.sleep(delay)
 
     async def query(self, timeout: float = 2.0) -> ShareStatus:
-        """Ask the agent for the share's status; at most ``timeout`` seconds. Raises nothing."""
+        """Query the share's status from the agent within ``timeout`` seconds. Raises nothing."""
         if self._path is None:
             return self._pod.status() if self._pod is not None else ShareStatus(shared=False)
         loop = asyncio.get_running_loop()
@@ -231,7 +232,7 @@ class SessionClient:
             return status
 
     async def ask(self, ask: ServiceAsk, timeout: float = ANSWER_SECONDS) -> ServiceAnswer:
-        """Send a request to the service. Raises AgentUnavailable with a sentence.
+        """Send a request to the service. Raises AgentUnavailable with a readable reason.
 
         Raises NoAnswer after ``timeout`` seconds.
         """
@@ -250,14 +251,14 @@ class SessionClient:
             raise AgentUnavailable(agent_unavailable(str(error))) from error
         finally:
             del self._asks[ask.number]
-        self._last = None  # the request can have changed the status
+        self._last = None  # the request may have changed the status
         return answer
 
     async def tell_kernels(self, activity: KernelActivity) -> None:
-        """Send the kernels' activity to the agent. It is sent again after a new connection."""
+        """Send the kernels' activity to the agent. A new connection sends it again."""
         self._kernels = activity
         if self.connected:
-            with contextlib.suppress(OSError):  # `run` detects the end of the connection, and connects again
+            with contextlib.suppress(OSError):  # `run` detects the end of the connection and reconnects
                 await self._send(Kind.KERNELS, *activity.fields())
 
     def _unknown(self, problem: str) -> ShareStatus:

@@ -1,7 +1,7 @@
-"""``gpushare smi``: the share in the form of nvidia-smi, as if it were a GPU of its own, in the server's terminal.
+"""``gpushare smi``: shows the share in the server's terminal like nvidia-smi, as if it were a separate GPU.
 
-Memory is the figure that CUDA and NVML report to the session's programs: of all its processes, with its limit as the
-total. `driver_figures` adds NVML's figures of the session's GPUs, if NVML answers.
+Memory figures are those that CUDA and NVML report to the session's programs: the memory of all its processes, with its
+limit as the total. `driver_figures` adds NVML's figures for the session's GPUs, if NVML is available.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from gpushare_spawner.wording.layers import other_layer
 from gpushare_spawner.wording.share_status import page
 
 NVML_VARIABLE = "GPUSHARE_NVML"
-"""Whether NVML shows the share, see docs/reference/library.md."""
+"""Variable that decides whether NVML shows the share, see docs/reference/library.md."""
 
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """One GPU, with the work of all sessions on it; None if the driver has no figure."""
+    """Figures of one GPU, including the work of all sessions on it; None if the driver has no figure."""
 
     name: str = ""
     utilisation: float | None = None
-    """Part of the last sample period in which the GPU computed, from 0 to 1."""
+    """Fraction of the last sample period in which the GPU computed, from 0 to 1."""
     temperature_celsius: float | None = None
     power_watts: float | None = None
 
@@ -51,8 +51,8 @@ class DriverFigures:
 
 
 def driver_figures(uuids: Iterable[str]) -> DriverFigures:
-    """Read NVML's figures of these GPUs. Raises nothing: without a driver all figures are unknown."""
-    # not at the top: other commands start sooner without it
+    """Read NVML's figures for these GPUs. Raises nothing: without a driver, all figures are unknown."""
+    # not at the top: other commands start faster without it
     import pynvml
 
     def value_of(ask: Callable[..., Any], *arguments: Any) -> Any:
@@ -93,7 +93,7 @@ def driver_figures(uuids: Iterable[str]) -> DriverFigures:
 
 @contextmanager
 def _of_the_whole_gpu() -> Iterator[None]:
-    """Make NVML show the whole GPU rather than the share.
+    """Make NVML show the whole GPU instead of the share.
 
     libgpushare.so reads the setting when NVML is first used.
     """
@@ -113,7 +113,7 @@ _LEASE = {
     "none": "this session has no GPU work",
 }
 WIDTH = 100
-"""Columns of output that does not go to a terminal."""
+"""Columns of output that is not written to a terminal."""
 
 
 @dataclass(frozen=True)
@@ -124,22 +124,22 @@ class ShownGpu:
     """CUDA's index of the GPU in this server."""
     uuid: str
     memory_total_bytes: int
-    """The session's limit."""
+    """The session's memory limit."""
     memory_used_bytes: int
-    """Allocated by all processes of the session."""
+    """Memory allocated by all processes of the session."""
     memory_free_bytes: int
     memory_on_gpu_bytes: int
-    """The part of the used memory that is on the GPU; the rest is paged out, or not touched yet."""
+    """The part of the used memory that is on the GPU; the rest is paged out or has not been touched yet."""
     utilisation: float | None
-    """Part of the GPU's time that this session had in the last second, from 0 to 1; None: not reported."""
+    """Fraction of the GPU's time that this session had in the last second, from 0 to 1; None: not reported."""
     lease: str
     """none, waiting or held."""
     other_sessions: int
     other_sessions_with_work: int
     driver: GpuFigures
-    """Of the whole GPU."""
+    """Figures of the whole GPU."""
     processes: tuple[ProcessMemory, ...]
-    """Of this session only, the largest first."""
+    """Processes of this session only, largest first."""
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,14 @@ class ShownShare:
     guaranteed_units: int
     tier: str
     layer: str
-    """The sharing layer that gives the GPUs; empty: ours."""
+    """The sharing layer that provides the GPUs; empty: ours."""
     driver_version: str
     cuda_version: str
     gpus: tuple[ShownGpu, ...]
 
 
 def shown_share(status: ShareStatus, driver: DriverFigures) -> ShownShare:
-    """Return the figures to show for a status that is known."""
+    """Return the figures to show for a known status."""
     return ShownShare(
         share_units=status.share_units,
         effective_units=status.effective_units,
@@ -186,7 +186,7 @@ def _shown_gpu(index: int, gpu: GpuStatus, status: ShareStatus, driver: GpuFigur
         utilisation=gpu.utilisation,
         lease=gpu.lease,
         other_sessions=max(0, gpu.sessions - 1),
-        # this session counts among those with work too
+        # the count includes this session
         other_sessions_with_work=max(0, gpu.sessions_with_work - _counts_itself(gpu, status)),
         driver=driver,
         processes=tuple(sorted(here, key=lambda process: (-process.memory_bytes, process.pid))),
@@ -196,7 +196,7 @@ def _shown_gpu(index: int, gpu: GpuStatus, status: ShareStatus, driver: GpuFigur
 def _counts_itself(gpu: GpuStatus, status: ShareStatus) -> bool:
     """Return whether the session counts among the sessions with work on the GPU.
 
-    With another layer it needs no lease.
+    Under another layer, a session needs no lease.
     """
     return status.works_now if status.layer else gpu.lease != "none"
 
@@ -246,7 +246,7 @@ def _gpu_table(share: ShownShare) -> Table:
     table.add_column("GPU")
     table.add_column("name")
     for name in ("used", "total", "on GPU", "util", "GPU\nutil", "temp", "power"):
-        # a narrow terminal wraps the name, but no figure
+        # a narrow terminal wraps the name, but not the figures
         table.add_column(name, justify="right", no_wrap=True)
     for gpu in share.gpus:
         driver = gpu.driver

@@ -1,7 +1,7 @@
-"""Accounts that servers are charged to, their present use, and the sessions in quota.
+"""Accounts that servers are charged to, their current use, and the sessions in quota.
 
-An account belongs to a user, a group or a team, or is the default account of a user. Changes update the use. Recent
-use over quota: order.py.
+An account belongs to a user, a group or a team, or is a user's default account. Use is updated incrementally. Recent
+use over quota is in order.py.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ _NO_QUOTA = Quota()
 
 
 class AccountKind(StrEnum):
-    """Kind of an account's owner."""
+    """The kind of an account's owner."""
 
     USER = "user"
     GROUP = "group"
-    """Account of a group or a team."""
+    """The account of a group or a team."""
     DEFAULT = "default"
-    """Account of a user without another account."""
+    """The account of a user who has no other account."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """Quota in use."""
+    """An account and its quota."""
 
     key: str
-    """Unique key that sessions keep while they run, for example ``group:optics``."""
+    """Unique key, for example ``group:optics``. A session keeps its account's key while it runs."""
     quota: Quota
     department: str = ""
     """The department of a team; empty: none."""
     known: bool = True
-    """Whether the quota file has the account. The file may have lost a group since the session was opened."""
+    """Whether the quota file has the account. A group can be removed from the file while its sessions run."""
 
     @property
     def kind(self) -> AccountKind:
@@ -63,10 +63,10 @@ class QuotaAccounts:
                 self._groups[name] = Account(_key(AccountKind.GROUP, name), group)
 
     def of_user(self, user: str, groups: Collection[str]) -> tuple[Account, ...]:
-        """Return the accounts that a user can choose from. The first is used without a choice.
+        """Return the accounts that a user can choose from. The first is the default.
 
-        The user's own account comes first, then groups in the file's order. The default account is for users without
-        another.
+        The user's own account comes first, then the groups in file order. The default account is only for users without
+        another account.
         """
         own = self.quotas.users.get(user)
         accounts = [Account(_key(AccountKind.USER, user), own)] if own is not None else []
@@ -76,8 +76,8 @@ class QuotaAccounts:
     def find(self, key: str, user: str) -> Account:
         """Return the account that a session of this user is charged to. ``key``: the session's key, or empty.
 
-        A session older than the quotas is charged to the default account of its user. An account that the file no
-        longer has gets an empty quota.
+        A session older than the quotas is charged to its user's default account. An account that is no longer in the
+        file gets an empty quota.
         """
         kind, _, name = key.partition(":")
         if kind == AccountKind.GROUP:
@@ -88,7 +88,7 @@ class QuotaAccounts:
         return self._default(name or user)
 
     def named(self) -> Iterator[Account]:
-        """Yield the accounts that the file names: of groups and teams, and of users."""
+        """Yield the accounts in the file: those of groups and teams, then those of users."""
         yield from self._groups.values()
         yield from (Account(_key(AccountKind.USER, user), quota) for user, quota in self.quotas.users.items())
 
@@ -118,7 +118,7 @@ class Charge:
 
     @property
     def age(self) -> tuple[float, str]:
-        """Sort key: the oldest session first; the name decides between equal instants."""
+        """Sort key: the oldest session first; the session id breaks ties."""
         return (self.opened_at, self.session)
 
 
@@ -127,21 +127,22 @@ class Left:
     """Remainder of the guarantees of an account, or of a department and its teams."""
 
     accounts: dict[str, int] = field(default_factory=dict)
-    """Units by the account's key. An account without an entry has its whole guarantee left."""
+    """Units by account key. An account without an entry has its whole guarantee left."""
     shared: int = 0
-    """Units of a department's guarantee beyond its teams' guarantees."""
+    """Units by which a department's guarantee exceeds its teams' guarantees."""
     whole: int | None = None
     """Units of a department's guarantee; None if there is no department."""
 
     def of(self, account: Account) -> int:
-        """Return the most units that one more session can have in quota."""
+        """Return the maximum units of another session in quota."""
         most = max(self._own(account), self.shared)
         return most if self.whole is None else min(most, self.whole)
 
     def take(self, account: Account, units: int, *, shared: bool = True) -> bool:
         """Deduct the units of a session if they are in quota. Return whether they are.
 
-        The account's own guarantee comes first; with ``shared`` the department's guarantee beyond its teams'.
+        The account's own guarantee is used first, then, with ``shared``, the part of the department's guarantee that
+        exceeds its teams' guarantees.
         """
         if self.whole is not None and units > self.whole:
             return False
@@ -165,13 +166,13 @@ class Left:
 
 @dataclass
 class _Pool:
-    """Sessions of an account, or of all teams of a department, which compete for the same guarantee."""
+    """Sessions that compete for the same guarantee: those of an account, or of all teams of a department."""
 
     charges: dict[str, Charge] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=dict)
-    """Units by the account's key."""
+    """Units by account key."""
     counted: tuple[Left, frozenset[str]] | None = None
-    """Remainder and the sessions in quota; None: not counted since the last change."""
+    """The remainder and the sessions in quota; None: not computed since the last change."""
 
 
 class QuotaUsage:
@@ -186,7 +187,7 @@ class QuotaUsage:
         return len(self._charges)
 
     def put(self, charge: Charge) -> None:
-        """Enter a session's charge, in place of an earlier one."""
+        """Add or replace a session's charge."""
         before = self._charges.get(charge.session)
         if before == charge:
             return
@@ -216,12 +217,12 @@ class QuotaUsage:
         return pool.used.get(account.key, 0) if pool is not None else 0
 
     def all_accounts(self) -> list[Account]:
-        """Return the accounts of the quota file and all others with charges, each once."""
+        """Return the accounts in the quota file and all others that have charges, without duplicates."""
         charged = (charge.account for charge in self._charges.values())
         return list({account.key: account for account in (*self.accounts.named(), *charged)}.values())
 
     def used_by_department(self, account: Account) -> int:
-        """Return the units of all teams of the account's department; without a department the account's units."""
+        """Return the units used by all teams of the account's department, or by the account if it has no department."""
         pool = self._pools.get(pool_of(account))
         return sum(pool.used.values()) if pool is not None else 0
 
@@ -236,7 +237,7 @@ class QuotaUsage:
         return self._counted(account)[0]
 
     def in_quota(self, session: str) -> bool:
-        """Return whether a session is in quota. Raises KeyError for an unknown one."""
+        """Return whether a session is in quota. Raises KeyError for an unknown session."""
         return session in self._counted(self._charges[session].account)[1]
 
     def over_quota_sessions(self) -> Iterator[Charge]:
@@ -247,16 +248,16 @@ class QuotaUsage:
                 yield from (charge for session, charge in pool.charges.items() if session not in in_quota)
 
     def over_quota(self) -> dict[str, int]:
-        """Return the units over quota by the account's key, without accounts that have none."""
+        """Return the units over quota by account key. Accounts without any are omitted."""
         over: dict[str, int] = {}
         for charge in self.over_quota_sessions():
             over[charge.account.key] = over.get(charge.account.key, 0) + charge.units
         return over
 
     def _counted(self, account: Account) -> tuple[Left, frozenset[str]]:
-        """Decide which sessions are in quota: the oldest first, each if it fits whole into the remaining guarantee.
+        """Decide which sessions are in quota: oldest first, each only if it fits entirely into the remaining guarantee.
 
-        The teams' own guarantees come first, then the department's guarantee beyond these.
+        The teams' own guarantees are used first, then the rest of the department's guarantee.
         """
         pool = self._pools.get(pool_of(account))
         if pool is not None and pool.counted is not None:

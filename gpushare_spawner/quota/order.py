@@ -1,8 +1,8 @@
 """Admission of servers to accounts, recent use over quota, and the order of waiting spawns.
 
-Spawns in quota come first, then the others by fair share. Which sessions make way: reclaim.py. As in Kueue's
-admission fair sharing, usage decays with a half-life, is divided by the weight, and a spawn that is admitted pays an
-entry penalty at once. As in KAI, it is measured in parts of the whole cluster.
+Spawns in quota come first, then the others by fair share. reclaim.py chooses the sessions that make way. As in Kueue's
+admission fair sharing, usage decays with a half-life and is divided by the weight, and a spawn pays an entry penalty
+when it is admitted. As in KAI, usage is measured as a fraction of the whole cluster.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ class Limit(Enum):
     """Limits of a quota that can reject a server."""
 
     MAXIMUM = "maximum"
-    """Units that the account can use."""
+    """Maximum units of the account."""
     DEPARTMENT = "department"
-    """Units that the account's department can use."""
+    """Maximum units of the account's department."""
     SERVERS = "servers"
-    """Servers of the account."""
+    """Maximum number of the account's servers."""
     USER_SERVERS = "user-servers"
-    """Servers of the user in the account."""
+    """Maximum number of the user's servers in the account."""
 
 
 @dataclass(frozen=True)
 class LimitExceeded:
-    """Limit that one more server would exceed."""
+    """The limit that another server would exceed."""
 
     limit: Limit
     most: int
     """The limit: units or servers."""
     used: int
-    """Present use."""
+    """Current use."""
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Admission of one more server."""
+    """The result of an account's admission check for another server."""
 
     account: Account
     in_quota: bool
     left: int = 0
-    """The most units that one more server can have in quota."""
+    """Maximum units of another server in quota."""
     refused: LimitExceeded | None = None
-    """None if the account admits it."""
+    """None if the account admits the server."""
 
 
 def admit(usage: QuotaUsage, account: Account, user: str, units: int) -> Admission:
-    """Return the admission of a server of this user with so many units, over all its GPUs."""
+    """Return the admission of a user's server. ``units``: over all its GPUs."""
     left = usage.left(account).of(account)
     return Admission(account, units <= left, left, _refused(usage, account, user, units))
 
@@ -75,7 +75,7 @@ def _refused(usage: QuotaUsage, account: Account, user: str, units: int) -> Limi
 
 
 def exceeded_units(usage: QuotaUsage, account: Account, units: int) -> LimitExceeded | None:
-    """Return the limit that so many more units would exceed; None if they exceed none."""
+    """Return the limit that ``units`` more would exceed, or None."""
     quota = account.quota
     if quota.maximum_units is not None and usage.used(account) + units > quota.maximum_units:
         return LimitExceeded(Limit.MAXIMUM, quota.maximum_units, usage.used(account))
@@ -88,32 +88,33 @@ def exceeded_units(usage: QuotaUsage, account: Account, units: int) -> LimitExce
 
 
 PREPAID_SECONDS = 300.0
-"""Entry penalty of an admitted spawn over quota: its use for so long. Without it all waiting spawns of one account
-would be admitted before the first counts. Equals Kueue's sampling interval, for which Kueue adds the same."""
+"""Entry penalty of a spawn admitted over quota, as seconds of its use. Without the penalty, all waiting spawns of one
+account would be admitted before the first one counts. Kueue's penalty is its sampling interval, which is as long."""
 
 
 class FairShare:
-    """Part of the cluster that each account has used over quota, on average over time.
+    """The fraction of the cluster that each account has used over quota, averaged over time.
 
-    Recent use counts more. The average is exact if it is updated before each change. Accounts are named by their keys.
+    Recent use has more weight. The average is exact if it is updated before each change. Accounts are identified by
+    their keys.
     """
 
     def __init__(self, half_life: float) -> None:
-        """Create empty averages. ``half_life``: seconds after which use counts half."""
+        """Create empty averages. ``half_life``: seconds after which the weight of use has halved."""
         self.half_life = half_life
         self._used: dict[str, float] = {}
         self._at: float | None = None
 
     @classmethod
     def restored(cls, half_life: float, used: Mapping[str, float], at: float) -> FairShare:
-        """Return averages restored from `all_used` at an instant. The next `advance` continues from there."""
+        """Return averages restored from `all_used` of the instant ``at``. The next `advance` continues from there."""
         fair = cls(half_life)
         fair._used, fair._at = dict(used), at
         return fair
 
     @property
     def all_used(self) -> Mapping[str, float]:
-        """The part of the cluster that each account has used over quota, on average."""
+        """The average fraction of the cluster that each account has used over quota."""
         return MappingProxyType(self._used)
 
     def advance(self, now: float, over_quota: Mapping[str, int], capacity: int) -> None:
@@ -131,24 +132,24 @@ class FairShare:
             self._add(account, units, capacity, 1.0 - kept)
 
     def clock_was_set(self, by: float) -> None:
-        """Follow a step of the clock of `advance`, which is no elapsed time."""
+        """Adjust to a step of the clock that `advance` uses. The step does not count as elapsed time."""
         if self._at is not None:
             self._at += by
 
     def past(self, account: str, units: int, capacity: int, seconds: float) -> None:
-        """Count use over quota that began so many seconds ago, after a restart of the hub."""
+        """Add use over quota that began ``seconds`` ago, after a restart of the hub."""
         self._add(account, units, capacity, 1.0 - self._kept(max(0.0, seconds)))
 
     def admitted(self, account: str, units: int, capacity: int) -> None:
-        """Count the entry penalty of a spawn over quota."""
+        """Add the entry penalty of a spawn admitted over quota."""
         self._used[account] = self.used(account) + self.penalty(units, capacity)
 
     def used(self, account: str) -> float:
-        """Return the part of the cluster that the account has used over quota, on average."""
+        """Return the average fraction of the cluster that the account has used over quota."""
         return self._used.get(account, 0.0)
 
     def penalty(self, units: int, capacity: int) -> float:
-        """Return the entry penalty of a spawn of so many units."""
+        """Return the entry penalty of a spawn of ``units``."""
         return _part(units, capacity) * (1.0 - self._kept(PREPAID_SECONDS))
 
     def _add(self, account: str, units: int, capacity: int, weight: float) -> None:
@@ -159,12 +160,12 @@ class FairShare:
 
 
 def rank(account: Account, used: float) -> float:
-    """Return the rank of an account in the order of service: the least first, weight 0 last."""
+    """Return an account's rank in the order of service. The lowest rank is served first; weight 0 is last."""
     return used / account.quota.weight if account.quota.weight > 0 else math.inf
 
 
 def _part(units: int, capacity: int) -> float:
-    # lent units can be in use twice, so the part can be more than 1
+    # lent units can be in use twice, so the fraction can exceed 1
     return units / capacity if capacity > 0 else 0.0
 
 
@@ -173,20 +174,20 @@ Spawn = TypeVar("Spawn")
 
 @dataclass(frozen=True)
 class Asking(Generic[Spawn]):
-    """Waiting spawn with its request."""
+    """A waiting spawn and the units that it requests."""
 
     spawn: Spawn
     account: Account
     units: int
-    """Units over all its GPUs."""
+    """Units on all its GPUs together."""
 
 
 def ordered(asking: Iterable[Asking[Spawn]], usage: QuotaUsage, fair: FairShare, capacity: int) -> list[Spawn]:
-    """Return the spawns in the order of service. ``asking``: in order of arrival.
+    """Return the spawns in the order of service. ``asking`` is in order of arrival.
 
-    A spawn is in quota if its account's guarantee holds it beside the account's earlier spawns. Spawns in quota come
-    first, in order of arrival. Then the account with the least recent use over quota, by its weight, is served next;
-    each service counts at once. ``capacity``: units of all GPUs.
+    A spawn is in quota if it fits into its account's guarantee together with the account's earlier spawns. Spawns in
+    quota come first, in order of arrival. After them, the account with the least recent use over quota relative to its
+    weight is always served next; each spawn that is served counts immediately. ``capacity``: units of all GPUs.
     """
     first, others = divided(asking, usage)
     beyond: dict[str, deque[tuple[int, Asking[Spawn]]]] = {}

@@ -1,4 +1,4 @@
-"""Choice of the sessions over quota that make way for waiting spawns in quota, and of the units that these keep.
+"""Chooses the sessions over quota that make way for waiting spawns in quota, and the units that they keep.
 
 The caller decides where a spawn fits (`Gpus`). idle/policy.py decides when a session makes way.
 """
@@ -17,28 +17,28 @@ SpawnIn = TypeVar("SpawnIn", contravariant=True)
 
 @dataclass(frozen=True)
 class OverQuota:
-    """Session over quota that can make way. Units of 1 %, on each of its GPUs."""
+    """A session over quota that can make way. Units are on each of its GPUs."""
 
     session: str
     account: str
     """The account's key."""
     node: str
     units: int
-    """Units that it holds now, at least 1."""
+    """Current units, at least 1."""
     steps: Sequence[int]
-    """Units that it can keep instead, the most first."""
+    """The units that it could keep instead, in descending order."""
     idle_since: float | None
     """Seconds since the epoch; None if it is active."""
     notified: bool = False
-    """Whether its user has a notice of this."""
+    """Whether its user has a notice that it makes way."""
     opened_at: float = 0.0
 
     @property
     def rank(self) -> tuple[int, float, str]:
-        """Sort key: the session that makes way first comes first.
+        """Sort key: the first session to make way comes first.
 
-        Notified sessions come first: otherwise work would pass the notice to other sessions again and again, and the
-        spawn would never start. Then idle sessions, the longest idle first; then active sessions, the newest first.
+        Sessions with a notice come first. Otherwise, work in one session would repeatedly move the notice to another,
+        and the spawn would never start. Idle sessions follow, longest idle first, then active sessions, newest first.
         """
         if self.notified:
             return (0, self.opened_at, self.session)
@@ -48,25 +48,25 @@ class OverQuota:
 
 
 class Gpus(Protocol[SpawnIn]):
-    """GPUs with the changes simulated so far."""
+    """The GPUs after the changes simulated so far."""
 
     def kind(self, spawn: SpawnIn) -> Hashable:
         """Return a key that is equal for spawns with equal needs."""
 
     def place(self, spawn: SpawnIn) -> bool:
-        """Place a spawn on free units and keep its place. Return whether it fits."""
+        """Place a spawn on free units, and record its placement. Return whether it fits."""
 
     def fits(self, spawn: SpawnIn, node: str, kept: Mapping[str, int]) -> bool:
-        """Return whether a spawn would fit on a node if these sessions kept only so many units."""
+        """Return whether a spawn would fit on a node if its sessions were reduced to the units in ``kept``."""
 
     def make_way(self, spawn: SpawnIn, node: str, kept: Mapping[str, int]) -> None:
-        """Simulate that these sessions keep only so many units and that the spawn is placed there."""
+        """Simulate the reduction of the sessions to the units in ``kept``, and the spawn's placement on the node."""
 
 
 def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gpus: Gpus[Spawn]) -> dict[str, int]:
-    """Return the units that each session keeps if it makes way. ``asking``: spawns in quota, in queue order.
+    """Return the sessions that make way, with the units that they keep. ``asking``: spawns in quota, in queue order.
 
-    Each spawn takes only the units that it needs, from the first sessions in order, and none from its own account.
+    Each spawn takes only the units that it needs, from the first sessions by rank, and never from its own account.
     Units go to one spawn only, so a spawn with the same needs as a rejected spawn is not tried.
     """
     kept: dict[str, int] = {}
@@ -90,9 +90,9 @@ def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gp
 
 
 def _least(spawn: Spawn, ranked: Sequence[OverQuota], gpus: Gpus[Spawn]) -> tuple[str, dict[str, int]] | None:
-    """Return the first node where enough sessions can make way, and the units that they keep.
+    """Return the first node on which enough sessions can make way, and the units that they keep.
 
-    None if there is no such node.
+    Return None if there is no such node.
     """
     on_node: dict[str, list[OverQuota]] = {}
     for session in ranked:
@@ -105,9 +105,9 @@ def _least(spawn: Spawn, ranked: Sequence[OverQuota], gpus: Gpus[Spawn]) -> tupl
 
 
 def _spared(spawn: Spawn, here: Sequence[OverQuota], kept: dict[str, int], gpus: Gpus[Spawn]) -> dict[str, int]:
-    """Leave out sessions that need not make way. The others keep as many units as possible.
+    """Spare sessions that need not make way, and let the others keep as many units as possible.
 
-    Sessions that would make way last are spared first.
+    The last sessions by rank are spared first.
     """
     for candidate in reversed(here):
         without = {session: units for session, units in kept.items() if session != candidate.session}

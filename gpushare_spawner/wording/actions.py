@@ -1,8 +1,8 @@
 """Results and refusals of the actions of users and admins.
 
 The actions are cordons and drains, keeps, exemptions, messages, changes of a tier or share, stops and restarts. The
-sentences appear in JupyterLab, on the dashboard and in terminals. The reader's time zone is unknown here, so the
-sentences give durations. Sentences about idle actions are in `wording.idle_decisions`.
+sentences appear in JupyterLab, on the dashboard and in terminals. They state durations, because the reader's time zone
+is unknown here. Sentences about idle actions are in `wording.idle_decisions`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gpushare_spawner.model.share import Tier
 from gpushare_spawner.wording.amounts import duration, gpu_share, guarantee, memory, plural, utc
 
 UNREADABLE = "The file with the cordons of this node cannot be read."
-"""Why a node is cordoned without an admin's request."""
+"""Reason for a cordon of a node that no admin requested."""
 NOT_CORDONED = "New servers can come there already."
 
 
 def cordoned(where: str, drain: bool, stop_after: float | None) -> str:
-    """Return the result. ``where``: like "GPU 0 of node a"; ``stop_after``: seconds, None if no server is stopped."""
+    """Return the result of a cordon. ``where``: like "GPU 0 of node a"; ``stop_after``: seconds, None: no stops."""
     text = f"{where} gets no new servers."
     if not drain:
         return text
@@ -31,12 +31,12 @@ def cordoned(where: str, drain: bool, stop_after: float | None) -> str:
 
 
 def cordoned_already(where: str, drain: bool) -> str:
-    """Return that nothing has changed."""
+    """Return that a GPU or node is already cordoned or drained."""
     return f"{where} is already {'drained' if drain else 'cordoned'}."
 
 
 def uncordoned(where: str) -> str:
-    """Return that new servers are placed there again."""
+    """Return that new servers are placed on a GPU or node again."""
     return f"{where} gets new servers again."
 
 
@@ -60,7 +60,7 @@ def drain_notice(where: str, reason: str, stop_at: float | None) -> str:
 
 
 def taken_out(where: str, reason: str) -> str:
-    """Return the beginning of each notice of a drain."""
+    """Return the first sentences of a drain's notice."""
     reason = reason.rstrip()
     end = "" if not reason or reason[-1] in ".!?" else "."
     return f"{where} is being taken out of service. {reason}{end}".rstrip()
@@ -124,18 +124,18 @@ REQUEUED = "The spawn is at the end of the queue."
 
 
 def kept(seconds: float, tier: Tier) -> str:
-    """Return that a share is kept for some seconds from now. ``tier``: the session's."""
+    """Return that a share is kept for ``seconds`` from now. ``tier``: the session's tier."""
     text = f"The GPU share is kept for {duration(seconds)}."
     return text if tier is Tier.ACTIVE else f"{text} It is {tier} now: some seconds of GPU time restore it."
 
 
 def kept_already(seconds: float) -> str:
-    """Return that a share is already kept for some seconds."""
+    """Return that a share is already kept for another ``seconds``."""
     return f"The GPU share is already kept for another {duration(seconds)}."
 
 
 def keep_refused(refusal: KeepRefusal, now: float) -> str:
-    """Return why a user may not keep the share, and the alternative. ``now``: seconds since the epoch."""
+    """Return why a user may not keep the share, and an alternative. ``now``: seconds since the epoch."""
     rule = refusal.rule
     match refusal.why:
         case WhyNoKeep.NOBODY:
@@ -152,7 +152,7 @@ def keep_refused(refusal: KeepRefusal, now: float) -> str:
 
 
 def keeps_left(keeps: KeepsLeft, now: float) -> str:
-    """Return how many keeps a user has left, and their limits. ``now``: seconds since the epoch."""
+    """Return a user's remaining keeps and their limits. ``now``: seconds since the epoch."""
     rule = keeps.rule
     if not keeps.left and keeps.again_at is None:
         return NO_KEEPS
@@ -163,12 +163,12 @@ def keeps_left(keeps: KeepsLeft, now: float) -> str:
 
 
 def exempted(seconds: float | None) -> str:
-    """Return that a session has no idle actions for some seconds; None: without end."""
+    """Return that a session is exempt from idle actions for ``seconds``; None: indefinitely."""
     return f"The session is exempt from idle actions{_for(seconds)}."
 
 
 def exempt_already(seconds: float | None) -> str:
-    """Return that a session is already exempt. ``seconds``: None: without end."""
+    """Return that a session is already exempt for ``seconds``; None: indefinitely."""
     return f"The session is already exempt from idle actions{_for(seconds)}."
 
 
@@ -183,14 +183,14 @@ def tier_already(tier: Tier) -> str:
 
 
 def tier_set(tier: Tier, units: int) -> str:
-    """Return that a session is in a tier now. ``units``: the session's on each of its GPUs."""
+    """Return that a session is now in a tier. ``units``: its units on each of its GPUs."""
     return f"The session is {tier} now and has {gpu_share(units)}." if units else RELEASED
 
 
 def no_downgrade(template: str | None) -> str:
-    """Return that a template has no smaller share for a downgraded session.
+    """Return that a template defines no smaller share for a downgraded session.
 
-    ``template``: its title; None if the template was removed.
+    ``template``: the template's title; None if it was removed.
     """
     if template is None:
         return (
@@ -200,7 +200,7 @@ def no_downgrade(template: str | None) -> str:
 
 
 def agent_failed(why: str) -> str:
-    """Return that a request to the session's agent failed. ``why``: a part of a sentence."""
+    """Return that a request to the session's agent failed. ``why``: a clause."""
     return f"Nothing was done: {why.rstrip('.')}. Try again in a minute."
 
 
@@ -256,7 +256,7 @@ def requeued_by(actor: str, reason: str = "") -> str:
 
 
 def because(reason: str) -> str:
-    """Return the end of a sentence: the reason, if there is one."""
+    """Return the end of a sentence with the reason, if there is one."""
     return f": {reason.rstrip('.')}." if reason else "."
 
 
@@ -271,7 +271,7 @@ def stopped_by(actor: str, reason: str = "") -> str:
 
 
 def tier_set_by(tier: Tier, actor: str, reason: str = "") -> str:
-    """Return why a session is in a tier. ``reason``: the actor's text, or empty."""
+    """Return why a session's tier was set. ``reason``: the actor's text, or empty."""
     return f"{actor} set the tier to {tier}{because(reason)}"
 
 
@@ -297,9 +297,9 @@ def same(units: int) -> str:
 
 
 def changed(before: int, units: int, borrowed: int, tier: Tier, memory_limit: int | None) -> str:
-    """Return that a share was changed. ``borrowed``: units of the new share; ``memory_limit``: bytes, None: as before.
+    """Return that a share was changed. ``borrowed``: borrowed units; ``memory_limit``: bytes, None: unchanged.
 
-    Units are of 1 % of each of the session's GPUs.
+    Units are on each of the session's GPUs.
     """
     text = f"The share is {gpu_share(units)} now (before: {gpu_share(before)})."
     if borrowed:
@@ -311,7 +311,7 @@ def changed(before: int, units: int, borrowed: int, tier: Tier, memory_limit: in
 
 
 def not_allowed(choices: Iterable[int]) -> str:
-    """Return which shares a user may change to, in units of 1 %."""
+    """Return which shares a user may change to. ``choices``: in units of 1 %."""
     shares = [gpu_share(units) for units in sorted(set(choices))]
     if not shares:
         return "No template that you may use has another share of this kind of GPU. Ask the admin."
@@ -320,12 +320,12 @@ def not_allowed(choices: Iterable[int]) -> str:
 
 
 def too_many(title: str, most: int) -> str:
-    """Return that a user has as many servers with a template's share as the template allows."""
+    """Return that a user already has the maximum number of servers with a template's share."""
     return f"You can have {plural(most, 'server')} with the share of {title} at a time. Stop one first."
 
 
 def no_capacity(more: int, template: str | None) -> str:
-    """Return that a session's GPU lacks free units. ``template``: the title of a template with the requested share."""
+    """Return that a session's GPU has too few free units. ``template``: title of one with the requested share."""
     return f"The session's GPU does not have {gpu_share(more)} more free now. Try again later{_or_queue(template)}"
 
 
@@ -336,7 +336,7 @@ def others_wait(spawns: int, template: str | None) -> str:
 
 
 def changed_by(actor: str, before: int, units: int, reason: str = "") -> str:
-    """Return which actor changed a share, and why. ``reason``: the actor's text, or empty."""
+    """Return who changed a share, and why. ``reason``: the actor's text, or empty."""
     return f"{actor} changed the share from {gpu_share(before)} to {gpu_share(units)}{because(reason)}"
 
 

@@ -1,6 +1,6 @@
-"""Amounts as text: GPU shares, memory, durations, instants. Also short texts of errors that several parts use.
+"""Amounts as text: GPU shares, memory, durations, instants. Also short error texts that several parts use.
 
-No other module formats amounts. The other direction is in `model.quantity`: it parses amounts of files ("4Gi", "15m").
+No other module formats amounts. `model.quantity` does the reverse: it parses amounts in files ("4Gi", "15m").
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 MIB, GIB, TIB = 2**20, 2**30, 2**40
 
 LOCAL_TIME_SCRIPT = __file__.removesuffix("amounts.py") + "local_time.js"
-"""The path of the script that converts instants of a web page, as `utc` formats them, to the reader's time zone."""
+"""Path of the script that converts instants in a web page, as formatted by `utc`, to the reader's time zone."""
 
 SOON_SECONDS = 120.0
-"""Nearer than this, the minute of an instant alone does not tell how much time is left."""
+"""Distance below which the minute of an instant is not precise enough to show how much time is left."""
 
 
 def clock(at: float, now: float) -> str:
-    """Return an instant as local time, with its day if ``now`` is another one: "14:05", "14:05 on 3 Nov".
+    """Return an instant as local time, with its day if that is not today: "14:05", "14:05 on 3 Nov".
 
-    Both are seconds since the epoch.
+    Both arguments are seconds since the epoch.
     """
     return _clock(datetime.fromtimestamp(at), datetime.fromtimestamp(now))
 
 
 def near_clock(at: float, now: float) -> str:
-    """Return an instant as `clock` does, with its seconds if it is less than 2 min from ``now``: "14:05:20"."""
+    """Return an instant like `clock`, with its seconds if it is less than 2 min from ``now``: "14:05:20"."""
     soon = abs(at - now) < SOON_SECONDS
     return _clock(datetime.fromtimestamp(at), datetime.fromtimestamp(now), time="%H:%M:%S" if soon else "%H:%M")
 
 
 def utc(at: float) -> str:
-    """Return an instant for readers in unknown time zones, in full: "2026-11-03 14:05 UTC".
+    """Return an instant in full, for readers in unknown time zones: "2026-11-03 14:05 UTC".
 
-    Programs that know the reader's time zone convert it with `localised`, web pages with LOCAL_TIME_SCRIPT.
+    Programs that know the reader's time zone convert it with `localised`, and web pages with LOCAL_TIME_SCRIPT.
     """
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
 
@@ -47,7 +47,7 @@ _UTC = re.compile(r"\b\d{4}-\d\d-\d\d[ \u00a0]\d\d:\d\d[ \u00a0]UTC\b")
 
 
 def localised(text: str, now: float) -> str:
-    """Return a text with its instants, as `utc` formats them, in local time, see `clock`."""
+    """Return a text with the instants formatted by `utc` converted to local time, see `clock`."""
 
     def shown(match: re.Match[str]) -> str:
         try:
@@ -70,16 +70,16 @@ def gpu_share(units: int, gpus: int = 1) -> str:
 
 
 def number_of_gpus(units: int, gpus: int = 1) -> str:
-    """Return the number of `gpu_share`, for a place that shows the unit itself: 25 -> "0.25", 100 -> "1", 0 -> "0"."""
+    """Return the number of `gpu_share` without its unit: 25 -> "0.25", 100 -> "1", 0 -> "0"."""
     count = units * gpus / UNITS_PER_GPU
     return f"{count:.0f}" if count == round(count) else f"{count:.2f}"
 
 
 def guarantee(now: str, full: str, reclaimed: bool = False) -> str:
-    """Return the present guarantee of a session on lent units, and when the full share is guaranteed.
+    """Return the current guarantee of a session on lent units, and when its full share is guaranteed.
 
-    ``now``: the text of the units that the session owns; empty: it owns none. ``full``: the text of its share.
-    ``reclaimed``: whether the owners of the lent units use all of them again.
+    ``now``: text for the units that the session owns; empty: none. ``full``: text for its share. ``reclaimed``: whether
+    the owners of the lent units use all of them again.
     """
     where = "reclaimed by its owners" if reclaimed else "borrowed from idle sessions"
     lent = f"the rest is {where}" if now else f"all units are {where.replace('its', 'their')}"
@@ -125,7 +125,7 @@ def duration(seconds: float) -> str:
 
 
 def elapsed(seconds: float) -> str:
-    """Return a growing time in whole seconds, and from 5 min on in whole minutes, so that a page seldom changes."""
+    """Return a growing duration in whole seconds, and in whole minutes from 5 min on, so that a page rarely changes."""
     return duration(round(seconds) if seconds < 300 else 60 * (seconds // 60))
 
 
@@ -138,18 +138,18 @@ def latency(seconds: float) -> str:
 
 @lru_cache(maxsize=2000)
 def unbroken(text: str) -> str:
-    """Return the text with no-break spaces between numbers and their units, and inside durations like "3 min 27 s"."""
+    """Return the text with no-break spaces between numbers and units, and within durations like "3 min 27 s"."""
     joined = re.sub(r"(?<=\d) (?=(?:[KMGT]iB|min|h|ms|s|units?|GPUs?)\b|%)", "\u00a0", text)
     return re.sub(r"(?<=\u00a0h) (?=\d+\u00a0min\b)|(?<=\u00a0min) (?=\d+\u00a0s\b)", "\u00a0", joined)
 
 
 def printable(text: str) -> str:
-    """Return the text on one line, with escapes for control characters and bytes that are not UTF-8."""
+    """Return the text on one line, with control characters and bytes that are not UTF-8 escaped."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def plural(count: int, singular: str, more: str | None = None) -> str:
-    """Return a number with its noun: 1 -> "1 session", 2 -> "2 sessions"."""
+    """Return a count with its noun: 1 -> "1 session", 2 -> "2 sessions"."""
     return f"{count} {singular if count == 1 else more or singular + 's'}"
 
 
@@ -172,7 +172,7 @@ _EXTRAS = {
     "numpy": "demo",
     "cuda": "demo",
 }
-"""Top-level module -> the extra of gpushare-spawner in pyproject.toml that installs it."""
+"""The extra of gpushare-spawner in pyproject.toml that installs a package, by top-level module."""
 
 AGENT_NOT_YET = "The agent has not answered yet."
 AGENT_CLOSED = f"The agent closed the connection. {_GOES_ON}"
@@ -189,7 +189,7 @@ def belongs_to_extra(error: ImportError) -> bool:
 
 
 def missing_package(feature: str, error: ImportError) -> str:
-    """Return the missing package of a feature (an option, a class, a command), and the command that installs it."""
+    """Return which package a feature (an option, class or command) lacks, and the command that installs it."""
     module = _module(error)
     missing = f"{feature} needs the Python package {module}, which is not installed."
     if module not in _EXTRAS:
@@ -207,12 +207,12 @@ def http_status(code: int | None, phrase: str | None) -> str:
 
 
 def agent_refused(code: int) -> str:
-    """Return the meaning of an ERROR frame's code for the session's user."""
+    """Return the meaning of an ERROR frame's code, for the session's user."""
     return _REFUSALS.get(code, f"The agent refused the request (code {code}).")
 
 
 def agent_silent(timeout: float) -> str:
-    """Return that the agent did not answer within some seconds."""
+    """Return that the agent did not answer within ``timeout`` seconds."""
     return f"The agent did not answer within {timeout:g} s. {_GOES_ON}"
 
 
@@ -222,7 +222,7 @@ def agent_unavailable(reason: str) -> str:
 
 
 def doubled_gpu(uuid: str, nodes: Sequence[str]) -> str:
-    """Return that several nodes report one GPU. ``nodes``: the first reported it first, so the GPU counts for it."""
+    """Return that several nodes report one GPU. ``nodes``: in order of reporting; the first one owns the GPU."""
     return (
         f"GPU {uuid} is reported by the nodes {', '.join(nodes[:-1])} and {nodes[-1]}. It counts for {nodes[0]} alone, "
         "and no server is placed on it elsewhere. Two GPUs never have one UUID: "

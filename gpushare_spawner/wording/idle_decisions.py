@@ -1,6 +1,6 @@
-"""Idle actions in words: the next action, its reason, and why none is due. For the dashboard, logs and agents.
+"""Texts about idle actions: the next action, its reason, and why none is due. For the dashboard, logs and agents.
 
-The notices for the session's own user are in `wording.notices`. Each sentence about an action is true before and after
+The notices for the session's user are in `wording.notices`. Each sentence about an action is true both before and after
 it.
 """
 
@@ -29,12 +29,12 @@ _VARIABLES_LOST = "Files stay. Variables in kernels are lost."
 
 
 def why_none(reason: NoAction) -> str:
-    """Return why no idle action is due, as a part of a sentence: "GPU busy"."""
+    """Return why no idle action is due, as a clause: "GPU busy"."""
     return _NO_ACTION[reason]
 
 
 def explained(action: IdleAction, share: Share) -> str:
-    """Return the effect of an idle action on a session with this share, and its reason, in some sentences."""
+    """Return, in a few sentences, the effect of an idle action on a session with this share, and its reason."""
     after = duration(action.after)
     without = f"without GPU work of {least_use(action.short_of)}" if action.short_of else "without GPU work"
     if action.cause is IdleCause.RECLAIM:
@@ -55,12 +55,12 @@ def explained(action: IdleAction, share: Share) -> str:
 
 
 def least_use(rule: UseRule) -> str:
-    """Return how much GPU work counts as use, in a part of a sentence: "at least 5 s at a time or within 5 min"."""
+    """Return how much GPU work counts as use, as a phrase: "at least 5 s at a time or within 5 min"."""
     return f"at least {rule.min_use:g} s at a time or within {duration(rule.window)}"
 
 
 def kept_by_short_work(rule: UseRule) -> str:
-    """Return that short GPU work does not count as use, as a sentence for admins."""
+    """Return, for admins, that short GPU work does not count as use."""
     return (
         "Short GPU work comes again and again, and would keep the share if it counted as use. "
         f"Use is GPU work of {least_use(rule)}."
@@ -81,7 +81,7 @@ def _reclaimed(action: IdleAction, share: Share) -> str:
 
 
 def decided(decision: Decision, share: Share) -> str:
-    """Return the reason of a decision: why an action is due now, or why none is."""
+    """Return the reason for a decision: why an action is due now, or why none is."""
     if decision.no_action is not None:
         return why_none(decision.no_action)
     return explained(decision.upcoming, share) if decision.upcoming is not None else ""
@@ -99,6 +99,6 @@ def upcoming(tier: Tier, units: int) -> str:
 
 
 def overdue(verdict: Overdue) -> str:
-    """Return why a server is to be stopped or a user deleted, as a part of a sentence: "no activity for 8 h"."""
+    """Return why a server is to be stopped or a user deleted, as a phrase: "no activity for 8 h"."""
     time = elapsed(verdict.seconds)
     return f"{time} old" if verdict.cause is IdleCause.MAX_AGE else f"no activity for {time}"

@@ -1,6 +1,6 @@
-"""Sentences about a session with a GPU of another sharing layer, and about requests that the service does not answer.
+"""Sentences about sessions of other sharing layers, and about requests that the service does not answer.
 
-The sentences about a session give its terms, and problems of the layer. The sentences about requests are those of a
+The sentences about a session state its terms and the layer's problems. The sentences about requests come from a
 notebook server; the service's answers are in `wording.actions`. The sentences of the form and the queue are in
 `wording.spawn_form`.
 """
@@ -14,23 +14,23 @@ from gpushare_spawner.model.layers import LAYERS, IdleReach, Layer, LayerName
 from gpushare_spawner.wording.amounts import utc
 
 NOT_MEASURED = "Nothing measures this server's GPU work."
-"""For a session without an agent that measures its GPU work."""
+"""Text for a session without an agent that measures its GPU work."""
 
 
 NO_AGENT = "No agent serves this server, so you cannot keep the share or stop the server from here. Use the dashboard."
-"""For a server without a session socket in its pod."""
+"""Text for a server without a session socket in its pod."""
 
 
 _REACH = {"downgraded": IdleReach.DOWNGRADE, "released": IdleReach.RELEASE}
 
 
 def annotations_unreadable(why: str) -> str:
-    """Return that the service's annotations for a server without an agent cannot be read."""
+    """Return that the annotations of a server without an agent cannot be read."""
     return f"The annotations of this server's pod cannot be read: {why}. Tell the admin."
 
 
 def other_layer(name: str) -> Layer | None:
-    """Return the sharing layer of that name; None: our own layer, or a layer of a newer agent."""
+    """Return the other sharing layer with that name; None: our own layer, or one that only a newer agent knows."""
     return LAYERS[LayerName(name)] if name in LAYERS and name != LayerName.NATIVE else None
 
 
@@ -47,7 +47,7 @@ def kept_within(layer: Layer) -> str:
 
 
 def when_idle(layer: Layer) -> str:
-    """Return which idle actions a server can have."""
+    """Return which idle actions can apply to a server."""
     can = [name for name, needed in _REACH.items() if needed in layer.reach]
     does = f"be {', '.join([*can, 'stopped'])}" if can else "only be stopped"
     return f"When the server is idle, it can {does}."
@@ -62,12 +62,12 @@ def instance_failed(label: str, trouble: str) -> str:
 
 
 def daemon_down(gpu: int, why: str) -> str:
-    """Return that a GPU's MPS daemon does not run. ``why``: a part of a sentence."""
+    """Return that a GPU's MPS daemon is not running. ``why``: a clause."""
     return f"The MPS daemon of GPU {gpu} does not run, and GPU work fails: {why}."
 
 
 def daemon_restarted(gpu: int, ended_at: float) -> str:
-    """Return that a GPU's MPS daemon ended and runs again. ``ended_at``: seconds since the epoch."""
+    """Return that a GPU's MPS daemon ended and was restarted. ``ended_at``: seconds since the epoch."""
     return (
         f"The MPS daemon of GPU {gpu} ended at {utc(ended_at)} and was started again. GPU programs that ran then have "
         "failed: restart their kernels."
@@ -79,18 +79,18 @@ ASK_UNKNOWN = "The GPU agent of this machine is older than your notebook server 
 
 
 def no_answer(seconds: float) -> str:
-    """Return that the service has not answered within some seconds, and the remedy."""
+    """Return that the service has not answered within ``seconds``, and the remedy."""
     why = "perhaps the idle culler is unavailable"
     return f"No answer came within {seconds:g} s: {why}. Check the share before you try again."
 
 
 def wrong_kind(kinds: Iterable[str]) -> str:
-    """Return which kinds of requests there are."""
+    """Return which kinds of requests are valid."""
     return f'"kind" must be one of {", ".join(kinds)}.'
 
 
 def wrong_keep_time(given: str, end: str) -> str:
-    """Return that ``given`` is not the length of a keep, and a valid value. ``end``: the word that ends a keep."""
+    """Return that ``given`` is not a valid length of a keep. ``end``: the word that ends a keep."""
     return (
         f"{given!r} is not a time for which a share can be kept. Write a time of at least a second, like 90m or 4h, or "
         f"{end!r} to end the keep."
@@ -98,6 +98,6 @@ def wrong_keep_time(given: str, end: str) -> str:
 
 
 def wrong_value(kind: AskKind) -> str:
-    """Return which value a request of this kind has."""
+    """Return which value a request of this kind needs."""
     what = "the length of the keep in seconds" if kind is AskKind.KEEP else "the share in units of 1 %"
     return f'"value" must be a number of at least 1: {what}.'

@@ -1,10 +1,10 @@
-"""Notices for a session's own user: in JupyterLab, in messages of the notifiers, and on the hub's pages.
+"""Notices for a session's user: in JupyterLab, in notifiers' messages, and on the hub's pages.
 
 - In JupyterLab: a notice before an idle action, and each change of the tier. ``{time}`` in a text stands for an
   instant, because only the reader's browser or terminal knows the reader's time zone.
 - For a user with a closed notebook tab: Jinja templates, which an admin can replace. docs/reference/notifiers.md lists
   the names in them.
-- On the hub's pages: why a server was stopped. For a stop by an admin see `wording.actions.stopped_by`.
+- On the hub's pages: why a server was stopped. For a stop by an admin, see `wording.actions.stopped_by`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from gpushare_spawner.model.share_status import PendingAction, ShareStatus
 from gpushare_spawner.wording.amounts import duration, gpu_share
 
 TOAST_LETTERS = 140
-"""JupyterLab cuts longer notifications."""
+"""Maximum characters of a notification. JupyterLab truncates longer ones."""
 
 
 def notice(status: ShareStatus, action: PendingAction) -> str:
-    """Return the action at ``{time}``, and how to prevent it; at most TOAST_LETTERS long."""
+    """Return the action at ``{time}`` and how to prevent it, in at most TOAST_LETTERS characters."""
     keep = "Run a GPU cell to keep it."
     if action.cause is IdleCause.RECLAIM:
         return _reclaim_notice(status, action)
@@ -47,12 +47,12 @@ def reclaimed(status: ShareStatus) -> str:
 
 
 def _idle(status: ShareStatus) -> str:
-    """Return why the share is idle: idle time counts from the last GPU work, or else from the server's start."""
+    """Return why the share is idle. Idle time counts from the last GPU work, or else from the server's start."""
     return "no GPU work since the start" if status.idle_seconds is None else "it is idle"
 
 
 def while_idle(status: ShareStatus) -> str:
-    """Return when the share was lowered. The cause can be its user or an admin."""
+    """Return when the share was lowered. Its user or an admin may have lowered it."""
     return ": no GPU work since the start" if status.idle_seconds is None else " while it was idle"
 
 
@@ -80,12 +80,12 @@ def _stop_notice(action: PendingAction) -> str:
 
 
 WAITS = "somebody within their quota waits for this GPU"
-"""Why units of a session over quota are reclaimed."""
+"""Reason why units of a session over quota are reclaimed."""
 _RELEASED_FOR_OTHERS = "Data is kept; cells use what others leave."
 
 
 def changed(status: ShareStatus) -> str:
-    """Return the sentences about a new tier; at most TOAST_LETTERS long."""
+    """Return the sentences about a new tier, in at most TOAST_LETTERS characters."""
     gpus = status.gpu_count
     kept = "Your data is kept. GPU cells run at once and soon restore the share."
     if status.yields:

@@ -1,4 +1,4 @@
-"""Sentences about the CPU and memory that a released session's pod does not request, and about their restoration."""
+"""Sentences about lowering and restoring the CPU and memory requests of a released session's pod."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def requests(amounts: Requests) -> str:
 
 
 def requests_refused(amounts: Requests, why: str) -> str:
-    """Return that the API server or the node refused other requests, for the log. ``why``: their message."""
+    """Return, for the log, that the API server or the node refused changed requests. ``why``: their message."""
     return (
         f"API server or node refuse requests of {requests(amounts)}: {why.rstrip('.')}. {_KEPT} "
         "The node, and the ResourceQuota and the LimitRange of the namespace, must allow what the templates guarantee."
@@ -24,12 +24,12 @@ def requests_refused(amounts: Requests, why: str) -> str:
 
 
 def requests_not_sent(amounts: Requests, why: str) -> str:
-    """Return that the API server could not be called to change requests, for the log. ``why``: the error."""
+    """Return, for the log, that a call of the API server to change requests failed. ``why``: the error."""
     return f"the API server cannot be asked for requests of {requests(amounts)}: {why}. {_KEPT}"
 
 
 DISCOVERY_WORKS = "The API server has said whether it can resize pods (pods/resize)"
-"""For the log, after `discovery_failed`."""
+"""Log message after `discovery_failed`."""
 
 
 GUARANTEED = (
@@ -48,7 +48,7 @@ _FIELDS = {
 
 
 def discovery_failed(why: str) -> str:
-    """Return that the API server's resources cannot be discovered, for the log. ``why``: its status, or the error."""
+    """Return, for the log, that the API server's resources cannot be discovered. ``why``: its status, or the error."""
     return (
         f"The API server does not say whether it can resize pods (pods/resize): {why}. Released sessions keep their "
         "CPU and memory requests meanwhile; the service tries again."
@@ -56,7 +56,7 @@ def discovery_failed(why: str) -> str:
 
 
 def without_effect(pod: str, template: str, why: str) -> str:
-    """Return that a template's release_resources does nothing for a pod (namespace/name), for the log."""
+    """Return, for the log, that a template's release_resources has no effect on a pod (namespace/name)."""
     return (
         f"idle.release_resources of template {template} has no effect on the pod {pod}: {why}. This is logged once "
         "for each template and cause."
@@ -70,7 +70,7 @@ def not_requested(names: Sequence[str]) -> str:
 
 
 def perhaps_not_requested(names: Sequence[str]) -> str:
-    """Return that a template gives no such request, so that its release_resources can be without effect."""
+    """Return that a template sets no such request, so its release_resources may have no effect."""
     missing, fields = _missing(names)
     configured = " and ".join(_FIELDS[name][2] for name in names)
     return (
@@ -87,4 +87,4 @@ RESIZE_UNKNOWN = (
     "Templates have idle.release_resources, which has no effect on this cluster: its API server has no pods/resize, "
     "which needs Kubernetes 1.33 or later. Upgrade the cluster, or remove the field."
 )
-"""For the log."""
+"""Log message if the API server has no pods/resize."""

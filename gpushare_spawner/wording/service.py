@@ -1,6 +1,6 @@
-"""Sentences of the service: the REST API, the dashboard, the history, quotas, and requests of released sessions' pods.
+"""Sentences of the service: the REST API, the dashboard, the history, and quotas.
 
-The texts of the dashboard's page itself are in `service/web/pages`. The results of actions are in `wording.actions`.
+The dashboard's static texts are in `service/web/pages`. The results of actions are in `wording.actions`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ KEY_REUSED = "This Idempotency-Key was sent with another request. Use a new key 
 
 
 def body_too_large(most: int) -> str:
-    """Return that a request's body is too large. ``most``: the largest size in bytes."""
+    """Return that a request's body is too large. ``most``: maximum bytes."""
     return f"The body is too large: it may have {most:,} bytes."
 
 
 def too_many(seconds: int) -> str:
-    """Return that a caller acts too often. ``seconds``: until the next action is allowed."""
+    """Return that a caller acts too often. ``seconds``: time until the next action is allowed."""
     return f"You have sent many actions in a short time. Try again in {seconds} s."
 
 
 def unknown_node(name: str) -> str:
-    """Return that there is no such node."""
+    """Return that no node has this name."""
     return f"There is no node {name!r} with an agent that answers."
 
 
 def unknown_gpu(uuid: str, node: str) -> str:
-    """Return that a node has no such GPU."""
+    """Return that a node has no GPU with this UUID."""
     return f"Node {node} has no GPU {uuid!r}."
 
 
@@ -50,12 +50,12 @@ def unknown_session(name: str) -> str:
 
 
 def unknown_spawn(name: str) -> str:
-    """Return that the client may not see a spawn. ``name``: of user and server."""
+    """Return that a spawn does not exist, or that the client may not see it. ``name``: of the user and server."""
     return f"You have no spawn {name!r}."
 
 
 def scope_missing(scopes: Sequence[str]) -> str:
-    """Return that a caller may not do this. ``scopes``: any of them is enough."""
+    """Return that a caller lacks the permission for an operation. ``scopes``: any of them is sufficient."""
     return f"You are not allowed to do this. It is for admins, and for tokens with the scope {' or '.join(scopes)}."
 
 
@@ -68,12 +68,12 @@ def not_your_session(scopes: Sequence[str]) -> str:
 
 
 def wrong_method(method: str, allowed: Sequence[str]) -> str:
-    """Return that an address has no such method."""
+    """Return that an address does not support a method."""
     return f"This address has no {method}: use {' or '.join(allowed)}."
 
 
 def wrong_argument(name: str, problem: str) -> str:
-    """Return the problem of an argument. ``problem``: a phrase of pydantic."""
+    """Return the problem with an argument. ``problem``: pydantic's phrase."""
     return f"{name}: {problem[:1].lower()}{problem[1:]}." if name else f"{problem}."
 
 
@@ -85,13 +85,13 @@ def not_json(problem: str) -> str:
 AGENT_UNAVAILABLE = "An agent is unavailable, so sessions can be missing here."
 LOG_IN = "Log in first, or send a token that may access this service."
 MOST_NAMED = 5
-"""Unconfirmed sessions of a node in one sentence: a report can have any number of them."""
+"""Maximum unconfirmed sessions of a node that a sentence names. A report can have any number of them."""
 LONGEST_NAME = 60
-"""Characters of each name."""
+"""Maximum characters of each name."""
 
 
 def unconfirmed_sessions(node: str, sessions: Sequence[str]) -> str:
-    """Return that a node reports sessions without a pod. ``sessions``: their names in the report, any text."""
+    """Return that a node reports sessions without a pod. ``sessions``: their reported names, any text."""
     names = [repr(name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "…") for name in sessions[:MOST_NAMED]]
     more = f" and {len(sessions) - MOST_NAMED} more" if len(sessions) > MOST_NAMED else ""
     reported, count = ("a session", "It counts") if len(sessions) == 1 else (f"{len(sessions)} sessions", "They count")
@@ -111,7 +111,7 @@ def not_durable(node: str, reason: str) -> str:
 
 
 def restart_offer(node: str) -> str:
-    """Return the benefit of a restart after owners reclaimed borrowed units. ``node``: where units are free."""
+    """Return the benefit of a restart after owners reclaimed borrowed units. ``node``: a node with free units."""
     return (
         "The owners of the borrowed units have reclaimed them. After a restart the server would own its full share: "
         f"node {node} has units that nobody owns."
@@ -119,48 +119,48 @@ def restart_offer(node: str) -> str:
 
 
 def metrics_refused(scope: str) -> str:
-    """Return that a viewer may not read the metrics. ``scope``: required of a token."""
+    """Return that a viewer may not read the metrics. ``scope``: the scope that a token needs."""
     return f"The metrics are for admins, and for tokens with the scope {scope}."
 
 
 def server_name(user: str, server: str) -> str:
-    """Return the name of a server as on the dashboard: "ann", "bob / thesis"."""
+    """Return a server's name as shown on the dashboard: "ann", "bob / thesis"."""
     return f"{user} / {server}" if server else user
 
 
 def session_terms(template: str, units: int, gpus: int) -> str:
-    """Return a session's template and share. ``template``: its title; ``units``: of each GPU, perhaps changed since."""
+    """Return a session's template and share. ``template``: its title; ``units``: current units of each GPU."""
     return f"template {template}, share {gpu_share(units, gpus)}" if units else f"template {template}"
 
 
 def node_name(node: str) -> str:
-    """Return the name of a node in the text of an action."""
+    """Return a node's name for the text of an action."""
     return f"node {node}"
 
 
 def gpu_name(index: int, node: str) -> str:
-    """Return the name of a GPU in the text of an action."""
+    """Return a GPU's name for the text of an action."""
     return f"GPU {index} of {node}"
 
 
 def kept(seconds: float, by: str) -> str:
-    """Return that a share is kept. ``seconds``: from now on; ``by``: the user or admin."""
+    """Return that a share is kept. ``seconds``: from now; ``by``: the user or admin."""
     return f"Kept for another {elapsed(seconds)}, by {by}."
 
 
 def not_free(share: str) -> str:
-    """Return a share of a list that the session's GPUs do not have free now."""
+    """Return the list entry of a share for which the session's GPUs have too few free units."""
     return f"{share} (not free now)"
 
 
 def exempt(seconds: float | None, by: str, reason: str) -> str:
-    """Return that a session has no idle actions. ``seconds``: from now on; None: without end."""
+    """Return that a session is exempt from idle actions. ``seconds``: from now; None: indefinitely."""
     period = f"for another {elapsed(seconds)}" if seconds is not None else "without end"
     return f"Exempt from idle actions {period}, by {by}" + (f": {reason}" if reason else ".")
 
 
 def shared_by(layer: Layer, measured: bool) -> str:
-    """Return which layer shares a session's GPU, and its possible idle actions; empty for our own layer.
+    """Return which layer shares a session's GPU and which idle actions can apply; empty for our own layer.
 
     ``measured``: whether an agent measures its GPU work.
     """
@@ -179,7 +179,7 @@ UNAVAILABLE = "The database of the history does not answer. The service keeps tr
 
 
 def restored(was: Tier) -> str:
-    """Return why an agent restored a share. ``was``: the tier before."""
+    """Return why an agent restored a share. ``was``: the previous tier."""
     return f"The session was {was.value}, and works on the GPU again."
 
 
@@ -189,7 +189,7 @@ def not_a_time(name: str, text: str) -> str:
 
 
 def not_a_key(text: str, keys: str) -> str:
-    """Return that sums cannot be grouped by this key. ``keys``: the valid ones."""
+    """Return that sums cannot be grouped by this key. ``keys``: the valid keys."""
     return f"by: {text!r} is not known: choose from {keys}."
 
 
@@ -201,7 +201,7 @@ OVER_QUOTA_WAITS = "Your spawn is over quota: spawns in quota come first."
 
 
 def exceeded_departments(quotas: Quotas) -> Mapping[str, str]:
-    """Return a problem for each department with a lower limit than its teams' guarantees together."""
+    """Return a problem for each department whose limit is lower than the sum of its teams' guarantees."""
     problems = {}
     for name, group in quotas.groups.items():
         limits = {"guarantee": group.guaranteed_units, "maximum": group.maximum_units}
@@ -215,9 +215,9 @@ def exceeded_departments(quotas: Quotas) -> Mapping[str, str]:
 
 
 def exceeds_cluster(quotas: Quotas, capacity: int) -> str | None:
-    """Return the problem if guarantees add up to more than the GPUs have; None otherwise.
+    """Return the problem if the guarantees exceed the capacity of all GPUs; None otherwise.
 
-    ``capacity``: units of 1 % of all GPUs. The default quota is left out: its number of users is unknown.
+    ``capacity``: units of all GPUs. The default quota is excluded, because its number of users is unknown.
     """
     guaranteed = quotas.guaranteed_units
     if guaranteed <= capacity:
@@ -228,7 +228,7 @@ def exceeds_cluster(quotas: Quotas, capacity: int) -> str | None:
 
 
 def name_of(account: Account) -> str:
-    """Return the name of an account in a sentence: "the quota of group optics"."""
+    """Return an account's name for use in a sentence: "the quota of group optics"."""
     match account.kind:
         case AccountKind.GROUP:
             return f"the quota of group {account.name}"
@@ -239,7 +239,7 @@ def name_of(account: Account) -> str:
 
 
 def exceeded(account: Account, refused: LimitExceeded, units: int) -> str:
-    """Return that a limit of a quota refuses a server. ``units``: of 1 %, needed on all its GPUs together."""
+    """Return that a quota's limit refuses a server. ``units``: needed on all its GPUs together."""
     most, used, needs = refused.most, refused.used, gpu_share(units)
     match refused.limit:
         case Limit.MAXIMUM | Limit.DEPARTMENT:
@@ -262,7 +262,7 @@ def exceeded(account: Account, refused: LimitExceeded, units: int) -> str:
 
 
 def on_card(admission: Admission) -> str:
-    """Return the effect of a quota on a spawn now, as a phrase for a card."""
+    """Return a quota's current effect on a spawn, as a phrase for a card."""
     refused = admission.refused
     if refused is not None:
         limits = {
@@ -278,6 +278,6 @@ def on_card(admission: Admission) -> str:
 
 
 def choice(account: Account, admission: Admission | None) -> str:
-    """Return an account as a choice on the form. ``admission``: of a spawn in it now; None: unknown."""
+    """Return an account as a choice on the form. ``admission``: its result for a spawn now; None: unknown."""
     name = account.name if account.kind is AccountKind.GROUP else "your own"
     return f"{name}: {on_card(admission)}" if admission is not None else name

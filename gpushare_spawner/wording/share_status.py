@@ -1,8 +1,8 @@
-"""A session's share in words: for the status bar, its tooltip, the terminal and a notebook cell.
+"""A session's share as text, for the status bar, its tooltip, the terminal and a notebook cell.
 
-Also its device memory (refused allocations, the processes with the most memory, suspended sessions), and why its GPU
-work is slow now. ``{time}`` in a text stands for an instant, because only the reader's browser or terminal knows the
-reader's time zone. Notices are in `wording.notices`.
+The texts also cover its device memory (refused allocations, processes with the most memory, suspended sessions), and
+why its GPU work is currently slow. ``{time}`` in a text stands for an instant, because only the reader's browser or
+terminal knows the reader's time zone. Notices are in `wording.notices`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ LACKING = (
     "and its machine has not granted them again yet, most likely because it is full. They are restored when capacity "
     "is free. Tell the admin if this lasts."
 )
-"""For the user, in JupyterLab and on the dashboard."""
+"""Text for the user, in JupyterLab and on the dashboard."""
 
 
 SUSPENDED = (
     "This session is suspended: its GPU memory is in host memory, because other sessions need the GPU's memory. Its "
     "next GPU work resumes it."
 )
-"""For a session of the memory engine `suspend`."""
+"""Text for a session with the memory engine `suspend`."""
 
 
 def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
-    """Return which limit refused the last failed allocation, and the remedy."""
+    """Return which limit refused the last allocation that failed, and the remedy."""
     ago = "just now" if hit.seconds_ago < 1 else f"{elapsed(hit.seconds_ago)} ago"
     failed = f"An allocation of {memory(hit.requested_bytes)} failed {ago} (CUDA out of memory): "
     most = max((gpu.limit_bytes for gpu in status.gpus), default=0)
@@ -73,12 +73,12 @@ def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
 
 
 def _advice(first: list[str], last: str) -> str:
-    """Return the remedies that the user can try, the last as the alternative."""
+    """Return the remedies that the user can try, with ``last`` as the alternative."""
     return " ".join([*first, f"Or {last}" if first else f"{last[0].upper()}{last[1:]}"])
 
 
 def refused(status: ShareStatus, hit: LimitHit) -> str:
-    """Return the refused allocation and its limit, short enough for a notice; `limit_hit` gives the remedy too."""
+    """Return the refused allocation and its limit, short enough for a notice; `limit_hit` adds the remedy."""
     more = memory(hit.requested_bytes)
     match hit.limit:
         case "session":
@@ -93,7 +93,7 @@ def refused(status: ShareStatus, hit: LimitHit) -> str:
 def _restart(status: ShareStatus, lacking: int) -> str:
     """Return advice to restart the fewest processes that would free the `lacking` bytes.
 
-    The advice is empty if all processes together hold less.
+    The advice is empty if all processes together hold fewer bytes.
     """
     if not status.processes:
         return "Restart a kernel that you no longer need: that frees its GPU memory."
@@ -108,7 +108,7 @@ def _restart(status: ShareStatus, lacking: int) -> str:
 
 
 def _by_process(status: ShareStatus) -> dict[str, int]:
-    """Return the bytes that each process has allocated on all GPUs, by its name."""
+    """Return the bytes that each process has allocated on all GPUs, by process name."""
     names = {process.pid: process.name or f"process {process.pid}" for process in status.processes}
     sums = dict.fromkeys(names.values(), 0)
     for process in status.processes:
@@ -117,7 +117,7 @@ def _by_process(status: ShareStatus) -> dict[str, int]:
 
 
 def holders(status: ShareStatus) -> str:
-    """Return the processes that allocated the session's GPU memory, the largest first; empty for fewer than two."""
+    """Return the processes that allocated the session's GPU memory, largest first; empty for fewer than two."""
     by_pid: dict[int, int] = {}
     for process in status.processes:
         by_pid[process.pid] = by_pid.get(process.pid, 0) + process.memory_bytes
@@ -166,7 +166,7 @@ def _tier_in_short(status: ShareStatus) -> str:
 
 
 def explanation(status: ShareStatus) -> str:
-    """Return some sentences for the tooltip, one on each line. The text can have ``{time}`` in it."""
+    """Return the sentences for the tooltip, one per line. The text can contain ``{time}``."""
     if not status.shared:
         return "This server has no GPU share."
     if not status.known:
@@ -233,15 +233,15 @@ def received_time(received: float, entitled: float) -> str:
 def _memory(of: ShareStatus | GpuStatus) -> str:
     """Return allocated memory, its limit, and the part that is on the GPU.
 
-    Memory that no kernel has touched yet is neither on the GPU nor in host memory.
+    Memory that no CUDA kernel has touched yet is neither on the GPU nor in host memory.
     """
     return f"{memory_of(of.memory_bytes, of.limit_bytes)} allocated, {memory(of.resident_bytes)} of it on the GPU"
 
 
 def summary(status: ShareStatus) -> list[str]:
-    """Return the meaning of the share for the user now, and its problems; empty if the share is unknown.
+    """Return what the share currently means for the user, and its problems; empty if the share is unknown.
 
-    A refused allocation comes first, because the user has just had the error.
+    A refused allocation comes first, because the user has just seen the error.
     """
     if not status.known:
         return []
@@ -250,7 +250,7 @@ def summary(status: ShareStatus) -> list[str]:
 
 
 def tier_now(status: ShareStatus) -> str:
-    """Return the meaning of the tier, or of another sharing layer, for the user, in a few sentences."""
+    """Return, in a few sentences, what the tier or another sharing layer means for the user."""
     gpus, layer = status.gpu_count, other_layer(status.layer)
     share = gpu_share(status.share_units, gpus)
     if layer is not None:
@@ -283,7 +283,7 @@ def tier_now(status: ShareStatus) -> str:
 
 
 def guaranteed(status: ShareStatus) -> str:
-    """Return the units guaranteed now and, on lent units, when the session gets the rest, worded as on its card."""
+    """Return the currently guaranteed units and, on lent units, when the session gets the rest, as on its card."""
     gpus, now = status.gpu_count, status.guaranteed_now
     owned = gpu_share(now, gpus)
     if not _on_lent_units(status):
@@ -302,7 +302,7 @@ class Term:
 
     name: str
     text: str
-    """``{time}`` in it stands for the instant `at`."""
+    """The text, in which ``{time}`` stands for the instant `at`."""
     at: float | None = None
     """Seconds since the epoch."""
 
@@ -317,7 +317,7 @@ def page(status: ShareStatus, now: float) -> str:
     if status.limit_hit is not None:
         rows.append(("memory limit", limit_hit(status, status.limit_hit)))
     for message in status.controls.messages if status.controls is not None else ():
-        # on one line: a second line of the message would look like a row of the service
+        # on one line, because a second line of the message would look like one of the service's rows
         text = localised(" ".join(message.text.split()), now)
         rows.append(("message", f"{text} (an admin, {clock(message.at, now)})"))
     width = max(len(name) for name, _ in rows) + 2
@@ -330,7 +330,7 @@ def _at_local_time(term: Term, now: float) -> str:
 
 
 def terms(status: ShareStatus) -> list[Term]:
-    """Return the terms of the share, row by row, without a refused allocation; empty if the share is unknown."""
+    """Return the rows of the share's terms, without a refused allocation; empty if the share is unknown."""
     if not status.known:
         return []
     gpus, layer = status.gpu_count, other_layer(status.layer)
@@ -356,7 +356,7 @@ def terms(status: ShareStatus) -> list[Term]:
     for number, gpu in enumerate(status.gpus):
         prefix = f"GPU {number}: " if gpus > 1 else ""
         others = f"{gpu.sessions - 1}" if gpu.sessions > 1 else "none"
-        # this session counts among those with work too
+        # the count includes this session
         count = gpu.sessions_with_work if gpu.sessions > 1 else 0
         verb = "has" if count == 1 else "have"
         working = f"; {count} of {gpu.sessions} sessions on the GPU {verb} work now" if count else ""
@@ -397,19 +397,19 @@ def _gpu_work(status: ShareStatus) -> str:
 
 
 _SHORT = 0.95
-"""The user gets a sentence below this part of the entitled GPU time. The agent's samples are accurate to 5 %."""
+"""Fraction of the entitled GPU time below which the user is informed. The agent's samples are accurate to 5 %."""
 _LITTLE = 64 * 2**20
-"""Bytes: less memory than this is paged in within milliseconds."""
+"""Bytes. Less memory than this is paged in within milliseconds."""
 
 
 def why_slow(status: ShareStatus) -> list[str]:
-    """Return why GPU work is slow now, in sentences, the strongest reason first; empty if the share is unknown."""
+    """Return the sentences why GPU work is currently slow, main reason first; empty if the share is unknown."""
     if not status.known:
         return []
     layer = other_layer(status.layer)
     if layer is not None:
         return _beside_layer(status, layer)
-    # GPU work has the weight of its full share before it waits, so only units that others keep are a reason
+    # GPU work has the weight of its full share before it waits, so only units held by others are a reason
     lost = status.yields or (status.tier is Tier.ACTIVE and status.borrowed_now < status.borrowed_units)
     reasons = [tier_now(status)] if lost else []
     for number, gpu in enumerate(status.gpus):
@@ -421,11 +421,11 @@ def why_slow(status: ShareStatus) -> list[str]:
 
 
 def _beside_layer(status: ShareStatus, layer: Layer) -> list[str]:
-    """Return, for another sharing layer: its problem, how many other sessions compute, and how it separates them."""
+    """Return another sharing layer's problem, the number of other sessions that compute, and how it separates them."""
     reasons = [status.layer_trouble] if status.layer_trouble else []
     for number, gpu in enumerate(status.gpus):
         where = f"GPU {number}" if len(status.gpus) > 1 else "the GPU"
-        # the figure includes this session, which has work while its last work has just ended
+        # the figure includes this session, even if its last work has just ended
         working = gpu.sessions_with_work - status.works_now
         if working > 0:
             reasons.append(_computing(working, where))
@@ -435,7 +435,7 @@ def _beside_layer(status: ShareStatus, layer: Layer) -> list[str]:
 
 
 def _from_others(status: ShareStatus, gpu: GpuStatus, where: str) -> list[str]:
-    """Return that other sessions compute.
+    """Return how many other sessions compute.
 
     `sessions_with_work` includes this session while it has a lease or waits for one.
     """
@@ -454,7 +454,7 @@ def _computing(working: int, where: str) -> str:
 
 
 def _from_memory(gpu: GpuStatus, where: str) -> list[str]:
-    """Return how much memory is not on the GPU. No kernel may have touched it yet."""
+    """Return how much memory is not on the GPU. Kernels may not have touched it yet."""
     away = gpu.memory_bytes - gpu.resident_bytes
     if away < _LITTLE:
         return []

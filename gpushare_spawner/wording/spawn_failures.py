@@ -1,8 +1,8 @@
-"""Why a spawn waits or fails, and the remedy, for its user.
+"""Texts for a spawn's user about why it waits or fails, and the remedy.
 
-The sentences cover placement, the queue (on the form's cards and on the page of a spawn), the cluster's scheduler, and
-failures after placement: of the agent, the machine or the cluster. The terms of a template and wrong options are in
-`wording.spawn_form`.
+The sentences cover placement, the queue (on the form's cards and on a spawn's page), the cluster's scheduler, and
+failures of the agent, the machine or the cluster after placement. Sentences about a template's terms and invalid
+options are in `wording.spawn_form`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NODE_DID = {
     "NodeAffinity": "no longer matches the server's node selector or affinity",
     "TopologyAffinityError": "could not give the server CPUs and a GPU of one NUMA node",
 }
-"""By the kubelet's reason for a failed pod (kubernetes pkg/kubelet)."""
+"""What the node did, by the kubelet's reason for a failed pod (kubernetes pkg/kubelet)."""
 
 
 def agent_refused_session(why: str) -> str:
@@ -41,22 +41,22 @@ def agent_refused_session(why: str) -> str:
 
 
 def agent_refused_process(why: str) -> str:
-    """Return that the agent does not accept the process of the session. ``why``: its message."""
+    """Return that the agent does not accept the session's process. ``why``: its message."""
     return f"The GPU agent does not accept the server's process: {why}"
 
 
 def no_such_user(user: str) -> str:
-    """Return that the machine has no user of that name."""
+    """Return that the machine has no user with that name."""
     return f"There is no user {user!r} on this machine. Ask the admin."
 
 
 def user_not_made(user: str) -> str:
-    """Return that a user of the machine could not be created."""
+    """Return that a user could not be created on the machine."""
     return f"The user {user} could not be created on this machine. Ask the admin."
 
 
 def setting_forbids_gpus(setting: str) -> str:
-    """Return that no template with a GPU works with a setting of the hub."""
+    """Return that a setting of the hub rules out templates with a GPU."""
     return f"Templates with a GPU cannot be started while this hub's setting {setting} is on. Tell the admin."
 
 
@@ -68,12 +68,12 @@ def api_unavailable(why: str) -> str:
 
 
 def api_refused(why: str) -> str:
-    """Return that the cluster's API does not allow the pod. ``why``: its message, without a full stop."""
+    """Return that the cluster's API does not allow the pod. ``why``: its message, without a period."""
     return f"The cluster refuses the server: {why}. Tell the admin."
 
 
 def quota_exceeded(why: str) -> str:
-    """Return that the namespace's quota does not allow the pod now. ``why``: the API's message, without a full stop."""
+    """Return that the namespace's quota does not allow the pod now. ``why``: the API's message, without a period."""
     return (
         f"The namespace's resource quota does not allow the server: {why}. Nothing is reserved for you. "
         "Stop another server, or tell the admin."
@@ -81,7 +81,7 @@ def quota_exceeded(why: str) -> str:
 
 
 def not_admitted(why: str, tries: int | None) -> str:
-    """Return that no node admitted the pod. ``why``: the last node's answer, without a full stop.
+    """Return that no node admitted the pod. ``why``: the last node's answer, without a period.
 
     ``tries``: the number of attempts, if no more are allowed.
     """
@@ -90,7 +90,7 @@ def not_admitted(why: str, tries: int | None) -> str:
 
 
 def another_place(why: str) -> str:
-    """Return that the hub tries another node. ``why``: the node's answer, without a full stop."""
+    """Return that the hub tries another node. ``why``: the node's answer, without a period."""
     return f"{why}. Looking for another node."
 
 
@@ -101,7 +101,7 @@ def too_slow(seconds: float, why: str) -> str:
 
 
 def pinned_elsewhere(placed: str, pinned: str, label: str) -> str:
-    """Return that settings pin the pod to another node than the node of its share."""
+    """Return that settings pin the pod to a node other than that of its share."""
     return (
         f"The server is placed on node {placed}, and its settings pin it to {pinned}. Tell the admin to set "
         f"{label} in node_selector, which placement takes into account."
@@ -109,14 +109,14 @@ def pinned_elsewhere(placed: str, pinned: str, label: str) -> str:
 
 
 def what_node_did(reason: str) -> str:
-    """Return the node's action, as half a sentence after "Node node-a". ``reason``: Kubernetes' word, or empty."""
+    """Return what the node did, as the predicate for "Node node-a". ``reason``: Kubernetes' term, or empty."""
     if reason.startswith("OutOf"):
         return f"has not enough {reason.removeprefix('OutOf')} left for the server"
     return _NODE_DID.get(reason, "ended the server")
 
 
 def pod_ended(node: str, reason: str, message: str) -> str:
-    """Return which node ended the pod and why, without a full stop. Each argument is Kubernetes' word, or empty."""
+    """Return which node ended the pod and why, without a period. The arguments are Kubernetes' values, or empty."""
     where = f"Node {node}" if node else "The node"
     detail = f": {message}" if message else ""
     return f"{where} {what_node_did(reason)} ({reason or 'no reason given'}{detail})"
@@ -130,12 +130,12 @@ PLACING_FAILED = (
 NO_REPORT_YET = "No GPU agent has reported yet."
 AGENT_SILENT = "The GPU agent of this machine does not answer"
 ALLOCATIONS_UNKNOWN = "The allocations on the cluster's GPUs are unknown"
-"""Why nothing can be placed, without a full stop: see `nothing_known`."""
+"""Why nothing can be placed, without a period, see `nothing_known`."""
 _SMALLER = "Choose a template with a smaller share."
 
 
 def capacity(why: Unplaceable) -> str:
-    """Return why no GPU can take the share now, as a sentence."""
+    """Return the sentence why no GPU can take the share now."""
     share = why.share
     match why.reason:
         case Reason.NO_GPUS:
@@ -214,7 +214,7 @@ def _amount(share: Share) -> str:
 
 
 def queue_full(share: Share, waiting: int) -> str:
-    """Return that a spawn is not queued, because the queue is full."""
+    """Return that a spawn is not queued because the queue is full."""
     why = (
         f"The queue is full ({plural(waiting, 'spawn')})"
         if waiting
@@ -243,12 +243,12 @@ def impossible(template: str, where: str, node: str, why: str) -> str:
 
 
 def node_left_alone(node: str) -> str:
-    """Return that a node gets no server for some seconds, because it has just not admitted one."""
+    """Return that a node gets no servers for some seconds because it did not admit one."""
     return f"{node} did not admit a server just now, so no server is placed there for some seconds."
 
 
 def report_beyond_node(node: str, gpu: int, reported: int, offered: int) -> str:
-    """Return that a node's report is refused. ``gpu``: its index; the others are units of 1 %."""
+    """Return that a node's report is rejected. ``gpu``: the GPU's index; ``reported`` and ``offered``: units."""
     return (
         f"The agent of node {node} reports {reported} units of GPU {gpu}, and the node itself offers {offered} "
         f"(gpushare-spawner.io/gpu-{gpu}), so no server is placed there."
@@ -256,7 +256,7 @@ def report_beyond_node(node: str, gpu: int, reported: int, offered: int) -> str:
 
 
 def report_beyond_claims(node: str, gpu: int, reported: int, most: int) -> str:
-    """Return that a node's report is refused where pods get GPUs by claims. Arguments: as in `report_beyond_node`."""
+    """Return that a node's report is rejected where pods get GPUs through claims. See `report_beyond_node`."""
     return (
         f"The agent of node {node} reports {reported} units of GPU {gpu}, and by the hub's setting claims_overcommit "
         f"a GPU has at most {most}, so no server is placed there."
@@ -264,13 +264,13 @@ def report_beyond_claims(node: str, gpu: int, reported: int, most: int) -> str:
 
 
 def nodes_without_reports(nodes: Sequence[str], age: float) -> str:
-    """Return which nodes send no reports. ``age``: seconds since the latest report of one of them."""
+    """Return which nodes send no reports. ``age``: seconds since the latest report from any of them."""
     subject = f"{len(nodes)} nodes send" if len(nodes) > 1 else f"Node {nodes[0]} sends"
     return f"{subject} no reports; the last one is {elapsed(age)} old."
 
 
 def nothing_known(unavailable: str) -> str:
-    """Return that nothing can be placed. ``unavailable``: the part that does not answer, without a full stop."""
+    """Return that nothing can be placed. ``unavailable``: the part that does not answer, without a period."""
     return (
         f"{unavailable}, so no server with a GPU can start. "
         "Try again in a minute, or choose a template without a GPU. Tell the admin if the problem persists."
@@ -278,14 +278,14 @@ def nothing_known(unavailable: str) -> str:
 
 
 def refused_by_nodes(nodes: Mapping[str, str]) -> str:
-    """Return which nodes did not take the server, each with the missing resource as half a sentence."""
+    """Return which nodes did not take the server, each with its missing resource as a clause."""
     return f"{plural(len(nodes), 'node')} could not take this server: " + "; ".join(
         f"{node}: {missing}" for node, missing in nodes.items()
     )
 
 
 def no_node_left(nodes: Mapping[str, str], why: str) -> str:
-    """Return that no node takes the server. ``why``: a sentence about the nodes that were not tried, or empty."""
+    """Return that no node can take the server. ``why``: a sentence about the nodes that were not tried, or empty."""
     return " ".join(
         filter(None, [f"{refused_by_nodes(nodes)}.", why, "Nothing is reserved for you. Try again in a few minutes."])
     )
@@ -315,12 +315,12 @@ def too_large(where: str) -> str:
 
 
 def waiting(ahead: int, share: Share, hint: str, minutes: int | None, elsewhere: bool = False) -> str:
-    """Return the text for the page of a waiting spawn: its position, its share, and when the wait ends.
+    """Return the text for a waiting spawn's page: its position, its share, and when the wait ends.
 
-    ``hint``: why it waits, as a sentence, or empty. ``minutes``: the estimate; None if there is none. ``elsewhere``:
-    only other sharing layers can serve it. ``{time}`` in the text stands for the instant at which the wait ends.
+    ``hint``: a sentence why it waits, or empty. ``minutes``: the estimate, or None. ``elsewhere``: whether only other
+    sharing layers can serve it. ``{time}`` in the text stands for the instant at which the wait ends.
     """
-    # most hints name the share: once is enough
+    # most hints already name the share
     what = "" if str(share) in hint else f", waiting for {share}"
     parts = [
         f"{position(ahead)}{what}.",
@@ -332,7 +332,7 @@ def waiting(ahead: int, share: Share, hint: str, minutes: int | None, elsewhere:
 
 
 def estimated_wait(minutes: int) -> str:
-    """Return an estimate of the wait, without a full stop."""
+    """Return the estimated wait, without a period."""
     return f"Estimated wait: about {duration(minutes * 60)}"
 
 
@@ -342,7 +342,7 @@ def cancelled_unless_started(time: str) -> str:
 
 
 def template(title: str) -> str:
-    """Return which template is started. ``title``: its display name."""
+    """Return which template starts. ``title``: its display name."""
     return f"Template: {title}."
 
 
@@ -352,7 +352,7 @@ def suitable(gpus: str) -> str:
 
 
 def instead(startable: Sequence[str]) -> str:
-    """Return which templates, by their display names, would start now while a spawn waits; empty for none."""
+    """Return which templates would start now while a spawn waits; empty for none. ``startable``: display names."""
     if not startable:
         return ""
     if len(startable) == 1:
@@ -361,12 +361,12 @@ def instead(startable: Sequence[str]) -> str:
 
 
 def placed_on(gpus: Sequence[tuple[int, str]], node: str) -> str:
-    """Return GPUs, each by its index and model, and the node, if it has a name: "GPU 0 (NVIDIA L4) of node-a"."""
+    """Return GPUs with index and model, and the node if it has a name: "GPU 0 (NVIDIA L4) of node-a"."""
     return " and ".join(f"GPU {index} ({model})" for index, model in gpus) + (f" of {node}" if node else "")
 
 
 def placed(where: str, share: Share, borrowed: int) -> str:
-    """Return that a spawn is placed. ``where``: see `placed_on`; ``borrowed``: units of 1 % of each GPU."""
+    """Return that a spawn is placed. ``where``: see `placed_on`; ``borrowed``: borrowed units of each GPU."""
     if borrowed <= 0:
         return f"Placed on {where}."
     owned = share.units - borrowed
@@ -376,7 +376,7 @@ def placed(where: str, share: Share, borrowed: int) -> str:
 
 
 def position(ahead: int) -> str:
-    """Return the position in the queue of a spawn. ``ahead``: the number of spawns before it."""
+    """Return a spawn's position in the queue. ``ahead``: the number of spawns before it."""
     return "First in queue" if ahead == 0 else f"Position {ahead + 1} in queue"
 
 
@@ -400,22 +400,22 @@ _SENTENCES = (
     (r'persistentvolumeclaim "(?P<what>[^"]+)" not found', "the persistent volume claim {what} does not exist"),
     (r".*free ports.*", "a port that the server needs is taken there"),
 )
-"""The scheduler's reasons as regular expressions (kubernetes pkg/scheduler/framework/plugins, 1.25 to 1.36), and their
-meaning for a node, after "node-a: "."""
+"""Regular expressions for the scheduler's reasons (kubernetes pkg/scheduler/framework/plugins, 1.25 to 1.36), with the
+text to show after "node-a: "."""
 
 
 def missing(reasons: Iterable[str]) -> str:
-    """Return the missing resources of a node, as half a sentence; unknown reasons stay in the scheduler's words."""
+    """Return the missing resources of a node, as a clause. Unknown reasons stay as the scheduler wrote them."""
     return " and ".join(dict.fromkeys(_plain(reason) for reason in reasons))
 
 
 def not_taken(node: str, what: str) -> str:
-    """Return that a node cannot take the server, without a full stop. ``what``: the reason, as half a sentence."""
+    """Return that a node cannot take the server, without a period. ``what``: the reason, as a clause."""
     return f"Node {node} cannot take the server: {what}"
 
 
 def cannot_start(what: str) -> str:
-    """Return that no node can take the server, without a full stop. ``what``: the reason, as half a sentence."""
+    """Return that no node can take the server, without a period. ``what``: the reason, as a clause."""
     return f"The server cannot start: {what}"
 
 

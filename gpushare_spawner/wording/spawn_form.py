@@ -1,6 +1,6 @@
-"""Sentences of the spawn form: the cards of templates, other sharing layers, and wrong options of a spawn.
+"""Sentences of the spawn form: the templates' cards, other sharing layers, and invalid options of a spawn.
 
-The page of a waiting spawn and the API use them too. The sentences of the queue and of failures are in
+A waiting spawn's page and the API also use them. The sentences about the queue and failures are in
 `wording.spawn_failures`.
 """
 
@@ -19,14 +19,14 @@ from gpushare_spawner.wording.layers import kept_within
 
 AGENT_SILENT = "the GPU agent of this machine does not answer"
 CLUSTER_UNREADABLE = "the hub cannot read the cluster's GPUs and pods"
-"""Why free capacity is unknown, as half a sentence for the form."""
+"""Why free capacity is unknown, as a clause for the form."""
 
 
 def guaranteed(gpu: TemplateGpu, memory_bytes: int | None, borrowed: int = 0) -> str:
-    """Return the guarantee of a session. ``memory_bytes``: of the smallest suitable GPU; None: unknown.
+    """Return a session's guarantee. ``memory_bytes``: memory of the smallest suitable GPU; None: unknown.
 
-    ``borrowed``: units of each GPU that idle sessions would lend to it. Lent units, and their memory, stay guaranteed
-    to their owners.
+    ``borrowed``: units of each GPU that idle sessions would lend to it. Lent units and their memory stay guaranteed to
+    their owners.
     """
     share = gpu.share
     full = _whole_gpus(gpu, memory_bytes) if share.units == UNITS_PER_GPU else _part(gpu, share.units, memory_bytes)
@@ -49,7 +49,7 @@ def _whole_gpus(gpu: TemplateGpu, memory_bytes: int | None) -> str:
 
 
 def maximum(gpu: TemplateGpu, memory_bytes: int | None) -> str:
-    """Return the most that a session can use; empty if all of it is guaranteed."""
+    """Return the maximum that a session can use; empty if all of it is guaranteed."""
     if gpu.share.units < UNITS_PER_GPU:
         return f"100 % of one GPU's time while others are idle, and {_memory(gpu.memory.limit, memory_bytes)}"
     return "" if gpu.memory.limit == "100%" else _memory(gpu.memory.limit, memory_bytes)
@@ -67,7 +67,7 @@ _WHOLE_REACH = LAYERS[LayerName.NATIVE].reach
 
 
 def idle_actions(template: Template, reach: Collection[IdleReach] = _WHOLE_REACH) -> list[str]:
-    """Return the idle actions of a template, one phrase for each; empty: none.
+    """Return the template's idle actions, one phrase each; empty: none.
 
     ``reach``: the idle actions that the GPU's sharing layer supports.
     """
@@ -96,7 +96,7 @@ def takes_idle_share(template: Template, reach: Collection[IdleReach] = _WHOLE_R
 
 
 def machine(resources: Resources) -> str:
-    """Return CPU and memory of the server, beside the GPU."""
+    """Return the server's CPU and memory."""
     cpu, host = resources.cpu, resources.memory
     parts = [
         _between(cpu.guarantee, cpu.limit, lambda cores: f"{cores:g}", "CPU cores"),
@@ -114,14 +114,14 @@ def _between(guarantee: float | None, limit: float | None, shown: Callable[[floa
 
 
 def gpu_models(share: Share, counts: Mapping[str, int]) -> str:
-    """Return the GPUs that can have the share: "1 of 2 × NVIDIA L4". ``counts``: number of suitable GPUs by model."""
+    """Return the GPUs that suit the share: "1 of 2 × NVIDIA L4". ``counts``: number of suitable GPUs by model."""
     return ", ".join(
         f"{share.count} of {count} × {model}" if count > share.count else model for model, count in counts.items()
     )
 
 
 LONGEST_SHOWN = 80
-"""Characters of a wrong value that a message quotes at most."""
+"""Maximum characters of an invalid value that a message quotes."""
 TEMPLATES_AWAITED = (
     "This hub has no compute templates yet, so no server is started. Try again in a few minutes, or ask the admin of "
     "this hub."
@@ -130,7 +130,7 @@ NO_TEMPLATE = "There is no compute template that you may use. Ask the admin of t
 
 
 def templates_awaited(folder: str) -> str:
-    """Return for the hub's log that the hub waits for templates. ``folder``: of the templates."""
+    """Return, for the hub's log, that the hub waits for templates. ``folder``: the templates' folder."""
     return (
         f"There is no valid compute template in {folder}, which $GPUSHARE_TEMPLATES names: waiting for files there, on "
         "Kubernetes for the ConfigMap gpushare-templates, whose files come a minute or two after it was made"
@@ -138,29 +138,29 @@ def templates_awaited(folder: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value of a request as text, cut short."""
+    """Return a request's value as truncated text."""
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
 
 
 def named(display_name: str, key: str) -> str:
-    """Return the name on the form, with the key for requests if it differs: "0.25 GPU (quarter)"."""
+    """Return the name on the form, with the key in requests if it differs: "0.25 GPU (quarter)"."""
     return display_name if display_name == key else f"{display_name} ({key})"
 
 
 def listed(choices: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the choices of an option, separated by commas. ``choices``: by the key for requests."""
+    """Return an option's choices, separated by commas. ``choices``: by their keys in requests."""
     names = (named(str(choice.get("display_name") or key), key) for key, choice in choices.items())
     return ", ".join(names) or "those on the form"
 
 
 def not_an_object(options: object) -> str:
-    """Return that options must be an object."""
+    """Return that the options must be an object."""
     return f'The options of a server must be an object like {{"profile": "quarter-gpu"}}, not {shown(options)}.'
 
 
 def not_a_name(profile: object) -> str:
-    """Return that the option profile must be text."""
+    """Return that the option ``profile`` must be text."""
     return f"profile must be the name of a template, not {shown(profile)}."
 
 
@@ -173,28 +173,28 @@ def not_allowed(template: str, allowed: Iterable[str]) -> str:
 
 
 def unknown_template(template: str, allowed: Iterable[str]) -> str:
-    """Return that there is no such template. ``allowed``: the names that this user may use, see `named`."""
+    """Return that a template does not exist. ``allowed``: the names that this user may use, see `named`."""
     return f"There is no template {shown(template)}. You may use: {', '.join(allowed) or 'none'}."
 
 
 def unknown_quota(quota: object, quotas: Iterable[str]) -> str:
-    """Return that the user has no such quota. ``quotas``: the names that this user may use."""
+    """Return that the user does not have a quota. ``quotas``: the names that this user may use."""
     return f"You have no quota {shown(quota)}. You may use: {', '.join(quotas)}."
 
 
 def unknown_option(option: object, profile: str, options: Iterable[str]) -> str:
-    """Return that the profile has no such option. ``options``: the options of the profile."""
+    """Return that the profile does not have an option. ``options``: the profile's options."""
     return f"Unknown option {shown(option)}; {profile} has: {', '.join(options)}."
 
 
 def limit_reached(limit: int, profile: str) -> str:
-    """Return that the user runs as many servers with the profile as the limit allows."""
+    """Return that the user already runs the maximum number of servers with the profile."""
     servers = "one server" if limit == 1 else f"{limit} servers"
     return f"You may run {servers} with {profile} at a time. Stop one first, or choose another template."
 
 
 def unknown_choice(where: str, choice: object, choices: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return that an option has no such choice. ``where``: the profile and the option; ``choices``: see `listed`."""
+    """Return that an option lacks a choice. ``where``: the profile and the option; ``choices``: see `listed`."""
     return f"{where}: there is no choice {shown(choice)}; choose one of {listed(choices)}."
 
 
@@ -204,22 +204,22 @@ def only_listed_choices(where: str, choices: Mapping[str, Mapping[str, Any]]) ->
 
 
 def text_too_long(where: str, most: int) -> str:
-    """Return that the value of an option is not text, or has more than ``most`` characters."""
+    """Return that an option's value is not text, or has more than ``most`` characters."""
     return f"{where}: write at most {most} characters of text."
 
 
 def unusable_pattern(where: str, problem: str) -> str:
-    """Return that the admin's pattern for the text of an option cannot be used. ``problem``: why, and the remedy."""
+    """Return that the admin's pattern for an option's text cannot be used. ``problem``: the reason and the remedy."""
     return f"{where}: no text can be accepted, because {problem}. Tell the admin of this hub (validation_regex)."
 
 
 def text_does_not_match(where: str, text: str, advice: str) -> str:
-    """Return that the text of an option is not valid. ``advice``: a valid text, without a full stop."""
+    """Return that an option's text is invalid. ``advice``: a valid text, without a period."""
     return f"{where}: {shown(text)} is not valid: {advice}."
 
 
 def cannot_apply(template: str, why: str) -> str:
-    """Return that the spawner cannot apply the settings of a template. ``template``: see `named`."""
+    """Return that the spawner cannot apply a template's settings. ``template``: see `named`."""
     return f"The template {template} cannot be started on this hub: {why}. Tell the admin."
 
 
@@ -235,7 +235,7 @@ def needs_cluster(template: str, title: str) -> str:
 
 
 def needs_one_gpu(template: str, layer: Layer) -> str:
-    """Return that a layer on one machine cannot give a server a second GPU."""
+    """Return that a layer cannot give a server a second GPU on one machine."""
     why = (
         "CUDA uses one MIG instance only"
         if layer.name is LayerName.MIG
@@ -248,7 +248,7 @@ def needs_one_gpu(template: str, layer: Layer) -> str:
 
 
 def not_on_one_machine(template: Template) -> str:
-    """Return why a template's layer cannot give a server on one machine a GPU; empty if it can."""
+    """Return why a template's layer cannot give a server a GPU on one machine; empty if it can."""
     if template.gpu is None:
         return ""
     layer = LAYERS[template.gpu.layer or LayerName.NATIVE]
@@ -260,7 +260,7 @@ def not_on_one_machine(template: Template) -> str:
 
 
 def no_instance(share: Share, profiles: Iterable[str]) -> str:
-    """Return that no MIG instance of this machine is large enough. ``profiles``: of the machine's instances."""
+    """Return that no MIG instance of this machine is large enough. ``profiles``: those of its instances."""
     there = ", ".join(sorted(set(profiles)))
     if not there:
         return "This machine has no MIG instance. Choose another template, or ask the admin."
@@ -271,7 +271,7 @@ def no_instance(share: Share, profiles: Iterable[str]) -> str:
 
 
 def layer_taken(share: Share) -> str:
-    """Return that the GPUs with free capacity for a share by MPS have sessions of another layer."""
+    """Return that the GPUs with free capacity for a share under MPS have sessions of another layer."""
     return (
         f"{share} is free on a GPU, but the sessions there do not use {LAYERS[LayerName.MPS].title}, and a GPU cannot "
         "have both kinds. The server starts when they have ended."
@@ -279,18 +279,18 @@ def layer_taken(share: Share) -> str:
 
 
 def no_node(layers: Iterable[LayerName]) -> str:
-    """Return that none of the server's possible nodes has one of the layers."""
+    """Return that none of the server's possible nodes has any of the layers."""
     titles = " or ".join(LAYERS[name].title for name in layers)
     return f"No node that this server can run on shares its GPUs by {titles}. Ask the admin."
 
 
 def not_understood(title: str) -> str:
-    """Return that the hub failed on an object that a layer published."""
+    """Return that the hub failed to parse an object that a layer published."""
     return f"The hub cannot read what {title} says is free. The hub's log has the error."
 
 
 def unreadable(title: str) -> str:
-    """Return that the hub lacks the right to read the cluster, which the layer needs."""
+    """Return that the hub lacks the permission to read the cluster, which the layer needs."""
     return (
         f"The hub may not read the cluster's nodes and pods, which it needs for {title}. Tell the admin: the agents' "
         "chart gives the right with hub.readCapacity."
@@ -298,7 +298,7 @@ def unreadable(title: str) -> str:
 
 
 def other_object(kind: str, name: str, namespace: str) -> str:
-    """Return that another program made an object with the name that a layer needs."""
+    """Return that another program created an object with the name that a layer needs."""
     return (
         f"The {kind} {name} in namespace {namespace} asks for something else than the template: the hub did not make "
         f"it. Delete it, or ask the admin to: kubectl -n {namespace} delete {kind.lower()} {name}"
@@ -306,12 +306,12 @@ def other_object(kind: str, name: str, namespace: str) -> str:
 
 
 def none_free(title: str, share: Share, limited_by: str) -> str:
-    """Return that a layer has no free capacity for the share. ``limited_by``: another shortage, as half a sentence."""
+    """Return that a layer has no free capacity for the share. ``limited_by``: another shortage, as a clause."""
     return f"Not enough free capacity: this needs {share}, and {title} has no free place for it{_because(limited_by)}."
 
 
 def never_free(title: str, share: Share, limited_by: str) -> str:
-    """Return that a layer could not serve the share even on empty GPUs. ``limited_by``: as half a sentence."""
+    """Return that a layer could not serve the share even on empty GPUs. ``limited_by``: a clause."""
     return f"No GPU that {title} shares can give {share}{_because(limited_by)}. Choose another template."
 
 
@@ -325,9 +325,9 @@ def placed(title: str) -> str:
 
 
 def terms(layer: Layer, profile: MigProfile | None = None) -> str:
-    """Return which layer shares a server's GPU, and the effect on its share, for its card.
+    """Return, for a card, which layer shares the server's GPU, and the effect on its share.
 
-    ``profile``: of the server's MIG instance; None if it gets none, or the profile is unknown.
+    ``profile``: that of the server's MIG instance; None if it gets none or the profile is unknown.
     """
     if profile is None:
         return f"By {layer.title}. {kept_within(layer)}"
@@ -342,5 +342,5 @@ def _size(profile: MigProfile) -> str:
 
 
 def instance_time(profile: MigProfile) -> str:
-    """Return the part of a GPU's time that a MIG instance has."""
+    """Return the fraction of a GPU's time that a MIG instance has."""
     return f"{profile.slices}/{profile.compute_slices} of one GPU's time"

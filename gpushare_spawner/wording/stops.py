@@ -1,6 +1,6 @@
-"""Why a server was stopped, for its user, on the hub's pages.
+"""Texts on the hub's pages about why a server was stopped, for its user.
 
-`wording.actions.stopped_by` gives the sentence for a stop by an admin.
+The sentence for a stop by an admin is `wording.actions.stopped_by`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def note(why: str, at: float) -> str:
 
 
 def by_culler(decision: Decision) -> str:
-    """Return why the idle culler stopped the server of a session."""
+    """Return why the idle culler stopped a session's server."""
     action = decision.upcoming
     after = duration(action.after) if action is not None else ""
     match action.cause if action is not None else None:
@@ -31,5 +31,5 @@ def by_culler(decision: Decision) -> str:
 
 
 def overdue(why: str) -> str:
-    """Return why the idle culler stopped a server. ``why``: part of a sentence, see `idle_decisions.overdue`."""
+    """Return why the idle culler stopped a server. ``why``: a clause, see `idle_decisions.overdue`."""
     return f"The server was stopped: {why}. Files stay. Variables in kernels are lost."

@@ -1,13 +1,13 @@
 """A session in the annotations and labels of its pod. Pure data.
 
-The annotations are the authoritative record of a session. The spawner writes them with the pod, the service lowers the
-tier, and the agent restores it. The service also writes the controls, and asks for changes of a running session's
-share: the agent decides and answers. The pod's device requests cannot change while it runs, so `PLACED_SHARE` records
-the units that they stand for. The agent's device plugin then offers more or fewer devices, so that free units and free
-devices stay equal.
+The annotations are the authoritative record of a session. The spawner writes them when it creates the pod, the service
+lowers the tier, and the agent restores it. The service also writes the controls, and requests changes of a running
+session's share; the agent decides and answers. The pod's device requests cannot change while it runs, so `PLACED_SHARE`
+records the units that they represent. The agent's device plugin then offers more or fewer devices, so that free units
+and free devices stay equal.
 
-A session of another sharing layer has another label, so that agents ignore it: its layer's scheduler
-has placed it. The hub counts it in quotas, and the service shows and stops it.
+A session of another sharing layer has a different label, so that agents ignore it: that layer's scheduler has placed
+it. The hub counts it in quotas, and the service shows and stops it.
 """
 
 from __future__ import annotations
@@ -49,34 +49,34 @@ PREFIX = "gpushare-spawner.io/"
 KEEP = PREFIX + "keep"
 """Annotation: JSON of `model.controls.Keep`; absent: the share is not kept."""
 KEEPS = PREFIX + "keeps"
-"""Annotation: JSON list of the instants at which keeps of the last 24 hours began; absent: none."""
+"""Annotation: JSON list of the start times of the keeps of the last 24 hours; absent: none."""
 EXEMPTION = PREFIX + "exemption"
-"""Annotation: JSON of `model.controls.Exemption`; absent: the session can have idle actions."""
+"""Annotation: JSON of `model.controls.Exemption`; absent: idle actions apply to the session."""
 MESSAGES = PREFIX + "messages"
-"""Annotation: JSON list of the present `model.controls.Message`, one of each cause, the earliest first; absent:
+"""Annotation: JSON list of each current `model.controls.Message`, at most one per cause, earliest first; absent:
 none."""
 ANSWERS = PREFIX + "answers"
-"""Annotation: JSON list of the last `model.controls.AskAnswer`, the latest last."""
+"""Annotation: JSON list of each recent `model.controls.AskAnswer`, latest last."""
 
 RESIZE = PREFIX + "resize"
-"""Annotation: JSON of `ShareChange`, the service's request; absent: there is none."""
+"""Annotation: JSON of `ShareChange`, the service's request; absent: none."""
 RESIZED = PREFIX + "resized"
 """Annotation: JSON of `ShareChangeAnswer`, the agent's last answer; absent: the share was never changed."""
 PLACED_SHARE = PREFIX + "placed-share"
-"""Annotation: the units that the pod's devices stand for, on each of its GPUs; absent: the units of its share."""
+"""Annotation: the units that the pod's devices represent, on each of its GPUs; absent: the units of its share."""
 
 
 class ShareChange(MessagePart):
-    """A request for another share, as `model.control.ResizeRequest`."""
+    """A request to change the share, like `model.control.ResizeRequest`."""
 
     number: Annotated[int, Field(ge=1)]
-    """The answer repeats it."""
+    """Number that the answer repeats."""
     share_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)]
     memory_limit: PercentOrBytes | None = None
     reason: str = ""
 
     def request(self, session: str) -> ResizeRequest:
-        """Return the request for the agent of a session."""
+        """Return the request to a session's agent."""
         return ResizeRequest(
             id=session, share_units=self.share_units, memory_limit=self.memory_limit, reason=self.reason
         )
@@ -95,53 +95,55 @@ SESSION = PREFIX + "session"
 TEMPLATE = PREFIX + "template"
 """Annotation: the compute template's name."""
 QUOTA = PREFIX + "quota"
-"""Annotation: the account that the share is charged to, see `quota.Account`; absent: there were no quotas."""
+"""Annotation: the account that the share is charged to, see `quota.Account`; absent: there were no quotas at the
+spawn."""
 USER_UNITS = PREFIX + "user-units"
-"""Annotation: the most units of 1 % of a GPU that the sessions of this user and quota have together on one GPU while
-others compete; absent: no bound."""
+"""Annotation: maximum units of all sessions of this user and quota together on one GPU while others compete; absent: no
+limit."""
 SHARE = PREFIX + "share"
-"""Annotation: the units of 1 % that the session is entitled to, on each of its GPUs."""
+"""Annotation: the units that the session is entitled to, on each of its GPUs."""
 GPU = PREFIX + "gpu"
-"""Annotation: UUIDs of the session's GPUs, comma-separated, in NVML's form."""
+"""Annotation: UUIDs of the session's GPUs, comma-separated, in NVML's format."""
 GPU_INDEX = PREFIX + "gpu-index"
 """Annotation: the same GPUs' indices on the node, in the same order."""
 BORROWED = PREFIX + "borrowed"
-"""Annotation: the part of the share's units that idle sessions have lent."""
+"""Annotation: the number of the share's units that idle sessions have lent."""
 TIER = PREFIX + "tier"
 """Annotation: active, downgraded or released."""
 TIER_SINCE = PREFIX + "tier-since"
-"""Annotation: seconds since the epoch (UTC)."""
+"""Annotation: time of the last tier change, seconds since the epoch (UTC)."""
 EFFECTIVE_SHARE = PREFIX + "effective-share"
-"""Annotation: the units that the tier leaves the session, on each of its GPUs."""
+"""Annotation: the units that the tier leaves to the session, on each of its GPUs."""
 IDLE_SINCE = PREFIX + "idle-since"
 """Annotation: seconds since the epoch; absent when active. The service decided on the tier on the assumption that the
-session did no GPU work after this instant. If the session did, the agent restores the share: it patches the annotations
+session has done no GPU work after this instant. If it has, the agent restores the share by patching the annotations
 back."""
 IF_GPU_SECONDS = PREFIX + "if-gpu-seconds"
-"""Annotation: GPU seconds; absent when active. A session with more has worked since the service decided on the tier. If
-present, it counts instead of `IDLE_SINCE`."""
+"""Annotation: GPU seconds; absent when active. A session with more GPU seconds has worked since the service decided on
+the tier. If present, it replaces `IDLE_SINCE`."""
 USE = PREFIX + "use"
-"""Annotation: JSON of `model.share.UseRule`, how much GPU work restores the share; absent: any work, at once."""
+"""Annotation: JSON of `model.share.UseRule`, the GPU work that restores the share; absent: any work restores it
+immediately."""
 YIELDS_UNTIL = PREFIX + "yields-until"
-"""Annotation: seconds since the epoch; absent: never. Until then the units that the tier took are kept for spawns in
-quota, and GPU work does not restore them."""
+"""Annotation: seconds since the epoch; absent: not reserved. Until then, the units that the tier took are reserved for
+spawns in quota, and GPU work does not restore them."""
 MEMORY_LIMIT = PREFIX + "memory-limit"
 """Annotation: each GPU's total memory as CUDA reports it, as "80%" or "12Gi"; absent: the whole GPU."""
 OVERSUBSCRIBE = PREFIX + "oversubscribe"
 """Annotation: "false" if allocations must stay on the GPU; absent or "true": they may move to host memory."""
 ENGINE = PREFIX + "memory-engine"
-"""Annotation: how memory leaves the GPU, see `model.layers.MemoryEngine`; absent: "managed"."""
+"""Annotation: the memory engine, see `model.layers.MemoryEngine`; absent: "managed"."""
 NOTICE = PREFIX + "notice"
 """Annotation: JSON of `model.report.Notice`; absent while the user has no notice."""
 LAYER = PREFIX + "layer"
-"""Label: the sharing layer that gives the pod's server its GPU, unless it is our own."""
+"""Label: the sharing layer that provides the GPU of the pod's server, unless it is our own."""
 GPU_COUNT = PREFIX + "gpu-count"
-"""Annotation: the number of whole GPUs of a session of another layer; absent: its share is of one GPU."""
+"""Annotation: the number of whole GPUs of another layer's session; absent: its share is on one GPU."""
 LAYER_SELECTOR = LAYER
 """Label selector: every pod with a share of another layer."""
 HUB = PREFIX + "hub"
-"""Annotation: the address of the API of the hub that made the pod. Each of several hubs in one namespace handles its
-own pods only."""
+"""Annotation: the API address of the hub that created the pod. If several hubs share a namespace, each handles only its
+own pods."""
 
 SESSION_LABEL = SESSION
 SESSION_LABEL_VALUE = "true"
@@ -152,7 +154,7 @@ WHOLE_MEMORY = "100%"
 
 
 class AnnotationProblem(ValueError):
-    """Error: a pod's annotations do not describe a session. `problems` has a sentence for each wrong annotation."""
+    """Error: a pod's annotations do not describe a session. `problems` has a sentence for each invalid annotation."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -161,7 +163,7 @@ class AnnotationProblem(ValueError):
 
 @dataclass(frozen=True)
 class PodSession:
-    """A session in a pod's annotations."""
+    """A session as described by its pod's annotations."""
 
     session: str
     """The session's id, see `share.session_id`."""
@@ -169,55 +171,55 @@ class PodSession:
     share_units: int
     """Units of 1 % on each of its GPUs."""
     gpus: tuple[str, ...]
-    """UUIDs; with another layer names, because only the layer knows its GPUs: see `gpu_names`."""
+    """UUIDs. Under another layer, placeholder names, because only that layer knows its GPUs, see `gpu_names`."""
     gpu_indices: tuple[int, ...]
     """The same GPUs' indices on the node, in the same order."""
     tier_since: float
     """Seconds since the epoch."""
     effective_units: int
-    """Units that the tier leaves it, on each of its GPUs: the full share when active."""
+    """Units that the tier leaves to the session, on each of its GPUs: the full share when active."""
     borrowed_units: int = 0
     tier: Tier = Tier.ACTIVE
     notice: Notice | None = None
     idle_since: float | None = None
-    """GPU work after this instant (seconds since the epoch) makes the idle action to `tier` void; None if there is no
-    guard."""
+    """GPU work after this instant (seconds since the epoch) voids the idle action that led to `tier`; None: no
+    condition."""
     if_gpu_seconds: float | None = None
     """See `IF_GPU_SECONDS`."""
     use: UseRule | None = None
-    """How much GPU work restores the share. None if any work does."""
+    """The GPU work that restores the share. None: any work restores it."""
     yields_until: float | None = None
-    """Until this instant the units that the tier took are kept for spawns in quota; None if they are not."""
+    """Time until which the units that the tier took are reserved for spawns in quota; None: they are not reserved."""
     memory_limit: str = WHOLE_MEMORY
-    """Each GPU's total memory as CUDA reports it: a part of it, or bytes."""
+    """Each GPU's total memory as CUDA reports it, in percent or bytes."""
     oversubscribe: bool = True
     """Whether allocations may move to host memory."""
     engine: MemoryEngine = MemoryEngine.MANAGED
     quota: str = ""
-    """The account that the share is charged to; empty: none was chosen."""
+    """The account that the share is charged to; empty: none."""
     user_units: int | None = None
-    """Most units of the sessions of this user and quota on one GPU together; None if there is no bound."""
+    """Maximum units of all sessions of this user and quota together on one GPU; None: no limit."""
     controls: Controls = NO_CONTROLS
     messages: tuple[Message, ...] = ()
-    """The present messages, the earliest first."""
+    """The current messages, earliest first."""
     answers: tuple[AskAnswer, ...] = ()
-    """The answers to the last asks of the notebook server."""
+    """The answers to the notebook server's last asks."""
     resize: ShareChange | None = None
-    """The service's request for another share; None if there is none."""
+    """The service's request to change the share, or None."""
     resized: ShareChangeAnswer | None = None
-    """The agent's last answer to such a request."""
+    """The agent's last answer to a request to change the share."""
     placed_units: int | None = None
-    """The units that the pod's devices stand for, on each of its GPUs. None if they stand for its share."""
+    """The units that the pod's devices represent, on each of its GPUs. None: the units of its share."""
     layer: LayerName = LayerName.NATIVE
-    """The sharing layer that gives the session its GPUs."""
+    """The sharing layer that provides the session's GPUs."""
 
     @property
     def share(self) -> Share:
-        """The share of the session."""
+        """The session's share."""
         return Share(self.share_units, len(self.gpus))
 
     def annotations(self) -> dict[str, str]:
-        """Return the annotations for the pod's metadata. With `labels`, the inverse of `pod_session`."""
+        """Return the annotations for the pod's metadata. With `labels`, this is the inverse of `pod_session`."""
         values = _patch(**vars(self), **dict(self.controls))
         written = {name: text for name, text in values.items() if text is not None}
         if self.layer is not LayerName.NATIVE:
@@ -302,7 +304,7 @@ def _written_instant(instant: float) -> str:
 
 
 def _written_guard(seconds: float) -> str:
-    # rounded up: if rounded down, the work that the service has already counted would void the action
+    # rounded up, because otherwise work that the service has already counted would void the action
     return f"{math.ceil(seconds * 1000) / 1000:.3f}"
 
 
@@ -321,24 +323,24 @@ class _Annotation:
     """The text of one field of a session. ``read`` raises ValueError."""
 
     field: str
-    """Of `PodSession` or of its controls."""
+    """Name of a field of `PodSession` or of its controls."""
     read: Callable[[str], Any]
     write: Callable[[Any], str] = str
     always: bool = False
-    """Whether the field's default value is written too."""
+    """Whether the field's default value is also written."""
 
     @property
     def default(self) -> Any:
-        """The value of an absent annotation; MISSING if it must not be absent."""
+        """The value of an absent annotation; MISSING if the annotation is required."""
         return _DEFAULTS[self.field]
 
     def written(self, value: Any) -> str | None:
-        """Return the text; None for a default value, which needs none."""
+        """Return the annotation's text; None for a default value, which needs no annotation."""
         return self.write(value) if self.always or value != self.default else None
 
 
 def _json(field: str, kind: Any) -> _Annotation:
-    """Return an annotation with the JSON of a type that pydantic knows."""
+    """Return an annotation whose text is the JSON of a pydantic type."""
     adapter = cache(lambda: TypeAdapter(kind))
 
     def read(text: str) -> Any:
@@ -397,9 +399,9 @@ def _patch(**values: Any) -> dict[str, str | None]:
 
 
 def pod_session(annotations: Mapping[str, str] | None, labels: Mapping[str, str] | None = None) -> PodSession:
-    """Return a session from its pod's annotations, and labels if it can be of another layer.
+    """Return a session from its pod's annotations, and from the labels if it can be another layer's.
 
-    Raises AnnotationProblem, which names every missing or wrong annotation, with advice.
+    Raises AnnotationProblem, which names every missing or invalid annotation, with advice.
     """
     if not is_layer_session(labels):
         return _read_session(annotations or {})
@@ -408,7 +410,7 @@ def pod_session(annotations: Mapping[str, str] | None, labels: Mapping[str, str]
     others = [name for name in LayerName if name is not LayerName.NATIVE]
     if layer not in others:
         raise AnnotationProblem([f"the label {LAYER} is {layer!r}: write one of {', '.join(others)}"])
-    # Python refuses to read thousands of digits with an error of its own
+    # int() raises a different error for thousands of digits
     if not written.isdecimal() or len(written) > 2 or not 1 <= int(written) <= 64:
         raise AnnotationProblem([f"the annotation {GPU_COUNT} is {written!r}: write a whole number from 1 to 64"])
     indices = _listed(range(int(written)))
@@ -471,17 +473,17 @@ def tier_patch(
 
 
 def notice_patch(notice: Notice | None) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that sends the user a notice, or (None) withdraws it."""
+    """Return the annotations of a merge patch that sends the user a notice, or withdraws it (None)."""
     return _patch(notice=notice)
 
 
 def borrowed_patch(borrowed_units: int) -> dict[str, str | None]:
-    """Return the annotations of a merge patch with the units of the share that are borrowed now."""
+    """Return the annotations of a merge patch that sets the number of borrowed units."""
     return _patch(borrowed_units=borrowed_units)
 
 
 def share_patch(share_units: int, placed_units: int, memory_limit: str) -> dict[str, str | None]:
-    """Return the annotations of a merge patch after a change of the share. The caller adds those of the tier."""
+    """Return the annotations of a merge patch for a changed share. The caller adds those of the tier."""
     return _patch(share_units=share_units, placed_units=placed_units, memory_limit=memory_limit)
 
 
@@ -491,7 +493,7 @@ def controls_patch(controls: Controls) -> dict[str, str | None]:
 
 
 def messages_patch(messages: Sequence[Message]) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that shows the user these messages, the earliest first, and no others."""
+    """Return the annotations of a merge patch that shows the user only these messages, earliest first."""
     return _patch(messages=tuple(messages))
 
 
@@ -502,17 +504,17 @@ def answers_patch(before: Iterable[AskAnswer], answer: AskAnswer) -> dict[str, s
 
 
 def resize_patch(change: ShareChange | None) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that requests another share; None withdraws the request."""
+    """Return the annotations of a merge patch that requests a change of the share; None withdraws the request."""
     return _patch(resize=change)
 
 
 def resized_patch(answer: ShareChangeAnswer) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that answers a request for another share."""
+    """Return the annotations of a merge patch that answers a request to change the share."""
     return _patch(resized=answer, resize=None)
 
 
 def gpu_names(layer: LayerName, session: str, count: int) -> tuple[str, ...]:
-    """Return names for the GPUs of a session of another layer. No report has them; only their number is known."""
+    """Return placeholder names for the GPUs of another layer's session. Reports do not have them."""
     return tuple(f"{layer}/{session}/{index}" for index in range(count))
 
 

@@ -1,10 +1,10 @@
-"""The CPU and memory that a session's container requests, and the part that a released session gives back. Pure data.
+"""The CPU and memory requests of a session's container, and the part that a released session returns. Pure data.
 
 Kubernetes changes a running container's requests in place (subresource pods/resize, 1.33 and later). A lower request
-counts once the node has carried it out. A higher request counts at once, and is pending while the node is full: the
-container then keeps the amount granted before. (Measured on Kubernetes 1.36.2.)
+counts once the node has applied it. A higher request counts immediately, and is pending while the node is full: the
+container then keeps the amount granted earlier. (Measured on Kubernetes 1.36.2.)
 
-Also converts Kubernetes' quantities to numbers: 500m, 2, 4Gi, 1e3.
+The module also converts Kubernetes quantities such as 500m, 2, 4Gi and 1e3 to numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _QUANTITY = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(n|u|m|k
 
 
 def quantity(value: Any) -> Decimal:
-    """Return a quantity of the API server as a number. Raises ValueError for other text."""
+    """Return a quantity from the API server as a number. Raises ValueError for other text."""
     match = _QUANTITY.fullmatch(str(value).strip())
     if match is None:
         raise ValueError(f"{value!r} is not a quantity: Kubernetes writes them like 500m, 2 or 4Gi")
@@ -40,26 +40,26 @@ def quantity(value: Any) -> Decimal:
 
 
 def millicores(amounts: Mapping[str, Any]) -> int:
-    """Return the CPU in amounts of the API server, in millicores, rounded up."""
+    """Return the CPU of amounts from the API server, in millicores, rounded up."""
     return math.ceil(quantity(amounts.get("cpu", 0)) * 1000)
 
 
 def memory_bytes(amounts: Mapping[str, Any]) -> int:
-    """Return the memory in amounts of the API server, in bytes."""
+    """Return the memory of amounts from the API server, in bytes."""
     return int(quantity(amounts.get("memory", 0)))
 
 
 REQUESTS = PREFIX + "requests"
-"""Annotation: JSON of the CPU and memory that the session's container requests by its template, in the API server's
-form. Present only while its requests are lowered, or are not restored yet."""
+"""Annotation: JSON of the CPU and memory requests that the template gives the session's container, in the API server's
+format. Present only while the requests are lowered or not yet restored."""
 
 NOTEBOOK = "notebook"
 """KubeSpawner's name of the notebook server's container."""
 RESIZE_PENDING = "PodResizePending"
-"""The condition of a pod with requests in its spec that its node has not granted."""
+"""Condition of a pod whose node has not granted the requests in its spec."""
 _BURSTABLE = "Burstable"
-"""The only QoS class in which requests can be lowered while limits stay. Kubernetes refuses a resize that changes the
-class."""
+"""The only QoS class in which requests can be lowered while limits stay unchanged. Kubernetes rejects a resize that
+changes the class."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Requests:
 
     @classmethod
     def of(cls, amounts: Any) -> Requests | None:
-        """Return amounts of the API server as requests; None if one of the two is missing or is not a quantity."""
+        """Return amounts from the API server as requests; None if CPU or memory is missing or not a quantity."""
         try:
             if "cpu" in amounts and "memory" in amounts:
                 return cls(millicores(amounts), memory_bytes(amounts))
@@ -82,19 +82,19 @@ class Requests:
         return None
 
     def written(self) -> dict[str, str]:
-        """Return the requests in the API server's form."""
+        """Return the requests in the API server's format."""
         return {"cpu": f"{self.cpu}m", "memory": str(self.memory)}
 
     def largest(self, other: Requests) -> Requests:
-        """Return the larger of each amount."""
+        """Return the larger amount of CPU and of memory."""
         return Requests(max(self.cpu, other.cpu), max(self.memory, other.memory))
 
     def smallest(self, other: Requests) -> Requests:
-        """Return the smaller of each amount."""
+        """Return the smaller amount of CPU and of memory."""
         return Requests(min(self.cpu, other.cpu), min(self.memory, other.memory))
 
     def covers(self, other: Requests) -> bool:
-        """Return whether each amount is at least that of the other."""
+        """Return whether each amount is at least that of ``other``."""
         return self.largest(other) == self
 
 
@@ -108,12 +108,12 @@ class ContainerRequests:
     granted: Requests
     """The requests that the node has granted."""
     full: Requests | None
-    """The requests by the template; None: equal to `requested`."""
+    """The template's requests; None: equal to `requested`."""
     changeable: bool
-    """Whether Kubernetes can lower the requests: not in every QoS class."""
+    """Whether Kubernetes can lower the requests, which depends on the QoS class."""
     infeasible: str = ""
-    """Why the node can never grant the requests in the spec, in the kubelet's words; empty: it can. From Kubernetes
-    1.36 on the API server itself refuses such requests."""
+    """The kubelet's reason why the node can never grant the requests in the spec; empty: it can. As of Kubernetes 1.36,
+    the API server itself rejects such requests."""
 
     @property
     def lacking(self) -> bool:
@@ -124,7 +124,7 @@ class ContainerRequests:
     def whole(self) -> Requests | None:
         """The requests for a session that is not released; None if the requests were not lowered.
 
-        They are the template's, or more if another client has raised them.
+        They are the template's requests, or more if another client has raised them.
         """
         return None if self.full is None else self.full.largest(self.requested)
 
@@ -136,19 +136,19 @@ class ContainerRequests:
     def released(self, cpu: int | None, memory: int | None, used: Requests) -> Requests:
         """Return the requests for a released session's container, never less than ``used``.
 
-        ``cpu`` and ``memory``: the template's values for it, in millicores and bytes; None: unchanged. Lowered requests
-        only rise, so that varying use costs no patches.
+        ``cpu`` and ``memory``: the template's values for released sessions, in millicores and bytes; None: unchanged.
+        Lowered requests can only rise, so varying use does not cause repeated patches.
         """
         full = self.full or self.requested
         left = Requests(full.cpu if cpu is None else cpu, full.memory if memory is None else memory)
         desired = left.largest(used).smallest(full)
-        # full: recorded but not lowered yet, because the API server refused that or the service was restarted
+        # requests that cover `full` are recorded but not lowered: the API server refused, or the service restarted
         return desired if self.requested.covers(full) else desired.largest(self.requested)
 
     def patch(self, requests: Requests, version: str) -> dict[str, Any]:
         """Return the strategic merge patch for pods/resize. It has both amounts: a missing request becomes the limit.
 
-        ``version``: the pod's resourceVersion. The API server refuses the patch for another version, because another
+        ``version``: the pod's resourceVersion. The API server rejects the patch for any other version, because another
         client may have resized the pod.
         """
         container = {"name": self.container, "resources": {"requests": requests.written()}}
@@ -156,7 +156,7 @@ class ContainerRequests:
 
 
 def container_requests(pod: Mapping[str, Any]) -> ContainerRequests | None:
-    """Return the requests of a pod's container with the GPU share; None if CPU or memory has no request."""
+    """Return the requests of the container with the GPU share; None if CPU or memory has no request."""
     annotations = pod["metadata"].get("annotations") or {}
     container = share_container(pod)
     requested = Requests.of(((container or {}).get("resources") or {}).get("requests"))
@@ -183,15 +183,15 @@ def container_requests(pod: Mapping[str, Any]) -> ContainerRequests | None:
 
 
 def lacks_requests(requests: ContainerRequests | None, tier: Tier) -> bool:
-    """Return whether a session that is not released has less than its template's requests: its node is full.
+    """Return whether a session that is not released has less than its template's requests because its node is full.
 
-    ``requests``: of its container, see `container_requests`.
+    ``requests``: those of its container, see `container_requests`.
     """
     return requests is not None and requests.lacking and tier is not Tier.RELEASED
 
 
 def missing_requests(pod: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names (cpu, memory) without a request in a pod's container with the GPU share."""
+    """Return the resources (cpu, memory) that the container with the GPU share does not request."""
     requested = ((share_container(pod) or {}).get("resources") or {}).get("requests") or {}
     return tuple(name for name in ("cpu", "memory") if name not in requested)
 
@@ -199,7 +199,8 @@ def missing_requests(pod: Mapping[str, Any]) -> tuple[str, ...]:
 def share_container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the container of a pod's spec that has the GPU share.
 
-    In a pod with a claim no container names the claim: the result is the notebook server's container, else the first.
+    In a pod with a claim, no container names the claim. The result is then the notebook server's container, or else the
+    first.
     """
     spec = pod.get("spec") or {}
     containers: list[dict[str, Any]] = spec.get("containers") or []
@@ -213,7 +214,7 @@ def share_container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def notebook_container(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the notebook server's container: by name, or else the first. Raises ValueError without containers."""
+    """Return the notebook server's container, found by name, or else the first. Raises ValueError if there is none."""
     containers: list[dict[str, Any]] = spec.get("containers") or []
     if not containers:
         raise ValueError("the pod has no container")
@@ -221,7 +222,7 @@ def notebook_container(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def requests_patch(full: Requests | None) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that records the template's requests, or (None) removes the record."""
+    """Return the annotations of a merge patch that records the template's requests, or removes the record (None)."""
     return {REQUESTS: None if full is None else json.dumps(full.written())}
 
 

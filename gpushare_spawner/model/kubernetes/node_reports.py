@@ -1,7 +1,8 @@
-"""The reports of nodes as their ConfigMaps have them, and the identities that pods had when they were seen first.
+"""Reports of nodes, read from their ConfigMaps, and the identities that pods had when they were first seen.
 
-Spawner and service both join reports with pods by these rules. A report never names a session's owner: a pod does, and
-a node's kubelet can later write to its pods' annotations. No other fact of a pod is kept: the others can change.
+The spawner and the service join reports with pods by these rules. A session's owner comes from its pod, never from a
+report. Because a node's kubelet can later change its pods' annotations, the first identity of each pod is recorded. No
+other data of a pod is recorded, because it can legitimately change.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from gpushare_spawner.model.kubernetes.objects import REPORT_KEY, is_mirror, mis
 from gpushare_spawner.model.report import Report, with_reported_since
 
 IDENTITY = (SESSION, TEMPLATE, QUOTA, HUB)
-"""Annotations that the hub writes when it creates a pod, and that never change."""
+"""Annotations that the hub writes when it creates a pod and that never change."""
 MOST_GONE = 1000
-"""Pods that are remembered after they left the watch: a pod with a label removed and set again is not new."""
+"""Maximum number of pods recorded after they have left the watch: a pod whose label is removed and set again is not
+new."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,17 @@ class NodeReport:
     version: str
     """Its resourceVersion."""
     report: Report | None
-    """The report; None if this version cannot read it."""
+    """The report; None if this version cannot parse it."""
     problem: str
-    """The reason why there is no report, as half a sentence; empty: there is a report."""
+    """The reason why there is no report, as a clause; empty: there is a report."""
     at: float
-    """Time of reading (`time.monotonic`)."""
+    """Time at which it was read (`time.monotonic`)."""
 
     @classmethod
     def read(
         cls, config_map: Mapping[str, Any], before: NodeReport | None, now: float, log: logging.Logger
     ) -> NodeReport:
-        """Return the report of a ConfigMap; ``before`` if its version is the same. A new problem is logged.
+        """Return the report of a ConfigMap, or ``before`` if its version is the same. A new problem is logged.
 
         ``before``: the last result for this ConfigMap; ``now``: `time.monotonic`.
         """
@@ -69,32 +71,32 @@ class NodeReport:
 
     @cached_property
     def asks_until(self) -> float:
-        """Time until which an ask of the node's notebook servers waits (`time.monotonic`); in the past: none waits."""
+        """Time until which a notebook server's ask waits (`time.monotonic`); in the past: none waits."""
         if self.report is None:
             return 0.0
         asks = (ask.at for session in self.report.sessions for ask in session.asks)
         return self.at + ASK_SECONDS - max(0.0, self.report.published_at - max(asks, default=-math.inf))
 
     def age(self, published_at: float, now: float, monotonic: float) -> float:
-        """Return the age in seconds, by both clocks: a node's fast clock must not keep an ended agent's report fresh.
+        """Return the age in seconds by both clocks, so a node's fast clock cannot keep an ended agent's report fresh.
 
-        ``published_at``: the report's, by the clock of ``now``; ``monotonic``: `time.monotonic`.
+        ``published_at``: the report's time, on the clock of ``now``; ``monotonic``: `time.monotonic`.
         """
         return max(now - published_at, monotonic - self.at)
 
 
 class FirstIdentities:
-    """The identities of pods by their uids, for as long as the pods exist."""
+    """The first identities of pods, by uid, for as long as the pods exist."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._first: dict[str, tuple[str | None, ...]] = {}
-        """By uid, the latest at the end."""
+        """Identities by uid, latest last."""
         self._refused: set[str] = set()
         """Uids of pods with a logged change."""
 
     def keep(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the pod with its first identity. Log a change once for each pod."""
+        """Return the pod with its first identity. Log a changed identity once per pod."""
         metadata = pod["metadata"]
         annotations, uid = metadata.get("annotations") or {}, metadata.get("uid")
         if not uid or is_mirror(metadata):
@@ -120,8 +122,8 @@ class FirstIdentities:
         return {**pod, "metadata": {**metadata, "annotations": others | identity}}
 
     def forget(self, there: Iterable[str], count: int) -> None:
-        """Forget the pods that left first, beyond `MOST_GONE`. ``there``: the uids of the ``count`` watched pods."""
-        if len(self._first) <= count + 2 * MOST_GONE:  # not at each pod that leaves: this reads all of them
+        """Discard the oldest pods that left, beyond `MOST_GONE`. ``there``: the uids of the ``count`` watched pods."""
+        if len(self._first) <= count + 2 * MOST_GONE:  # not for each pod that leaves, because this reads all of them
             return
         present = set(there)
         gone = [uid for uid in self._first if uid not in present]

