@@ -235,17 +235,18 @@ def regular_content(path: Path) -> bytes:
         return opened.read(MAX_RECORD_BYTES)
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Replace a file atomically, even in a crash. Raises OSError, leaving the old file intact.
 
-    Only this user can read the file, regardless of the umask: others can traverse the state folder, but must not read
-    its records.
+    The file gets the mode regardless of the umask. By default only this user can read it: others can traverse the state
+    folder, but must not read its records.
     """
     fresh = path.with_suffix(".new")
     try:
         fresh.unlink(missing_ok=True)
         with open(fresh, "xb", opener=_private) as file:
             file.write(content)
+            os.fchmod(file.fileno(), mode)
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.host_library import CannotBeLoaded, install, replace_file
+from gpushare_spawner.agent.kubernetes.host_library import CannotBeLoaded, install, put_into_place
 from gpushare_spawner.agent.sessions.environment import Libraries
 
 
@@ -78,7 +78,7 @@ def test_an_installation_that_fails_changes_nothing_and_leaves_nothing(
 
     monkeypatch.setattr("gpushare_spawner.agent.kubernetes.options.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
-        replace_file(b"new", target, 0o755)
+        put_into_place(b"new", target, 0o755)
     assert target.read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -86,7 +86,7 @@ def test_an_installation_that_fails_changes_nothing_and_leaves_nothing(
 def test_what_a_killed_installation_left_is_cleared(shipped: Libraries, tmp_path: Path) -> None:
     lib = tmp_path / "lib"
     lib.mkdir()
-    (lib / ".libgpushare.so.x7d.new").write_bytes(b"half")
+    (lib / "libgpushare.new").write_bytes(b"half")
     install(shipped, lib)
     assert sorted(path.name for path in lib.iterdir()) == ["ld.so.preload", "libgpushare.so", "simgpu"]
 
