@@ -217,7 +217,7 @@ class Machine:
                 if case.borrows and place == 0:
                     # the owner was idle and its share was released: then its units can be lent
                     released = TierRequest(id=names[-1], tier=Tier.RELEASED, effective_units=0, reason="benchmark")
-                    await self._client.tier(released)
+                    await self._client.send(released)
                 options = ["--kernel", str(next(kernels)), "--ahead", str(case.ahead)]
                 jobs.append(await Job.start(environment, *options, "--memory", str(0 if case.fits else BIG)))
             for job in reversed(jobs):

@@ -16,19 +16,14 @@ from gpushare_spawner.model.control import (
     MAX_LINE_BYTES,
     AgentUnreachable,
     Answer,
-    AnswerRequest,
     AskedRequest,
     CloseRequest,
     ConfirmRequest,
     ControlRefused,
-    ControlsRequest,
-    CordonRequest,
-    MessageRequest,
-    NoticeRequest,
     Opened,
     OpenRequest,
     ReportRequest,
-    ResizeRequest,
+    ServiceRequest,
     TierRequest,
 )
 from gpushare_spawner.model.report import Report
@@ -81,41 +76,17 @@ class AgentClient:
         """Close the session. Closing a session that is not open is not an error."""
         await self._ask(CloseRequest(id=id))
 
-    async def tier(self, request: TierRequest) -> None:
-        """Change a session's tier. Refused with code ``busy`` if the session worked after `if_idle_since`."""
-        await self._ask(request)
+    async def send(self, request: ServiceRequest) -> None:
+        """Send a request of the service; returns after the agent has carried it out.
 
-    async def carried_out(self, request: TierRequest) -> bool:
-        """Return whether the tier has changed: always true, because the agent answers `tier` after the change."""
-        return True
-
-    async def resize(self, request: ResizeRequest) -> None:
-        """Change the share of a running session.
-
-        Refused with code ``no-capacity`` if the units are not free, and with ``bad-request`` by an agent that predates
-        this request.
+        An agent that predates the request refuses it with code ``bad-request``. The other codes are at the
+        requests in `model.control`.
         """
         await self._ask(request)
 
-    async def notify(self, request: NoticeRequest) -> None:
-        """Send the session's user a notice, or withdraw it."""
-        await self._ask(request)
-
-    async def controls(self, request: ControlsRequest) -> None:
-        """Set a session's keep and exemption. An agent that predates session controls refuses (``bad-request``)."""
-        await self._ask(request)
-
-    async def message(self, request: MessageRequest) -> None:
-        """Show the session's user a message."""
-        await self._ask(request)
-
-    async def cordon(self, request: CordonRequest) -> None:
-        """Cordon a GPU or the node, or end the cordon. An agent that predates cordons refuses (``bad-request``)."""
-        await self._ask(request)
-
-    async def answer(self, request: AnswerRequest) -> None:
-        """Answer a request of the session's notebook server."""
-        await self._ask(request)
+    async def carried_out(self, request: TierRequest) -> bool:
+        """Return whether the tier has changed: always true, because the agent answers after the change."""
+        return True
 
     async def asked(self, within: float) -> bool:
         """Return whether notebook servers have requests for the service.

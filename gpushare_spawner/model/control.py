@@ -249,19 +249,12 @@ class CordonRequest(_Request):
     """None allows new sessions again."""
 
 
+ServiceRequest = (
+    TierRequest | ResizeRequest | NoticeRequest | ControlsRequest | MessageRequest | AnswerRequest | CordonRequest
+)
+"""Requests of the service, without an answer of their own."""
 Request = Annotated[
-    ReportRequest
-    | OpenRequest
-    | ConfirmRequest
-    | CloseRequest
-    | TierRequest
-    | ResizeRequest
-    | NoticeRequest
-    | ControlsRequest
-    | MessageRequest
-    | AnswerRequest
-    | AskedRequest
-    | CordonRequest,
+    ReportRequest | OpenRequest | ConfirmRequest | CloseRequest | AskedRequest | ServiceRequest,
     Field(discriminator="op"),
 ]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)

@@ -16,17 +16,7 @@ from typing import Protocol
 from pydantic import BaseModel, ConfigDict
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import (
-    AgentUnreachable,
-    AnswerRequest,
-    ControlRefused,
-    ControlsRequest,
-    CordonRequest,
-    MessageRequest,
-    NoticeRequest,
-    ResizeRequest,
-    TierRequest,
-)
+from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, ServiceRequest, TierRequest
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Template
 
@@ -87,26 +77,14 @@ class Agent(Protocol):
     def report_age(self) -> float:
         """Return the age of the last result of `report`, in seconds."""
 
-    async def tier(self, request: TierRequest, /) -> None: ...
+    async def send(self, request: ServiceRequest, /) -> None: ...
 
     async def carried_out(self, request: TierRequest, /) -> bool:
-        """Wait until the session has the tier that an earlier call of `tier` requested, and return True.
+        """Wait until the session has the tier that an earlier call of `send` requested, and return True.
 
         False: the agent has not confirmed it in time, and can still carry it out. Refused with code ``busy`` if the
         session has got another tier since.
         """
-
-    async def resize(self, request: ResizeRequest, /) -> None: ...
-
-    async def notify(self, request: NoticeRequest, /) -> None: ...
-
-    async def controls(self, request: ControlsRequest, /) -> None: ...
-
-    async def message(self, request: MessageRequest, /) -> None: ...
-
-    async def answer(self, request: AnswerRequest, /) -> None: ...
-
-    async def cordon(self, request: CordonRequest, /) -> None: ...
 
 
 class Agents(Protocol):

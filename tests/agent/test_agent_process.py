@@ -105,7 +105,7 @@ async def test_killed_under_load_and_started_again(agent: AgentProcess) -> None:
         paths[request.id] = (await agent.client.open(request)).environment["GPUSHARE_SOCKET"]
         await agent.client.confirm(request.id, os.getpid())
     await agent.client.open(await request_on_first(agent, "sleeper", share_units=40))
-    await agent.client.tier(TierRequest(id="sleeper", tier=Tier.DOWNGRADED, effective_units=5, reason="idle"))
+    await agent.client.send(TierRequest(id="sleeper", tier=Tier.DOWNGRADED, effective_units=5, reason="idle"))
     workers = [Worker(path, gpu) for path in paths.values()]
     tasks = [asyncio.create_task(worker.run()) for worker in workers]
     try:
@@ -198,7 +198,7 @@ async def test_a_program_under_the_library_outlives_its_agent(agent: AgentProces
         await program.work(20)
         await agent.start()
         await until_session(agent, "ada", lambda one: one.processes == 1 and one.memory_bytes >= 4 << 20)
-        await agent.client.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+        await agent.client.send(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
         await program.work(3)
         await until_session(agent, "ada", lambda one: one.tier is Tier.ACTIVE)
         program.end()
@@ -293,7 +293,7 @@ async def test_the_rights_of_its_files_do_not_depend_on_the_umask(short_folder: 
         os.umask(before)
     try:
         opened = await agent.client.open(await request_on_first(agent, "ada"))
-        await agent.client.cordon(CordonRequest(cordon=Cordon(by="boss", reason="The fan is replaced.", since=1.0)))
+        await agent.client.send(CordonRequest(cordon=Cordon(by="boss", reason="The fan is replaced.", since=1.0)))
     finally:
         agent.end()
     state = short_folder / "state"

@@ -63,8 +63,8 @@ async def test_a_session_from_open_to_close(control: ControlSocket) -> None:
     opened = await client.open(request_for())
     assert opened.environment["GPUSHARE_SOCKET"].startswith(str(control.path.parent))
     await client.confirm("ada", os.getpid())
-    await client.notify(NoticeRequest(id="ada", tier=Tier.DOWNGRADED, at=10**10, effective_units=10, reason="idle"))
-    await client.tier(TierRequest(id="ada", tier=Tier.DOWNGRADED, effective_units=10, reason="idle"))
+    await client.send(NoticeRequest(id="ada", tier=Tier.DOWNGRADED, at=10**10, effective_units=10, reason="idle"))
+    await client.send(TierRequest(id="ada", tier=Tier.DOWNGRADED, effective_units=10, reason="idle"))
     report = await client.report()
     session = report.session("ada")
     assert session is not None

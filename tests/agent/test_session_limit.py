@@ -207,7 +207,7 @@ async def test_what_a_revoked_process_has_cached_is_given_back(programs: Program
     await programs.open()
     first, second = programs.start(), programs.start()
     assert programs.do(first, CACHE, 400 * MIB) is True
-    await agent.client.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="test"))
+    await agent.client.send(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="test"))
     await asyncio.sleep(0.3)  # the lease is revoked, before the process would have given it back by itself
     assert programs.do(second, ALLOC, 450 * MIB) is True
 

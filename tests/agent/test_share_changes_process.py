@@ -47,7 +47,7 @@ async def test_gpu_time_and_memory_follow_the_new_share_and_programs_go_on(agent
         equal = delivered(ada, bob)
         # wide bounds: other programs keep the cores of a test machine busy
         assert 0.6 <= equal[0] / equal[1] <= 1.7, equal
-        await agent.client.resize(ResizeRequest(id="ada", share_units=75, memory_limit="5Gi", reason="a test"))
+        await agent.client.send(ResizeRequest(id="ada", share_units=75, memory_limit="5Gi", reason="a test"))
         # the same processes, with what they had; the arbiter evens out within the first round
         delivered(ada, bob)
         threefold = delivered(ada, bob)

@@ -198,7 +198,7 @@ async def test_released_session_is_suspended_at_once_and_its_next_work_brings_it
     ada = await machine.program("ada", LARGE)
     rounds = await ada.ask("work", 0.1)
     before = machine.free_memory()
-    await machine.agent.client.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+    await machine.agent.client.send(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
     assert (await machine.suspended("ada")).tier is Tier.RELEASED
     assert machine.free_memory() == before + (LARGE + CONTEXT) * MIB
     rounds += await ada.ask("work", 0.1)

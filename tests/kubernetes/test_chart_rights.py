@@ -144,9 +144,9 @@ async def test_each_has_what_it_needs_and_needs_what_it_has(
             await service.start(10)
             try:
                 node = await _seen(agent, service, lambda session: session.confirmed and not session.gpu_busy)
-                await node.cordon(CordonRequest(cordon=Cordon(by="boss", since=1.0)))
-                await node.cordon(CordonRequest(cordon=None))
-                await node.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+                await node.send(CordonRequest(cordon=Cordon(by="boss", since=1.0)))
+                await node.send(CordonRequest(cordon=None))
+                await node.send(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
                 await agent.until(lambda: _tier(agent) is Tier.RELEASED)
                 await _seen(agent, service, lambda session: session.host_use == used)
                 requests = ReleasedRequests(service, TemplateSource(templates))

@@ -112,7 +112,7 @@ async def test_a_pod_that_is_being_deleted_is_left_alone(namespace: HubNamespace
     await namespace.admin.delete(namespace.at("pods", "jupyter-ann"), grace=300)
     await seen(nodes, "node-a", has("ann", confirmed=False))
     with pytest.raises(ControlRefused, match="no running pod"):
-        await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+        await agent.send(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
 
 
 async def test_a_pod_whose_annotations_are_wrong_takes_no_other_down(
@@ -226,7 +226,7 @@ async def test_a_step_is_written_to_the_pod_with_its_guard(namespace: HubNamespa
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     idle_since = namespace.now() - 900
-    await agent.tier(
+    await agent.send(
         TierRequest(id="ann", tier=Tier.DOWNGRADED, effective_units=10, reason="idle", if_idle_since=idle_since)
     )
     session = await namespace.session("ann")
@@ -241,12 +241,12 @@ async def test_a_session_that_makes_way_gives_up_its_units_with_the_same_patch(
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     until = namespace.now() + 600
-    await agent.tier(TierRequest(id="ann", tier=Tier.DOWNGRADED, effective_units=5, reason="", yields_until=until))
+    await agent.send(TierRequest(id="ann", tier=Tier.DOWNGRADED, effective_units=5, reason="", yields_until=until))
     said = await namespace.session("ann")
     assert (said.tier, said.effective_units, said.borrowed_units) == (Tier.DOWNGRADED, 5, 20)
     assert said.yields_until == pytest.approx(until, abs=0.001)
     agent = await seen(nodes, "node-a", has("ann", yields=True))
-    await agent.tier(TierRequest(id="ann", tier=Tier.DOWNGRADED, effective_units=5, reason="nobody waits"))
+    await agent.send(TierRequest(id="ann", tier=Tier.DOWNGRADED, effective_units=5, reason="nobody waits"))
     assert (await namespace.session("ann")).yields_until is None
 
 
@@ -255,11 +255,11 @@ async def test_notices_come_and_go(namespace: HubNamespace, nodes: Cluster) -> N
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     coming = NoticeRequest(id="ann", tier=Tier.RELEASED, at=namespace.now() + 300, reason="Idle.", effective_units=0)
-    await agent.notify(coming)
+    await agent.send(coming)
     said = (await namespace.session("ann")).notice
     assert said == Notice(tier=Tier.RELEASED, at=coming.at, reason="Idle.", effective_units=0)
     agent = await seen(nodes, "node-a", has("ann", notice=said))
-    await agent.notify(NoticeRequest(id="ann", tier=None))
+    await agent.send(NoticeRequest(id="ann", tier=None))
     assert (await namespace.session("ann")).notice is None
 
 
@@ -267,18 +267,18 @@ async def test_a_cordon_is_written_to_the_report_and_seen_at_once(namespace: Hub
     await namespace.publish()
     agent = await seen(nodes, "node-a", lambda report: True)
     gpu = Cordon(gpu="GPU-node-a", by="boss", reason="Fan.", since=1.0, drain=True, stop_at=9.0)
-    await agent.cordon(CordonRequest(gpu="GPU-node-a", cordon=gpu))
+    await agent.send(CordonRequest(gpu="GPU-node-a", cordon=gpu))
     assert (await agent.report()).cordon("GPU-node-a") == gpu
     assert (await agent.report()).gpus[0].cordoned
-    await agent.cordon(CordonRequest(cordon=Cordon(by="boss", since=2.0)))
+    await agent.send(CordonRequest(cordon=Cordon(by="boss", since=2.0)))
     await namespace.publish()  # the agent's next report
     agent = await seen(nodes, "node-a", lambda report: len(report.cordons) == 2)
-    await agent.cordon(CordonRequest(gpu="GPU-node-a", cordon=None))
-    await agent.cordon(CordonRequest(cordon=None))
+    await agent.send(CordonRequest(gpu="GPU-node-a", cordon=None))
+    await agent.send(CordonRequest(cordon=None))
     assert (await agent.report()).cordons == ()
     assert not (await agent.report()).gpus[0].cordoned
     with pytest.raises(ControlRefused) as refused:
-        await agent.cordon(CordonRequest(gpu="GPU-x", cordon=gpu))
+        await agent.send(CordonRequest(gpu="GPU-x", cordon=gpu))
     assert refused.value.code == "unknown-gpu"
 
 
@@ -288,7 +288,7 @@ async def test_a_cordon_without_the_right_says_which(namespace: HubNamespace, no
     pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]}
     await namespace.rights([pods, {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}])
     with pytest.raises(ControlRefused, match="may not patch ConfigMaps in"):
-        await agent.cordon(CordonRequest(cordon=Cordon(by="boss", since=2.0)))
+        await agent.send(CordonRequest(cordon=Cordon(by="boss", since=2.0)))
     assert (await agent.report()).cordons == ()
 
 
@@ -300,11 +300,11 @@ async def test_a_step_is_refused_where_the_agent_has_changed_the_pod(namespace: 
     step = TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle")
     await namespace.annotate("ann", borrowed_patch(5))
     with pytest.raises(ControlRefused) as refused:
-        await agent.tier(step)  # at once, before the watch
+        await agent.send(step)  # at once, before the watch
     assert refused.value.code == "busy"
     await seen(nodes, "node-a", has("ann", borrowed_units=5))
     with pytest.raises(ControlRefused) as refused:
-        await agent.tier(step)  # its decision was made on what was before
+        await agent.send(step)  # its decision was made on what was before
     assert refused.value.code == "busy"
     assert (await namespace.session("ann")).tier is Tier.ACTIVE
 
@@ -317,7 +317,7 @@ async def test_a_pods_own_status_does_not_stand_in_the_way(namespace: HubNamespa
     ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
     await namespace.admin.patch(namespace.at("pods", "jupyter-ann", "status"), ready)
     await eventually(lambda: next(iter(nodes._pods.objects.values()))["metadata"]["resourceVersion"] != before)
-    await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+    await agent.send(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
     assert (await namespace.session("ann")).tier is Tier.RELEASED
 
 
@@ -417,7 +417,7 @@ async def test_a_step_is_refused_where_a_newer_report_shows_work(
     await namespace.publish(ann=work)
     await seen(nodes, "node-a", has("ann", **work))
     with pytest.raises(ControlRefused) as refused:
-        await agent.tier(
+        await agent.send(
             TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle", if_idle_since=1_000_000.0)
         )
     assert refused.value.code == "busy"
@@ -430,7 +430,7 @@ async def test_without_the_right_to_patch_it_says_which_right(namespace: HubName
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     await namespace.rights(HUB_RULES[:2])
     with pytest.raises(ControlRefused, match="may not patch pods in the namespace"):
-        await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+        await agent.send(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
 
 
 @pytest.mark.parametrize("fault", ["500", "429", "reset", "lost"])
@@ -443,11 +443,11 @@ async def test_a_patch_that_fails_is_said_and_may_be_tried_again(
     step = TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle")
     namespace.cluster.faults.fail_next("patch", "pods", fault)
     with pytest.raises(AgentUnreachable):
-        await agent.tier(step)
+        await agent.send(step)
     if fault == "lost":
         await seen(nodes, "node-a", has("ann", tier=Tier.RELEASED))
     else:
-        await agent.tier(step)
+        await agent.send(step)
     assert (await namespace.session("ann")).tier is Tier.RELEASED
 
 
@@ -463,7 +463,7 @@ async def test_only_the_verbs_that_it_needs(namespace: HubNamespace) -> None:
         await namespace.publish()
         agent = await seen(nodes, "node-a", has("ann", confirmed=True))
         namespace.cluster.calls.clear()
-        await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+        await agent.send(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
         namespace.cluster.faults.cut_watches()
         await seen(nodes, "node-a", has("ann", tier=Tier.RELEASED))
         await eventually(lambda: namespace.cluster.calls.get(("watch", "configmaps"), 0) > 0)
@@ -486,7 +486,7 @@ async def test_pods_in_namespaces_of_their_users(namespace: HubNamespace) -> Non
     await namespace.publish()
     async with as_the_hub(namespace, all_namespaces=True, token=token) as nodes:
         agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-        await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+        await agent.send(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
         await seen(nodes, "node-a", has("ann", tier=Tier.RELEASED))
 
 
@@ -587,12 +587,12 @@ async def test_controls_are_written_to_the_pod_and_seen_at_once(namespace: HubNa
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     controls = Controls(keep=Keep(until=2e9, since=1e9, by="ann"), keeps=(1e9,), exemption=Exemption(by="root"))
-    await agent.controls(ControlsRequest.of("ann", controls))
+    await agent.send(ControlsRequest.of("ann", controls))
     # before the watch brings it: a second request must not be decided on what was before the first
     session = present((await agent.report()).session("ann"))
     assert session.controls == controls
     message = Message(text="Please save your work.", by="root", at=1e9)
-    await agent.message(MessageRequest(id="ann", message=message))
+    await agent.send(MessageRequest(id="ann", message=message))
     said = await namespace.session("ann")
     assert (said.controls, said.messages) == (controls, (message,))
     await seen(nodes, "node-a", has("ann", keep=controls.keep, exemption=controls.exemption, messages=(message,)))

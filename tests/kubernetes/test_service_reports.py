@@ -138,7 +138,7 @@ async def test_no_failure_ends_a_watch_for_good(
         with monkeypatch.context() as patch:
             patch.setattr(ApiClient, "update_params_for_auth", broken)
             with pytest.raises(AgentUnreachable if isinstance(problem, ConfigException) else RuntimeError):
-                await agent.notify(NoticeRequest(id="ann", tier=None))
+                await agent.send(NoticeRequest(id="ann", tier=None))
 
             def both_have_failed() -> bool:
                 namespace.cluster.faults.cut_watches()  # again and again: one may only just be beginning

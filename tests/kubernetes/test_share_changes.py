@@ -52,7 +52,7 @@ async def resize(service: ServiceCluster, name: str, units: int, limit: str | No
                 continue
             if found is not None and found.confirmed:
                 request = ResizeRequest(id=name, share_units=units, memory_limit=limit, reason="a test")
-                await node.resize(request)
+                await node.send(request)
                 return
         await asyncio.sleep(0.05)
     raise AssertionError(f"the service does not see session {name}")

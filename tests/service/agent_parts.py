@@ -17,14 +17,13 @@ from gpushare_spawner.agent.sessions.registry import SessionControls
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.sessions.tiers import Tiers
 from gpushare_spawner.model.control import (
-    AnswerRequest,
     ControlRefused,
     ControlsRequest,
     CordonRequest,
     MessageRequest,
     NoticeRequest,
     OpenRequest,
-    ResizeRequest,
+    ServiceRequest,
     TierRequest,
 )
 from gpushare_spawner.model.controls import Cordon
@@ -111,29 +110,23 @@ class AgentParts:
     def report_age(self) -> float:
         return 0.0
 
-    async def tier(self, request: TierRequest) -> None:
-        self.tiers.decide(self.session, request)
+    async def send(self, request: ServiceRequest) -> None:
+        match request:
+            case TierRequest():
+                self.tiers.decide(self.session, request)
+            case NoticeRequest():
+                self.tiers.notify(self.session, request)
+            case ControlsRequest():
+                self.controls_part.replace(self.session, request.controls)
+            case MessageRequest():
+                self.controls_part.message(self.session, request)
+            case CordonRequest():
+                self.cordons = () if request.cordon is None else (request.cordon,)
+            case _:
+                raise NotImplementedError
 
     async def carried_out(self, request: TierRequest) -> bool:
         return True
-
-    async def resize(self, request: ResizeRequest) -> None:
-        raise NotImplementedError
-
-    async def notify(self, request: NoticeRequest) -> None:
-        self.tiers.notify(self.session, request)
-
-    async def controls(self, request: ControlsRequest) -> None:
-        self.controls_part.replace(self.session, request.controls)
-
-    async def message(self, request: MessageRequest) -> None:
-        self.controls_part.message(self.session, request)
-
-    async def answer(self, request: AnswerRequest) -> None:
-        raise NotImplementedError
-
-    async def cordon(self, request: CordonRequest) -> None:
-        self.cordons = () if request.cordon is None else (request.cordon,)
 
 
 class PodAgent(AgentParts):
@@ -191,20 +184,11 @@ class PodAgent(AgentParts):
     async def report(self) -> KnownReport:
         return await self._service.report()
 
-    async def tier(self, request: TierRequest) -> None:
-        await self._service.tier(request)
+    async def send(self, request: ServiceRequest) -> None:
+        await self._service.send(request)
 
     async def carried_out(self, request: TierRequest) -> bool:
         return await self._service.carried_out(request)
-
-    async def notify(self, request: NoticeRequest) -> None:
-        await self._service.notify(request)
-
-    async def controls(self, request: ControlsRequest) -> None:
-        await self._service.controls(request)
-
-    async def message(self, request: MessageRequest) -> None:
-        await self._service.message(request)
 
 
 class _KnownCluster:

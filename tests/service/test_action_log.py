@@ -116,11 +116,7 @@ class SometimesSilent:
     def __init__(self, agent: MachineAgent) -> None:
         self._agent = agent
         self.silent = False
-        self.tier, self.carried_out, self.notify = agent.tier, agent.carried_out, agent.notify
-        self.report_age = agent.report_age
-        self.controls, self.message, self.answer = agent.controls, agent.message, agent.answer
-        self.resize = agent.resize
-        self.cordon = agent.cordon
+        self.send, self.carried_out, self.report_age = agent.send, agent.carried_out, agent.report_age
 
     async def report(self) -> KnownReport:
         if self.silent:

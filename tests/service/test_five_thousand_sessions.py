@@ -7,12 +7,8 @@ import time
 import pytest
 
 from gpushare_spawner.model.control import (
-    AnswerRequest,
-    ControlsRequest,
-    CordonRequest,
-    MessageRequest,
     NoticeRequest,
-    ResizeRequest,
+    ServiceRequest,
     TierRequest,
 )
 from gpushare_spawner.model.report import GpuReport, SessionReport
@@ -68,28 +64,15 @@ class Node:
     def report_age(self) -> float:
         return 0.0
 
-    async def tier(self, request: TierRequest) -> None:
-        self.tiers.append(request)
+    async def send(self, request: ServiceRequest) -> None:
+        if isinstance(request, TierRequest):
+            self.tiers.append(request)
+        elif isinstance(request, NoticeRequest):
+            self.notices.append(request)
+        else:
+            raise NotImplementedError
 
     async def carried_out(self, request: TierRequest) -> bool:
-        raise NotImplementedError
-
-    async def notify(self, request: NoticeRequest) -> None:
-        self.notices.append(request)
-
-    async def resize(self, request: ResizeRequest) -> None:
-        raise NotImplementedError
-
-    async def controls(self, request: ControlsRequest) -> None:
-        raise NotImplementedError
-
-    async def message(self, request: MessageRequest) -> None:
-        raise NotImplementedError
-
-    async def cordon(self, request: CordonRequest) -> None:
-        raise NotImplementedError
-
-    async def answer(self, request: AnswerRequest) -> None:
         raise NotImplementedError
 
 

@@ -239,7 +239,7 @@ async def test_a_notice_of_a_spawn_in_quota_ends_with_the_claim_or_the_action(
     at = world.clock() + 60
     notice = Notice(tier=Tier.RELEASED, at=at, reason="", cause=IdleCause.RECLAIM)
     await world.seen()
-    await world.agent.notify(NoticeRequest.of("ann", notice))
+    await world.agent.send(NoticeRequest.of("ann", notice))
     await work(world)
     restart(world, restarted)
     assert world.told() == ("reclaim released",)

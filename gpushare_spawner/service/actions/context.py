@@ -376,7 +376,7 @@ class ActionContext:
         with refusals():
             for pause in (*PAUSES, None):
                 try:
-                    await target.agent.controls(request)
+                    await target.agent.send(request)
                     break
                 except ControlRefused as error:
                     if error.code != "busy" or pause is None:

@@ -54,7 +54,7 @@ async def uncordon(context: ActionContext, place: CordonTarget, actor: Actor) ->
         standing = report.cordon(place.gpu)
         if standing is None:
             return ActionOutcome(False, words.NOT_CORDONED)
-        await place.agent.cordon(CordonRequest(gpu=place.gpu, cordon=None))
+        await place.agent.send(CordonRequest(gpu=place.gpu, cordon=None))
     text = words.uncordoned(place.name(report))
     context.log.node(place.node, DRAIN_ENDED if standing.drain else CORDON_ENDED, actor.name, reason=text)
     return ActionOutcome(True, text)
@@ -66,7 +66,7 @@ async def _set(context: ActionContext, place: CordonTarget, cordon: Cordon) -> A
         standing = report.cordon(place.gpu)
         if standing is not None and _same(standing, cordon):
             return ActionOutcome(False, words.cordoned_already(place.name(report), standing.drain))
-        await place.agent.cordon(CordonRequest(gpu=place.gpu, cordon=cordon))
+        await place.agent.send(CordonRequest(gpu=place.gpu, cordon=cordon))
     left = None if cordon.stop_at is None else cordon.stop_at - cordon.since
     text = words.cordoned(place.name(report), cordon.drain, left)
     reason = f"{text} {cordon.reason}".strip()

@@ -266,7 +266,7 @@ async def message(
             return ActionOutcome(False, words.MESSAGE_SENT_ALREADY)
         with refusals():
             new = Message(text=text, by=actor.name, at=now, cause=cause)
-            await target.agent.message(MessageRequest(id=session.id, message=new))
+            await target.agent.send(MessageRequest(id=session.id, message=new))
     context.log.session(session, target.node, MESSAGE, actor.name, reason=text)
     return ActionOutcome(True, words.MESSAGE_SENT)
 
@@ -282,7 +282,7 @@ async def explain(context: ActionContext, target: Target, actor: Actor, text: st
     try:
         async with context.controls_of(target) as (session, _):
             with refusals():
-                await target.agent.message(MessageRequest(id=session.id, message=new))
+                await target.agent.send(MessageRequest(id=session.id, message=new))
     except ActionRefused as error:
         log.info("The user of session %s is not told of an action: %s", target.session.id, error.to_admins)
         return False
@@ -317,7 +317,7 @@ async def withdraw_messages(
             if number:
                 await context.read_controls(target)  # on Kubernetes the pod has changed
             with refusals():
-                await target.agent.message(MessageRequest.withdraw(session.id, shown.cause))
+                await target.agent.send(MessageRequest.withdraw(session.id, shown.cause))
     reason = " ".join(shown.text for shown in standing)
     context.log.session(session, target.node, MESSAGE_WITHDRAWN, actor.name, reason=reason)
     return ActionOutcome(True, words.MESSAGE_WITHDRAWN)

@@ -107,7 +107,7 @@ async def _resize(target: Target, session: SessionReport, units: int, template: 
     request = ResizeRequest(id=session.id, share_units=units, memory_limit=limit, reason=reason)
     with refusals():
         try:
-            await target.agent.resize(request)
+            await target.agent.send(request)
         except ControlRefused as error:
             if error.code != "no-capacity":
                 raise
@@ -267,7 +267,7 @@ class _Change:
     async def carry_out(self, text: str) -> ActionOutcome:
         """Have the agent change the tier. ``text``: the answer if the agent has done so in time."""
         with refusals():
-            await self.target.agent.tier(self.request)
+            await self.target.agent.send(self.request)
         if await self._decided():
             return await self._done(text)
         # the actor has an answer already; asyncio keeps only weak references to tasks

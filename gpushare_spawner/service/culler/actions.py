@@ -60,7 +60,7 @@ async def take_gpu_action(context: ActionContext, session_decision: SessionDecis
     """
     session, decision, seen = session_decision.session, session_decision.decision, session_decision.observation
     reclaims = decision.upcoming is not None and decision.upcoming.cause is IdleCause.RECLAIM
-    await session_decision.agent.tier(
+    await session_decision.agent.send(
         TierRequest(
             id=session.id,
             tier=decision.tier,
@@ -101,7 +101,7 @@ async def go_on_yielding(decision: SessionDecision) -> bool:
     Returns False: nothing has changed.
     """
     session = decision.session
-    await decision.agent.tier(
+    await decision.agent.send(
         TierRequest(
             id=session.id,
             tier=session.tier,
@@ -121,7 +121,7 @@ async def stop_yielding(decision: SessionDecision) -> bool:
     tier, units = (Tier.ACTIVE, session.share_units) if works else (session.tier, session.effective_units)
     if tier is not Tier.STOPPED:
         use = decision.observation.use_rule if tier is not Tier.ACTIVE else None
-        await decision.agent.tier(TierRequest(id=session.id, tier=tier, effective_units=units, reason=reason, use=use))
+        await decision.agent.send(TierRequest(id=session.id, tier=tier, effective_units=units, reason=reason, use=use))
         log.info("%s: %s", decision.name, reason)
     return True
 
@@ -132,7 +132,7 @@ async def update_notice(context: ActionContext, decision: SessionDecision) -> bo
     share = decision.session.share
     if coming is None:
         if current is not None:
-            await decision.agent.notify(
+            await decision.agent.send(
                 NoticeRequest(id=decision.session.id, tier=None, reason=decided(decision.decision, share))
             )
             why = decided(decision.decision, share)
@@ -140,7 +140,7 @@ async def update_notice(context: ActionContext, decision: SessionDecision) -> bo
             context.counters.withdrawn[current.tier] += 1
     elif current is None or not _same(current, coming):
         notice = notice_of(coming, share, decision.observation.use_rule)
-        await decision.agent.notify(NoticeRequest.of(decision.session.id, notice))
+        await decision.agent.send(NoticeRequest.of(decision.session.id, notice))
         log.info("%s: user notified: %s at %s", decision.name, coming.tier, _time(coming.at))
         context.counters.notices[coming.tier] += 1
     return False

@@ -129,7 +129,7 @@ class AskResponder:
             return  # the answer was sent less than AFTER_FAILURE ago
         else:
             answer = recorded[1]
-        await asking.agent.answer(AnswerRequest(id=asking.session.id, answer=answer))
+        await asking.agent.send(AnswerRequest(id=asking.session.id, answer=answer))
 
     async def _carried_out(self, asking: _AskingSession, received: ReceivedAsk) -> tuple[AskAnswer, bool]:
         """Carry out an ask. Return the answer, and whether the action has written it."""

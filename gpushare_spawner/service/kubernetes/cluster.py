@@ -28,6 +28,7 @@ from gpushare_spawner.model.control import (
     MessageRequest,
     NoticeRequest,
     ResizeRequest,
+    ServiceRequest,
     TierRequest,
 )
 from gpushare_spawner.model.kubernetes import annotations as patches
@@ -336,9 +337,36 @@ class NodeAgent:
         """Return the age in seconds of the last answer of `report`; later events are not in it."""
         return self._age
 
-    async def tier(self, request: TierRequest) -> None:
-        """Write the tier to the pod. The agent applies it within seconds, or undoes it after new GPU work."""
+    async def send(self, request: ServiceRequest) -> None:
+        """Write the request to the session's pod, or a cordon to the report's ConfigMap.
+
+        The agent applies it within seconds. It undoes a tier after new GPU work, and decides on a resize before this
+        returns.
+        """
+        if isinstance(request, CordonRequest):
+            await self._cordon(request)
+            return
         pod = self._unchanged(request.id)
+        match request:
+            case TierRequest():
+                patch = self._tier_patch(request, pod)
+            case ResizeRequest():
+                await self._resize(request, pod)
+                return
+            case NoticeRequest():
+                patch = patches.notice_patch(request.notice)
+            case ControlsRequest():
+                patch = patches.controls_patch(request.controls)
+                if request.answer is not None:
+                    patch |= patches.answers_patch(pod.session.answers, request.answer)
+            case MessageRequest():
+                patch = patches.messages_patch(request.messages(pod.session.messages))
+            case AnswerRequest():
+                patch = patches.answers_patch(pod.session.answers, request.answer)
+        await self._patch(request.id, pod, patch)
+
+    def _tier_patch(self, request: TierRequest, pod: SessionPod) -> dict[str, str | None]:
+        """Return the annotations for another tier. Raises ControlRefused if the layer or the session's work forbids."""
         needed = IdleReach.RELEASE if request.tier is Tier.RELEASED else IdleReach.DOWNGRADE
         _check_reach(pod, needed)
         current = self._cluster.report(self.node)[0].session(request.id)
@@ -364,7 +392,7 @@ class NodeAgent:
             lost = pod.session.share_units - request.effective_units
             patch |= patches.borrowed_patch(max(pod.session.borrowed_units, lost))
         self._reported_before = self._cluster.report_version(self.node)
-        await self._patch(request.id, pod, patch)
+        return patch
 
     async def carried_out(self, request: TierRequest) -> bool:
         """Wait until the agent reports the tier, or has undone it in the pod's annotations."""
@@ -385,9 +413,8 @@ class NodeAgent:
                 return False
             await asyncio.sleep(DECISION_POLL_EVERY)
 
-    async def resize(self, request: ResizeRequest) -> None:
+    async def _resize(self, request: ResizeRequest, pod: SessionPod) -> None:
         """Request another share in the pod's annotations, and wait for the agent's decision."""
-        pod = self._unchanged(request.id)
         _check_reach(pod, IdleReach.RESIZE)
         change = ShareChange(
             number=max(1, round(self._clock() * 1000)),
@@ -421,30 +448,7 @@ class NodeAgent:
             with contextlib.suppress(ControlRefused, AgentUnreachable):
                 await self._patch(session, pod, patches.resize_patch(None))
 
-    async def notify(self, request: NoticeRequest) -> None:
-        """Write a notice to the pod, or remove it."""
-        patch = patches.notice_patch(request.notice)
-        await self._patch(request.id, self._unchanged(request.id), patch)
-
-    async def controls(self, request: ControlsRequest) -> None:
-        """Write keep and exemption to the pod, with the answer to the ask behind them."""
-        pod = self._unchanged(request.id)
-        patch = patches.controls_patch(request.controls)
-        if request.answer is not None:
-            patch |= patches.answers_patch(pod.session.answers, request.answer)
-        await self._patch(request.id, pod, patch)
-
-    async def message(self, request: MessageRequest) -> None:
-        """Write a message to the pod, or remove one."""
-        pod = self._unchanged(request.id)
-        await self._patch(request.id, pod, patches.messages_patch(request.messages(pod.session.messages)))
-
-    async def answer(self, request: AnswerRequest) -> None:
-        """Write the answer to an ask to the pod."""
-        pod = self._unchanged(request.id)
-        await self._patch(request.id, pod, patches.answers_patch(pod.session.answers, request.answer))
-
-    async def cordon(self, request: CordonRequest) -> None:
+    async def _cordon(self, request: CordonRequest) -> None:
         """Write a cordon to the report's ConfigMap, or remove it."""
         uuids = [gpu.uuid for gpu in self._cluster.report(self.node)[0].gpus]
         if request.gpu and request.gpu not in uuids:

@@ -50,17 +50,17 @@ async def test_a_notice_and_a_message_come_and_the_notice_goes(
         try:
             agent = await seen(nodes, node.name, has("ada", confirmed=True))
             stop = Notice(tier=Tier.STOPPED, at=time.time() + 600, reason="idle", cause=IdleCause.IDLE)
-            await agent.notify(NoticeRequest.of("ada", stop))
+            await agent.send(NoticeRequest.of("ada", stop))
             await until(lambda: annotations.status().notice is not None)
             now = annotations.status()
             action = present(now.notice)
             assert notices.notice(now, action).startswith("Your server will stop at {time}: idle. Save your work")
             assert action.at == stop.at
             agent = await seen(nodes, node.name, has("ada", notice=stop))
-            await agent.message(MessageRequest(id="ada", message=Message(text="Grüße", by="root", at=1.0)))
+            await agent.send(MessageRequest(id="ada", message=Message(text="Grüße", by="root", at=1.0)))
             await until(lambda: present(annotations.status().controls).messages)
             agent = await seen(nodes, node.name, has("ada", messages=(Message(text="Grüße", by="root", at=1.0),)))
-            await agent.notify(NoticeRequest.of("ada", None))
+            await agent.send(NoticeRequest.of("ada", None))
             await until(lambda: annotations.status().notice is None)
             assert [one.text for one in present(annotations.status().controls).messages] == ["Grüße"]
         finally:

@@ -135,9 +135,9 @@ async def test_tier_and_share_are_beyond_the_reach_of_the_layer(namespace: HubNa
     await open_session(namespace, "ann")
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     with pytest.raises(ControlRefused, match=r"^KAI Scheduler gives this session its GPU, and cannot change its share"):
-        await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+        await agent.send(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
     with pytest.raises(ControlRefused, match="You can stop the server"):
-        await agent.resize(ResizeRequest(id="ann", share_units=50, memory_limit=None, reason="more"))
+        await agent.send(ResizeRequest(id="ann", share_units=50, memory_limit=None, reason="more"))
     pod = await namespace.admin.get(path("pods", namespace.name, "jupyter-ann"))
     kept = pod_session(pod["metadata"]["annotations"], pod["metadata"]["labels"])
     assert (kept.tier, kept.share_units) == (Tier.ACTIVE, 25)

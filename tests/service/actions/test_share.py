@@ -205,7 +205,7 @@ async def test_older_agent_is_named(acting: Acting, agent: FakeAgent) -> None:
     class Older:
         report = acting.client.report
 
-        async def resize(self, request: ResizeRequest) -> None:
+        async def send(self, request: ResizeRequest) -> None:
             raise ControlRefused("bad-request", "op: no such request")
 
     old: Any = type("Seen", (), {"agent": Older(), "session": one.session, "node": "fake"})()

@@ -15,6 +15,7 @@ from gpushare_spawner.model.control import (
     MessageRequest,
     NoticeRequest,
     ResizeRequest,
+    ServiceRequest,
     TierRequest,
 )
 from gpushare_spawner.model.quota import Quotas
@@ -50,28 +51,25 @@ class StandInAgent:
     async def report(self) -> KnownReport:
         return self.now
 
-    async def tier(self, request: TierRequest, /) -> None:
-        self._change(request.id, tier=request.tier, effective_units=request.effective_units)
+    async def send(self, request: ServiceRequest, /) -> None:
+        match request:
+            case TierRequest():
+                self._change(request.id, tier=request.tier, effective_units=request.effective_units)
+            case ResizeRequest():
+                self._change(request.id, share_units=request.share_units, effective_units=request.share_units)
+            case NoticeRequest():
+                self._change(request.id, notice=request.notice)
+            case ControlsRequest():
+                self._change(request.id, keep=request.keep, keeps=request.keeps, exemption=request.exemption)
+            case CordonRequest():
+                others = [one for one in self.now.cordons if one.gpu != request.gpu]
+                self.now = self.now.with_cordons([*others, *([request.cordon] if request.cordon is not None else [])])
+            case MessageRequest():
+                session = present(self.now.session(request.id))
+                self._change(request.id, messages=request.messages(session.messages))
 
     async def carried_out(self, request: TierRequest) -> bool:
         return True
-
-    async def resize(self, request: ResizeRequest, /) -> None:
-        self._change(request.id, share_units=request.share_units, effective_units=request.share_units)
-
-    async def notify(self, request: NoticeRequest, /) -> None:
-        self._change(request.id, notice=request.notice)
-
-    async def controls(self, request: ControlsRequest, /) -> None:
-        self._change(request.id, keep=request.keep, keeps=request.keeps, exemption=request.exemption)
-
-    async def cordon(self, request: CordonRequest, /) -> None:
-        others = [one for one in self.now.cordons if one.gpu != request.gpu]
-        self.now = self.now.with_cordons([*others, *([request.cordon] if request.cordon is not None else [])])
-
-    async def message(self, request: MessageRequest, /) -> None:
-        session = present(self.now.session(request.id))
-        self._change(request.id, messages=request.messages(session.messages))
 
     def _change(self, session: str, **changes: Any) -> None:
         self.now = self.now.model_copy(
