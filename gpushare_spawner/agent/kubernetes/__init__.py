@@ -1,1 +1,1 @@
-"""The agent in a Kubernetes cluster. It is imported only with --kubernetes."""
+"""The agent in a Kubernetes cluster. Imported only with --kubernetes."""

@@ -1,4 +1,4 @@
-"""Assembles the agent for a cluster: device plugins or a DRA driver, sessions of pods, the published report.
+"""Assembly of the agent for a cluster: device plugins or a DRA driver, sessions of pods, the published report.
 
 For nodes whose GPUs another sharing layer allocates, see observing.py.
 """
@@ -39,20 +39,20 @@ from gpushare_spawner.model.report import Report
 log = logging.getLogger(__name__)
 
 POLL_EVERY = 1.0
-"""Seconds between checks of health and of the devices to offer, besides those after changes."""
+"""Seconds between checks of health and of the devices to offer, in addition to checks after changes."""
 
 
 class KubeletSide(Protocol):
-    """The way in which pods get their GPUs: by device plugins or by claims."""
+    """The mechanism by which pods get their GPUs: device plugins or claims."""
 
     async def start(self) -> None:
         """Serve the kubelet. Raises OSError."""
 
     async def close(self) -> None:
-        """Stop serving; pods run on."""
+        """Stop serving; pods keep running."""
 
     def poll(self) -> bool:
-        """Offer the devices that have changed. Return whether any have."""
+        """Offer the devices that have changed. Return whether any have changed."""
 
     def joined(self, handed: Handed) -> Handed:
         """Return the kubelet's list of devices by pod, with the pods of prepared claims added."""
@@ -100,7 +100,7 @@ class OnKubernetes:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._stop)
             self._node.changed = self._changed
-            # Read the list of pods and devices first, so that the first offer is right.
+            # Read the list of pods and devices first, so that the first offer is correct.
             await self._kubelet.once()
             await stack.enter_async_context(self.pods.running())
             stack.push_async_callback(self._kubelet_side.close)
@@ -110,7 +110,7 @@ class OnKubernetes:
             yield
 
     def report(self) -> Report:
-        """Return the node's report now."""
+        """Return the node's current report."""
         report = self._node.report()
         if not self._settings.claims:
             return report
@@ -133,7 +133,7 @@ class OnKubernetes:
             self.published.changed()
 
     def _take(self, handed: Handed | None) -> None:
-        """Take the kubelet's list of devices by pod; None: the kubelet does not answer."""
+        """Process the kubelet's list of devices by pod; None: the kubelet does not answer."""
         if handed is None:
             if self._settings.claims:
                 # The agent keeps its own record of prepared claims, so sessions can still be updated.
@@ -160,7 +160,7 @@ class OnKubernetes:
 
 
 async def answer_in_cluster(node: Node, request: Request) -> dict[str, Any]:
-    """Answer the control socket of an agent with sessions of pods. Raises ControlRefused.
+    """Answer a request on the control socket of an agent whose sessions are pods. Raises ControlRefused.
 
     Sessions cannot be opened, confirmed, closed or resized here, and GPUs cannot be cordoned.
     """

@@ -1,4 +1,4 @@
-"""gRPC servers on unix sockets in shared folders, of which only their own are ever removed, and streams of a list."""
+"""gRPC servers on Unix sockets in shared folders, where they remove only their own sockets, and streams of a list."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Identity = tuple[int, int, int]
 
 
 class News:
-    """Wakes the streams of a list, each of which sends the whole list first and after each change."""
+    """Wakes the streams of a list. Each stream sends the whole list first and after each change."""
 
     def __init__(self) -> None:
         self._streams: set[asyncio.Event] = set()
@@ -31,7 +31,7 @@ class News:
             stream.set()
 
     async def each(self, at_most: float | None = None) -> AsyncGenerator[None]:
-        """Yield at once, then after each change, and `at_most` seconds after the last time."""
+        """Yield immediately, then after each change, and `at_most` seconds after the previous yield."""
         changed = asyncio.Event()
         self._streams.add(changed)
         try:
@@ -44,13 +44,13 @@ class News:
 
 
 class GrpcSockets:
-    """Servers that are served together, each on a socket of its own."""
+    """Servers that run together, each on its own socket."""
 
     def __init__(self) -> None:
         self._served: list[tuple[Path, grpc.aio.Server, Identity | None]] = []
 
     def __bool__(self) -> bool:
-        """Return whether the servers run."""
+        """Return whether the servers are running."""
         return bool(self._served)
 
     @property
@@ -59,9 +59,9 @@ class GrpcSockets:
         return bool(self) and all(socket_identity(path) == identity for path, _, identity in self._served)
 
     async def serve(self, servers: Mapping[Path, grpc.aio.Server]) -> None:
-        """Serve on new sockets, in place of existing files and of earlier servers.
+        """Serve on new sockets, replacing existing files and earlier servers.
 
-        On OSError or RuntimeError no server runs.
+        After OSError or RuntimeError, no server is running.
         """
         await self.close()
         try:
@@ -76,7 +76,7 @@ class GrpcSockets:
             raise
 
     async def close(self) -> None:
-        """Stop the servers, the last first, and remove their sockets unless they were replaced."""
+        """Stop the servers in reverse order, and remove their sockets unless they were replaced."""
         while self._served:
             path, server, identity = self._served.pop()
             own = socket_identity(path) == identity
@@ -89,7 +89,7 @@ class GrpcSockets:
 def socket_identity(path: Path) -> Identity | None:
     """Return the identity of the file at this path; None if there is no file.
 
-    The identity changes when a socket is made again.
+    The identity changes when a socket is recreated.
     """
     with contextlib.suppress(OSError):
         seen = path.stat()

@@ -1,7 +1,7 @@
-"""The libraries on the node, from where containers mount them.
+"""The libraries on the node, where containers mount them from.
 
-A file that a process has mapped is never written to: each version is a new file that is renamed into place. A process
-that has the old file open or mounted keeps it; later processes get the new one.
+A file that a process has mapped is never overwritten: each version is a new file that is renamed into place. A process
+that has the old file open or mounted keeps using it; later processes get the new file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SIMULATED = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
 class CannotBeLoaded(RuntimeError):
-    """Libraries in this folder cannot be loaded; the message has the reason and a remedy."""
+    """Error for a folder from which libraries cannot be loaded. The message contains the reason and a remedy."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def install(libraries: Libraries, folder: Path) -> HostLibraries:
     folder.mkdir(parents=True, exist_ok=True)
     os.chmod(folder, 0o755)
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        # Its mount in a container would be noexec too, and programs would start without the library.
+        # Its mount in a container would also be noexec, and programs would start without the library.
         raise CannotBeLoaded(
             f"{folder} is on a file system that is mounted with noexec, so that no program can load a library from "
             "it; use a folder on another one"
@@ -57,14 +57,14 @@ def install(libraries: Libraries, folder: Path) -> HostLibraries:
 
 
 def put_into_place(content: bytes, target: Path, mode: int) -> bool:
-    """Put a file with this content into place atomically; False: it is already there. Raises OSError."""
+    """Create or replace a file atomically. Returns False if it already has this content. Raises OSError."""
     with contextlib.suppress(OSError):
         if target.is_file() and not target.is_symlink() and target.read_bytes() == content:
             if target.stat().st_mode & 0o777 != mode:
                 os.chmod(target, mode)
             return False
     if target.is_dir() and not target.is_symlink():
-        # a container runtime makes a folder in place of a missing file of a mount
+        # a container runtime creates a folder in place of a missing mount source
         target.rmdir()
     replace_file(target, content, mode)
     log.info("installed %s", target)

@@ -1,16 +1,16 @@
-"""An agent that only observes: another sharing layer gives out the node's GPUs, and the agent offers none.
+"""An agent that only observes: another sharing layer allocates the node's GPUs, and the agent offers none.
 
-Its report has the GPU work of pods with a share of that layer. It writes to no pod: the service changes tiers and
-notices, and a server can only be stopped. An agent that shares the GPUs of its node: cluster_agent.py.
+Its report contains the GPU work of pods with a share of that layer. It does not write to pods: the service changes
+tiers and notices, and a server can only be stopped. For an agent that shares its node's GPUs, see cluster_agent.py.
 
-The API server names these pods. A container gets the library and its session's socket by an observer device: one for
-each pod, all alike. The kubelet requests a device and does not name the pod; later it lists the pods that have one.
-`ObservedPods` compares both after each change, relies on no order of events, and listens in the folder of the device.
-Notices and controls in a pod's annotations go to the session's processes.
+The API server names these pods. A container gets the library and its session's socket through an observer device; each
+pod has one, and all are alike. The kubelet requests a device without naming the pod, and later lists the pods that have
+one. `ObservedPods` compares the two lists after each change, does not rely on the order of events, and listens in the
+folder of the device. Notices and controls in a pod's annotations are sent to the session's processes.
 
-`DriverUse` counts the GPU work of processes that are not connected, by the driver's samples: processes of layers that
-preload their own library, and processes without a library. The session of a process follows from its cgroup. A
-connected process reports its own work more exactly, so its samples are left out. `ObservingNode` composes the parts.
+`DriverUse` counts the GPU work of processes that are not connected, based on the driver's samples: processes of layers
+that preload their own library, and processes without a library. A process's cgroup determines its session. A connected
+process reports its own work more precisely, so its samples are ignored. `ObservingNode` composes the parts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class ObservedPods:
-    """Keeps the node's sessions equal to its pods with a share of another layer."""
+    """Keeps the node's sessions in sync with its pods that have a share of another layer."""
 
     def __init__(self, node: Node, pods: Pods) -> None:
         self._node = node
@@ -62,19 +62,19 @@ class ObservedPods:
         self._reconciling.request()
 
     def handed(self, given: Mapping[PodKey, Given]) -> None:
-        """Take the kubelet's newest list of devices by pod."""
+        """Process the kubelet's newest list of devices by pod."""
         self._given = given
         self.changed()
 
     def end_holders(self, devices: frozenset[str]) -> None:
-        """End the sessions of pods that had any of these devices: the kubelet gives them to another pod."""
+        """End the sessions of pods that had any of these devices: the kubelet is assigning them to another pod."""
         for session in list(self._node.sessions.values()):
             hold = session.record.pod
             if hold is not None and any(not devices.isdisjoint(ids) for ids in hold.grants):
                 self._node.registry.end(session.id, "the kubelet gave its devices to another pod")
 
     def folders(self) -> set[str]:
-        """Return the names of the folders that sessions' pods have mounted."""
+        """Return the names of the folders mounted by sessions' pods."""
         holds = (session.record.pod for session in self._node.sessions.values())
         return {name for hold in holds if hold is not None for name in folder_names(hold)}
 
@@ -84,7 +84,7 @@ class ObservedPods:
 
     def _reconcile(self) -> None:
         if self._pods.listed_at is None:
-            return  # before the first list of pods no pod counts as gone
+            return  # before the first list of pods, no pod counts as deleted
         with log_failure(log, "what is gone"):
             self._end_gone_sessions()
         for pod, annotated in self._youngest():
@@ -92,7 +92,7 @@ class ObservedPods:
                 self._reconcile_pod(pod, annotated)
 
     def _youngest(self) -> list[tuple[Pod, PodSession]]:
-        """Return the pods that state a session; of several pods of one session, the youngest."""
+        """Return the pods that state a session; if several pods state one session, the youngest of them."""
         by_session: dict[str, tuple[Pod, PodSession]] = {}
         # creation times are whole seconds
         for pod in sorted(self._pods.objects.values(), key=lambda pod: (pod.created, pod.uid)):
@@ -142,7 +142,7 @@ class ObservedPods:
 def observed_record(pod: Pod, annotated: PodSession, given: tuple[tuple[str, ...], ...]) -> SessionRecord:
     """Return the record of a session from its pod. Raises pydantic.ValidationError.
 
-    `given`: ids that its containers got together.
+    `given`: IDs that its containers got together.
     """
     request = open_request(annotated, annotated.gpus)
     request = request.model_copy(update={"layer": annotated.layer, "oversubscribe": False})
@@ -157,16 +157,19 @@ def _grants(given: Iterable[frozenset[str]]) -> tuple[tuple[str, ...], ...]:
 
 
 READ_EVERY = 1.0
-"""Seconds between two reads. Our value: the culler counts minutes, and the driver keeps samples for some seconds."""
+"""Seconds between two reads.
+
+Our choice: the culler counts minutes, and the driver retains samples for a few seconds.
+"""
 
 
 class DriverUse(Repeated):
-    """Reads the driver's samples of all GPUs of a node while there are sessions to observe."""
+    """Reads the driver's samples of all the node's GPUs while there are sessions to observe."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(READ_EVERY, self._read, log, "cannot read the use of the GPUs")
         self._node = node
-        # each keeps its own state, for one thread at a time
+        # each object has its own state, used by one thread at a time
         self._owners = UnconnectedProcesses(node.sessions)
         self._deliveries: dict[str, Delivery] = {}
         for uuid, arbitration in node.arbitrations.items():
@@ -174,11 +177,11 @@ class DriverUse(Repeated):
             samples = Samples(arbitration, node.sessions)
             self._deliveries[uuid] = Delivery(arbitration.gpu, node.source, samples, sessions_of, READ_EVERY)
         self._unknown: set[str] = set()
-        """GPUs with work that cannot be assigned to a session."""
+        """GPUs with work that cannot be attributed to a session."""
 
     @property
     def tells(self) -> bool:
-        """Whether GPU work is counted for every process on the node's GPUs."""
+        """Whether the GPU work of every process on the node's GPUs is counted."""
         return bool(self._deliveries) and not self._unknown
 
     async def close(self) -> None:
@@ -207,7 +210,7 @@ class DriverUse(Repeated):
             self._node.arbitrations[uuid].driver_memory(name, amount)
 
     def _by_whole_gpu(self, uuid: str, sessions: set[str]) -> None:
-        """Count the work of a GPU without figures by process, if only one session uses it."""
+        """Count the work on a GPU without per-process figures, if only one session uses the GPU."""
         state = self._node.rounds.states[uuid]
         if state.utilisation == 0.0:
             return
@@ -225,7 +228,7 @@ class DriverUse(Repeated):
 
 
 class Samples:
-    """Takes the samples of one GPU; see `samples.Competition`."""
+    """Processes the samples of one GPU; see `samples.Competition`."""
 
     def __init__(self, arbitration: GpuArbitration, sessions: Mapping[str, Session]) -> None:
         self._arbitration = arbitration
@@ -233,13 +236,13 @@ class Samples:
 
     @property
     def contended(self) -> bool:
-        """Whether samples are needed: while there is a session."""
+        """Whether samples are needed, that is, whether there is a session."""
         return bool(self._sessions)
 
     def delivered(
         self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
     ) -> None:
-        """Take a sample: start and end in seconds before now, and the seconds of each process on the GPU by pid.
+        """Process a sample: start and end in seconds before now, and each process's GPU seconds, by pid.
 
         `strangers`: the sessions of processes, by pid, whether or not they are connected.
         """
@@ -251,7 +254,7 @@ class Samples:
         self.add(seconds_ago, seconds)
 
     def add(self, seconds_ago: tuple[float, float], seconds: Mapping[str, float]) -> None:
-        """Add seconds on the GPU, by session."""
+        """Add GPU seconds, by session."""
         for name, amount in seconds.items():
             session = self._sessions.get(name)
             if session is not None and amount > 0:
@@ -264,14 +267,17 @@ def _connected(session: Session) -> set[int]:
 
 
 IDS = [f"observer-{number:04}" for number in range(512)]
-"""More than the pods of a node: the kubelet's default limit is 110, and clouds often have nodes with 250."""
+"""IDs of the observer devices. They exceed a node's pods: the kubelet's default limit is 110; clouds often use 250."""
 GONE_AFTER = 30.0
-"""Seconds. A device is free when the kubelet has not listed it for this long: for about a second after its start it
-lists none."""
+"""Seconds.
+
+A device is free when the kubelet has not listed it for this long: for about a second after its start, the kubelet lists
+none.
+"""
 
 
 class ObserverDevices:
-    """The devices that are offered to the kubelet, and the folders of granted devices."""
+    """The devices offered to the kubelet, and the folders of granted devices."""
 
     def __init__(
         self,
@@ -282,16 +288,17 @@ class ObserverDevices:
     ) -> None:
         """`folder`: the parent folder of the grants' folders. `changed` is called after each grant.
 
-        `end_holders` ends the sessions that had any of these devices: the kubelet gives them to another container.
+        `end_holders` ends the sessions that had any of these devices: the kubelet is assigning them to another
+        container.
         """
         self._allocation = allocation
         self._folder = folder
         self._end_holders = end_holders
         self._changed = changed
         self._pending: dict[frozenset[str], float] = {}
-        """Grants that the kubelet has not listed yet, and their times (event loop's time)."""
+        """Event loop times of the grants that the kubelet has not listed yet."""
         self._unknown_since: dict[str, float] = {}
-        """Folders that no session or grant has, by name, and the time since then."""
+        """Folder names without a session or grant, each with the time since when this has been so."""
         self.plugin = DevicePlugin(OBSERVER, offered=lambda: IDS, healthy=lambda: True, grant=self._grant)
 
     @property
@@ -300,7 +307,7 @@ class ObserverDevices:
         return not self._pending
 
     def listed(self, given: Given, current: Collection[str]) -> None:
-        """Take the kubelet's list of these devices. `current`: names of the folders that sessions have."""
+        """Process the kubelet's list of these devices. `current`: names of the folders used by sessions."""
         now = asyncio.get_running_loop().time()
         self._pending = {
             ids: made_at for ids, made_at in self._pending.items() if ids not in given and now - made_at < GONE_AFTER
@@ -329,7 +336,7 @@ class ObserverDevices:
 
 
 SOCKET = "gpushare-observer.sock"
-"""In the kubelet's folder for device plugins."""
+"""Name of the socket in the kubelet's folder for device plugins."""
 
 
 class ObservingNode:
@@ -360,7 +367,7 @@ class ObservingNode:
             yield
 
     def report(self) -> Report:
-        """Return the node's report now: sessions, and no GPU, since the agent gives none."""
+        """Return the node's current report: sessions but no GPUs, because the agent allocates none."""
         report = self._node.report()
         sessions = tuple(
             session.model_copy(update={"gpu_use_known": self._is_observed(session.id)}) for session in report.sessions

@@ -1,10 +1,10 @@
 """``gpushare agent --kubernetes``: its options, and the cluster that they describe.
 
-Without the option no package for Kubernetes is imported.
+Without this option, no Kubernetes package is imported.
 
-`WithoutProcesses` is NVML without its per-process figures. The driver uses the host's process ids. In a pid namespace
-of its own (a pod without hostPID) the agent can match none of them: the kernel gives it pid 0 for a process of another
-namespace, and an id that exists in both belongs to another process.
+`WithoutProcesses` is NVML without its per-process figures. The driver uses the host's process IDs. If the agent runs in
+its own pid namespace (a pod without hostPID), it cannot match any of them: the kernel reports pid 0 for a process in
+another namespace, and an ID that exists in both namespaces belongs to different processes.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ class ClusterOptions:
     cdi: str
     preload_file: bool
     observes: bool = False
-    """Another layer allocates the GPUs."""
+    """Whether another layer allocates the GPUs."""
 
     def allocatable(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-        """Return the agent's GPUs among those here. Raises NoGpu."""
+        """Return the agent's GPUs among the given ones. Raises NoGpu."""
         from gpushare_spawner.agent.kubernetes.devices.container import named_by
 
         visible = os.environ.get("NVIDIA_VISIBLE_DEVICES")
@@ -130,7 +130,7 @@ class ClusterOptions:
         return mine
 
     def source(self, nvml: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
-        """Return NVML without the figures that cannot be matched with the connected processes."""
+        """Return NVML without the figures that cannot be matched with connected processes."""
         return matched(nvml, gpus)
 
     def endpoints(self, folder: StateFolder) -> SessionEndpoints:
@@ -140,7 +140,7 @@ class ClusterOptions:
         return PodEndpoints(folder)
 
     def whole_devices(self, units: int) -> int:
-        """Return the share units of a GPU in whole devices: the remainder is not used."""
+        """Return a GPU's share units in whole devices; the remainder is not used."""
         return units // self.settings.unit_size * self.settings.unit_size
 
     @asynccontextmanager
@@ -162,7 +162,7 @@ class ClusterOptions:
         except CannotBeLoaded as error:
             raise Unusable(f"--host-dir: {error}") from None
         if installed.simulated_driver is not None:
-            # notebooks run as other users than the agent
+            # notebooks do not run as the agent's user
             os.chmod(simulated_state(), 0o666)
         gpus = node.gpus.values()
         allocation = ContainerResponses(installed, self.preload_file)
@@ -194,7 +194,7 @@ def read(options: argparse.Namespace) -> ClusterOptions | None:
     if options.kubernetes is None:
         return None
     try:
-        # the kubelet's protocol; checked before the agent makes or locks anything
+        # packages of the kubelet's protocol; checked before the agent creates or locks anything
         importlib.import_module("grpc")
         importlib.import_module("google.protobuf")
     except ImportError as error:
@@ -205,7 +205,7 @@ def read(options: argparse.Namespace) -> ClusterOptions | None:
     if UNITS_PER_GPU % options.unit_size:
         raise Unusable(f"--unit-size {options.unit_size} does not divide {UNITS_PER_GPU}: use one like 1, 5 or 25")
     host_dir = Path(os.path.abspath(options.host_dir))
-    # simulated GPUs have the same state file on all nodes, and must not have the same UUIDs
+    # simulated GPUs use the same state file on all nodes, and must not have the same UUIDs
     os.environ.setdefault("SIMGPU_NODE", options.node)
     if "SIMGPU_STATE" not in os.environ:
         # the state of simulated GPUs must be in a folder that containers can mount
@@ -248,23 +248,23 @@ class WithoutProcesses:
         self._source = source
 
     def state(self, gpu: Gpu) -> GpuState:
-        """Return the source's figures now, without its processes. Can block for milliseconds."""
+        """Return the source's current figures, without its processes. Can block for milliseconds."""
         return replace(self._source.state(gpu), processes={})
 
     def memory(self, gpu: Gpu) -> GpuState | None:
-        """Return the source's memory figures now, without its processes. Can block for milliseconds."""
+        """Return the source's current memory figures, without its processes. Can block for milliseconds."""
         state = self._source.memory(gpu)
         return None if state is None else replace(state, processes={})
 
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
-        """Return None: it is unknown here. GPU time is then estimated from leases."""
+        """Return None, because it is unknown here. GPU time is then estimated from leases."""
         return None
 
 
 def matched(source: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
-    """Return a source with pids of the agent's own pid namespace: this source, or one without processes.
+    """Return a source whose pids are in the agent's pid namespace: this source, or a source without processes.
 
-    The simulated driver counts processes by their own pids.
+    The simulated driver uses the pids that processes see themselves.
     """
     if all(gpu.simulated for gpu in gpus) or processes.sees_the_host():
         return source

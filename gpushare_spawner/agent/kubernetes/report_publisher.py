@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 
 class PublishedReport(Background):
-    """Keeps the ConfigMap up to date. A failed write is tried again; nothing waits for it.
+    """Keeps the ConfigMap up to date. A failed write is retried; nothing waits for it.
 
-    The first report is written at once. After `close` the last one stays until it is stale.
+    The first report is written immediately. After `close`, the last report stays until it is stale.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class PublishedReport(Background):
         report: Callable[[], Report],
         cordons: Cordons | None = None,
     ) -> None:
-        """`report` makes the newest report.
+        """`report` creates the newest report.
 
-        `cordons` keeps the cordons that the service has written to the ConfigMap, in case it is lost.
+        `cordons` stores the cordons that the service has written to the ConfigMap, in case the ConfigMap is lost.
         """
         self._cordons = cordons
         self._api = api
@@ -84,7 +84,7 @@ class PublishedReport(Background):
             await self._news()
 
     async def _news(self) -> None:
-        """Wait for the next check: soon after a change, else after `poll_every` or later."""
+        """Wait for the next check: soon after a change, otherwise after `poll_every` or later."""
         settings = self._settings
         patience = max(settings.poll_every, self._written_at + settings.at_most_every - _now())
         if await set_within(self._poke, patience):
@@ -105,7 +105,7 @@ class PublishedReport(Background):
         except ApiFailure as failure:
             if failure.status != 403 or not self._owners:
                 raise
-            # some clusters let an account set an owner only if it may delete the object
+            # in some clusters, an account may set an owner only if it may delete the object
             await self._put(report, [])
             log.info(
                 "the report's ConfigMap stays when this agent's pod is deleted; the pod cannot be set as its owner: %s",
@@ -143,7 +143,7 @@ class PublishedReport(Background):
 
 
 def _capacity(report: Report) -> object:
-    """Return the part that placement depends on: GPUs, and their allocated and lent units."""
+    """Return the part on which placement depends: the GPUs, and their allocated and lent units."""
     gpus = [(gpu.uuid, gpu.healthy, gpu.cordoned, gpu.capacity_units) for gpu in report.gpus]
     sessions = [
         (session.id, session.gpus, session.share_units, session.borrowed_units, session.effective_units, session.tier)
@@ -158,9 +158,9 @@ def _asks(report: Report) -> object:
 
 
 def _works_before_its_stop(report: Report, written: Report) -> bool:
-    """Return whether a session about to be stopped is working while the service counts it as idle.
+    """Return whether a session about to be stopped is working although the service counts it as idle.
 
-    Only the start of work counts: a later idle report can wait, since it loses nothing.
+    Only the start of work counts: a later idle report can wait without harm.
     """
     for session in report.sessions:
         works = session.gpu_busy or session.kernels_busy
@@ -172,7 +172,7 @@ def _works_before_its_stop(report: Report, written: Report) -> bool:
 
 
 def _content(report: Report) -> Report:
-    # host memory, temperature and power change all the time, and are published with the rest
+    # host memory, temperature and power change constantly, and are published with the rest
     gpus = tuple(gpu.model_copy(update={"temperature_celsius": None, "power_watts": None}) for gpu in report.gpus)
     return report.model_copy(update={"published_at": 0.0, "host_memory": None, "gpus": gpus})
 

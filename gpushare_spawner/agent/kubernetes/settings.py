@@ -1,4 +1,4 @@
-"""The agent's place in its cluster, as options.py reads it; no package for Kubernetes is needed for it."""
+"""The agent's place in its cluster, as read by options.py. This module needs no Kubernetes package."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gpushare_spawner.model.kubernetes.objects import REPORT_REFRESH_SECONDS
 
 @dataclass(frozen=True)
 class PublishSettings:
-    """Rates, in seconds."""
+    """Intervals between writes, in seconds."""
 
     at_most_every: float = 15.0
-    """Between two writes for changes of activity only."""
+    """Minimum between two writes if only activity has changed."""
     refresh_every: float = REPORT_REFRESH_SECONDS - 5
-    """A report is written again after this long without a change: the hub does not trust an old one."""
+    """Time without a change after which the report is rewritten: the hub does not trust an old report."""
     settle: float = 0.2
-    """A change of capacity is written after this long, so that several changes need one write."""
+    """Delay before a change of capacity is written, so that several changes need only one write."""
     capacity_every: float = 1.0
-    """Between any two writes."""
+    """Minimum between any two writes."""
     poll_every: float = 3.0
-    """Between two checks for changes of activity only."""
+    """Interval between checks for changes of activity alone."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class ClusterSettings:
     namespace: str
     """Namespace of the report and of the notebooks' pods."""
     all_namespaces: bool = False
-    """The notebooks' pods can be in any namespace."""
+    """Whether the notebooks' pods can be in any namespace."""
     kubelet_dir: Path = Path("/var/lib/kubelet")
     """The kubelet's root folder."""
     device_plugins_dir: Path = Path("/var/lib/kubelet/device-plugins")
-    """The folder for sockets of device plugins: a constant of the kubelet, wherever its root folder is."""
+    """The folder for device plugins' sockets: a constant of the kubelet, independent of its root folder."""
     unit_size: int = 1
-    """Share units of 1 % that one device stands for."""
+    """Number of share units of 1 % that one device represents."""
     claims: bool = False
-    """Pods get GPUs by claims, not by device plugins."""
+    """Whether pods get GPUs through claims instead of device plugins."""
     taints: bool = True
-    """The API server keeps taints of the devices of claims."""
+    """Whether the API server stores taints of claims' devices."""
     own_pod: tuple[str, str] | None = None
     """(namespace, name) of the agent's own pod."""
     own_pod_uid: str | None = None
@@ -59,9 +59,9 @@ class ClusterSettings:
 
     @property
     def owners(self) -> list[dict[str, object]]:
-        """The report's metadata.ownerReferences: the agent's pod, after which the cluster removes the ConfigMap.
+        """The report's metadata.ownerReferences: the agent's pod, with which the cluster removes the ConfigMap.
 
-        Empty if the pod is in another namespace, or unknown.
+        Empty if the pod is in another namespace or unknown.
         """
         if self.own_pod is None or not self.own_pod_uid or self.own_pod[0] != self.namespace:
             return []

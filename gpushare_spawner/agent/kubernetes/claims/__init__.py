@@ -1,1 +1,1 @@
-"""GPUs as devices of dynamic resource allocation (DRA): the agent as a DRA driver (``--kubernetes dra``)."""
+"""GPUs as dynamic resource allocation (DRA) devices: the agent as a DRA driver (``--kubernetes dra``)."""

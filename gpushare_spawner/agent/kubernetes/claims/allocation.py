@@ -1,9 +1,9 @@
 """Allocations of ResourceClaims, and the claims that are prepared on this node.
 
-`claim_allocation` reads a ResourceClaim of the API server and checks that a session of this node can have it.
-`PreparedClaims` keeps the prepared claims on disk, one JSON file each: the kubelet does not list them for a new agent.
-A prepared claim holds devices by number, like a pod of the device plugin; here the agent chooses them. So the same code
-counts devices for both. The driver: claim_driver.py.
+`claim_allocation` parses a ResourceClaim from the API server and checks that a session on this node can have it.
+`PreparedClaims` stores the prepared claims on disk, one JSON file each, because the kubelet does not list them for a
+new agent. A prepared claim holds devices by number, like a pod of the device plugin, but the agent chooses them.
+Therefore the same code counts devices for both. For the driver, see claim_driver.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClaimKey:
-    """A claim by the kubelet's names."""
+    """A claim, identified by the kubelet's names."""
 
     namespace: str
     name: str
@@ -44,7 +44,7 @@ class ClaimKey:
 
     @property
     def path(self) -> str:
-        """Its path in the API."""
+        """The object's path in the API."""
         return f"{CLAIMS_API}/namespaces/{self.namespace}/resourceclaims/{self.name}"
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class AllocatedDevice(BaseModel):
     pool: str
     device: str
     share: str | None = None
-    """The scheduler's id of this part of the device."""
+    """The scheduler's ID for this part of the device."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class ClaimAllocation:
     """Name of the pod that the claim is reserved for."""
     devices: tuple[AllocatedDevice, ...]
     units: Mapping[str, int]
-    """Units of 1 % by the GPU's UUID."""
+    """Units of 1 %, keyed by GPU UUID."""
 
 
 def claim_allocation(claim: Json, key: ClaimKey, node: str, gpus: Mapping[str, Any]) -> ClaimAllocation:
-    """Return the allocation of a claim. `gpus`: the node's, by UUID.
+    """Return the allocation of a claim. `gpus`: the node's GPUs, by UUID.
 
     Raises DevicesRefused, with the reason, if no session can have it.
     """
@@ -105,7 +105,7 @@ def claim_allocation(claim: Json, key: ClaimKey, node: str, gpus: Mapping[str, A
             )
         consumed = (result.get("consumedCapacity") or {}).get(UNITS_CAPACITY)
         if consumed is None:
-            # This is a whole device. The scheduler would give it to no other claim.
+            # This is a whole device. The scheduler would not allocate it to any other claim.
             raise DevicesRefused(
                 f"{key} has device {result.get('device')} as a whole, without units: the feature gate "
                 "DRAConsumableCapacity is off in the scheduler"
@@ -141,18 +141,18 @@ class PreparedClaim(BaseModel):
     pod: str
     """Name of the pod that the claim is reserved for."""
     held: dict[str, tuple[str, ...]]
-    """GPU's UUID -> ids of the devices that stand for the claim's units."""
+    """IDs of the devices that represent the claim's units, keyed by GPU UUID."""
     devices: tuple[AllocatedDevice, ...]
     """The devices that were returned to the kubelet."""
 
     @property
     def folder(self) -> str:
-        """The name of the folder that the pod has mounted."""
+        """The name of the folder mounted by the pod."""
         return claim_folder(self.namespace, self.name)
 
     @property
     def ids(self) -> frozenset[str]:
-        """The ids of all its GPUs."""
+        """The IDs of the claim's devices on all GPUs."""
         return frozenset(id for ids in self.held.values() for id in ids)
 
 
@@ -160,7 +160,7 @@ class PreparedClaims:
     """The prepared claims, in memory and on disk."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the files. A file that cannot be read is left out and logged. Raises OSError."""
+        """Read the files. An unreadable file is skipped and logged. Raises OSError."""
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._claims: dict[str, PreparedClaim] = {}
@@ -177,11 +177,11 @@ class PreparedClaims:
                 self._claims[claim.uid] = claim
 
     def get(self, uid: str) -> PreparedClaim | None:
-        """Return the claim with that uid; None if it is not prepared."""
+        """Return the claim with this uid; None if it is not prepared."""
         return self._claims.get(uid)
 
     def put(self, claim: PreparedClaim) -> None:
-        """Keep a claim, on disk first. After an OSError nothing has changed."""
+        """Store a claim, on disk first. After an OSError nothing has changed."""
         replace_file(self._path(claim.uid), claim.model_dump_json().encode())
         self._claims[claim.uid] = claim
 
@@ -193,15 +193,15 @@ class PreparedClaims:
 
     @property
     def ids(self) -> frozenset[str]:
-        """The ids of all prepared claims' devices."""
+        """The IDs of all prepared claims' devices."""
         return frozenset(id for claim in self._claims.values() for id in claim.ids)
 
     def without(self, held: Collection[str]) -> list[PreparedClaim]:
-        """Return the claims that hold none of these ids."""
+        """Return the claims that hold none of these IDs."""
         return [claim for claim in self._claims.values() if claim.ids.isdisjoint(held)]
 
     def folder_name(self, ids: Iterable[str]) -> str:
-        """Return the folder's name for devices that were given together: the claim's folder, if it is a claim's."""
+        """Return the folder's name for devices assigned together; for a claim's devices, the claim's folder."""
         requested = frozenset(ids)
         for claim in self._claims.values():
             if not requested.isdisjoint(claim.ids):
@@ -209,7 +209,7 @@ class PreparedClaims:
         return grant_name(requested)
 
     def joined(self, handed: Handed, indices: Mapping[str, int]) -> Handed:
-        """Return the kubelet's list with the claims' pods, which it lacks: none of their containers names the claim.
+        """Return the kubelet's list with the claims' pods added. No container names the claim, so the list lacks them.
 
         `indices`: the indices of the GPUs, by UUID.
         """

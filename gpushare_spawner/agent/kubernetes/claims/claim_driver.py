@@ -1,9 +1,10 @@
-"""GPUs for pods by claims: prepares and unprepares claims, and keeps the node's ResourceSlice, sockets and health.
+"""GPUs for pods through claims: handles claims, and maintains the node's ResourceSlice, sockets and health.
 
-The pod names the claim of a share, and none of its containers does. So Kubernetes can resize the container's CPU and
-memory in place, which it refuses for a container with a claim. The driver adds nothing to the container: the spawner
-writes environment and mounts into the pod, from the node's report. The driver could add them by CDI, but containerd
-before 1.7.2 ignores CDI names without an error. GPUs by device plugins: devices/plugin.py.
+The pod names the claim of a share, and none of its containers does. Therefore Kubernetes can resize the container's CPU
+and memory in place, which it refuses for a container with a claim. The driver adds nothing to the container: the
+spawner takes environment and mounts from the node's report and writes them into the pod. The driver could add them
+through CDI, but containerd before 1.7.2 silently ignores CDI names. For GPUs through device plugins, see
+devices/plugin.py.
 """
 
 from __future__ import annotations
@@ -35,16 +36,18 @@ from gpushare_spawner.model.kubernetes.objects import device_name
 log = logging.getLogger(__name__)
 
 UNHEALTHY, CORDONED = "unhealthy", "cordoned"
-"""Values of the taint of a GPU."""
+"""Values of a GPU's taint."""
 
 
 FORGOTTEN_EVERY = 30.0
-"""Seconds between checks for claims that the kubelet will never unprepare. The containers of a claim that is gone from
-the API in two checks have ended: the end of a pod takes 30 s by default."""
+"""Seconds between checks for claims that the kubelet will never unprepare.
+
+If a claim is missing from the API in two checks, its containers have ended: a pod's termination takes 30 s by default.
+"""
 
 
 class ClaimDriver:
-    """The agent as a DRA driver; cluster_agent.py runs it, or device plugins."""
+    """The agent as a DRA driver. cluster_agent.py runs either this driver or device plugins."""
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class ClaimDriver:
         end: Callable[[Session, str], None],
         registered: Callable[[], None],
     ) -> None:
-        """`end` ends a session. `registered` is called each time that a kubelet registers the driver."""
+        """`end` ends a session. `registered` is called each time a kubelet registers the driver."""
         self._node = node
         self._api = api
         self._held = held
@@ -83,13 +86,13 @@ class ClaimDriver:
         self._checking.start()
 
     async def close(self) -> None:
-        """Stop; pods run on."""
+        """Stop; pods keep running."""
         await self._checking.close()
         await self._slice.close()
         await self._sockets.close()
 
     def poll(self) -> bool:
-        """Publish the GPUs to offer if they have changed. Return whether they have."""
+        """Publish the GPUs to offer if they have changed. Return whether they have changed."""
         self._health.poll()
         now = self.offered()
         if now == self._last:
@@ -99,7 +102,7 @@ class ClaimDriver:
         return True
 
     def joined(self, handed: Handed) -> Handed:
-        """Return the kubelet's list with the pods of prepared claims."""
+        """Return the kubelet's list with the pods of prepared claims added."""
         return self._prepared.joined(handed, {uuid: gpu.index for uuid, gpu in self._node.gpus.items()})
 
     def offered(self) -> list[OfferedGpu]:
@@ -111,11 +114,11 @@ class ClaimDriver:
         ]
 
     async def prepare(self, key: ClaimKey) -> tuple[AllocatedDevice, ...]:
-        """Make the folder of a claim's session, and reserve its units. Raises DevicesRefused."""
+        """Create the folder of a claim's session, and reserve its units. Raises DevicesRefused."""
         async with self._claims_lock:
             previous = self._prepared.get(key.uid)
             if previous is not None:
-                # The kubelet asks again after a failure of its own. The session's files in the folder stay.
+                # The kubelet repeats the request after a failure of its own. The session's files in the folder stay.
                 owners.make(self._held.folder / previous.folder)
                 return previous.devices
             try:
@@ -123,9 +126,9 @@ class ClaimDriver:
             except ApiFailure as failure:
                 raise DevicesRefused(f"{key} cannot be read: {failure}") from None
             allocation = claim_allocation(claim, key, self._node.settings.name, self._node.gpus)
-            # another plugin for this GPU can be new
+            # another plugin for this GPU may have appeared
             await self._kubelet.once()
-            # There is no await from here on, so that the counts stay valid.
+            # There is no await from here on, so the counts stay valid.
             held: dict[str, tuple[str, ...]] = {}
             for uuid, units in allocation.units.items():
                 if (trouble := self._node.health.trouble(uuid)) is not None:
@@ -166,7 +169,7 @@ class ClaimDriver:
         return prepared.devices
 
     async def unprepare(self, key: ClaimKey) -> None:
-        """Free the devices of a claim: its pod has ended. Raises DevicesRefused."""
+        """Free the devices of a claim whose pod has ended. Raises DevicesRefused."""
         async with self._claims_lock:
             claim = self._prepared.get(key.uid)
             if claim is None:
@@ -184,7 +187,7 @@ class ClaimDriver:
         self._kubelet.soon()
 
     async def _unprepare_forgotten(self) -> None:
-        """Free claims that are gone from the API: a kubelet that has lost its state does not unprepare them."""
+        """Free claims that no longer exist in the API: a kubelet that has lost its state does not unprepare them."""
         gone = set()
         for claim in self._prepared.without(self._held.ids_of_visible_pods()):
             key = ClaimKey(claim.namespace, claim.name, claim.uid)

@@ -1,8 +1,8 @@
-"""The agent as a DRA plugin of the kubelet: the DRAPlugin API (v1), the health of its devices (v1alpha1), the sockets.
+"""The agent as a DRA plugin of the kubelet: the DRAPlugin API (v1), device health (v1alpha1), and the sockets.
 
-`ClaimPlugin` and `DeviceHealth` answer gRPC calls only; claim_driver.py prepares claims. `DriverSockets` serves both
-sockets of a DRA driver. The kubelet watches its folder plugins_registry, even after its own restart: it finds the
-socket for registration there and connects to both, so the driver calls nothing.
+`ClaimPlugin` and `DeviceHealth` only answer gRPC calls; claim_driver.py prepares claims. `DriverSockets` serves both
+sockets of a DRA driver. The kubelet watches its folder plugins_registry, also after its own restart. It finds the
+registration socket there and connects to both sockets, so the driver makes no calls.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ log = logging.getLogger(__name__)
 
 
 HEALTH_EVERY = 10.0
-"""Seconds between two lists at most: the health of a device is unknown to the kubelet 30 s after its last list."""
+"""Maximum seconds between two lists: 30 s after the last list, the kubelet treats a device's health as unknown."""
 
 
 class ClaimPlugin(services.DRAPluginServicer):
-    """Answers for each claim of a request separately: a failure of one does not affect the others."""
+    """Answers for each claim of a request separately: one claim's failure does not affect the others."""
 
     def __init__(
         self,
         prepare: Callable[[ClaimKey], Awaitable[tuple[AllocatedDevice, ...]]],
         unprepare: Callable[[ClaimKey], Awaitable[None]],
     ) -> None:
-        """Both can be called again for the same claim, and raise DevicesRefused if it is not possible now."""
+        """Both functions can be called repeatedly for a claim, and raise DevicesRefused if they cannot succeed now."""
         self._prepare = prepare
         self._unprepare = unprepare
 
     async def NodePrepareResources(
         self, request: messages.NodePrepareResourcesRequest, context: grpc.aio.ServicerContext
     ) -> messages.NodePrepareResourcesResponse:
-        """Prepare claims. A failure keeps the pod waiting: the kubelet tries again by itself."""
+        """Prepare claims. After a failure the pod keeps waiting, and the kubelet tries again."""
         response = messages.NodePrepareResourcesResponse()
         for claim in request.claims:
             answer = response.claims[claim.uid]
@@ -73,7 +73,7 @@ class ClaimPlugin(services.DRAPluginServicer):
     async def NodeUnprepareResources(
         self, request: messages.NodeUnprepareResourcesRequest, context: grpc.aio.ServicerContext
     ) -> messages.NodeUnprepareResourcesResponse:
-        """Unprepare claims: their pods have ended."""
+        """Unprepare claims whose pods have ended."""
         response = messages.NodeUnprepareResourcesResponse()
         for claim in request.claims:
             answer = response.claims[claim.uid]
@@ -85,17 +85,20 @@ class ClaimPlugin(services.DRAPluginServicer):
 
 
 class DeviceHealth(health_services.DRAResourceHealthServicer):
-    """Sends the kubelet the health of devices. The kubelet shows it in the status of pods, and still places pods."""
+    """Sends devices' health to the kubelet.
+
+    The kubelet shows the health in pods' status and continues to admit pods.
+    """
 
     def __init__(self, pool: str, healthy: Callable[[], Mapping[str, bool]]) -> None:
-        """`healthy` tells the health of a device by its name."""
+        """`healthy` returns the devices' health by name."""
         self._pool = pool
         self._healthy = healthy
         self._news = News()
         self._reported: Mapping[str, bool] = {}
 
     def poll(self) -> None:
-        """Send the kubelet a new list if the health of a device has changed."""
+        """Send the kubelet a new list if a device's health has changed."""
         now = self._healthy()
         if now != self._reported:
             self._reported = now
@@ -104,7 +107,7 @@ class DeviceHealth(health_services.DRAResourceHealthServicer):
     async def NodeWatchResources(
         self, request: health_messages.NodeWatchResourcesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[health_messages.NodeWatchResourcesResponse]:
-        """Send the whole list at first, after each change, and every `HEALTH_EVERY` seconds."""
+        """Send the whole list initially, after each change, and every `HEALTH_EVERY` seconds."""
         async with contextlib.aclosing(self._news.each(HEALTH_EVERY)) as changes:
             async for _ in changes:
                 yield self._list()
@@ -125,7 +128,7 @@ def _key(claim: messages.Claim) -> ClaimKey:
 
 
 def _failure_text(done: str, claim: messages.Claim, error: Exception) -> str:
-    """Log a failure. Return the text that the kubelet writes into the pod's event."""
+    """Log a failure. Return the text that the kubelet writes to the pod's event."""
     if isinstance(error, DevicesRefused):
         log.warning("claim %s/%s is not %s: %s", claim.namespace, claim.name, done, error)
     else:
@@ -134,9 +137,9 @@ def _failure_text(done: str, claim: messages.Claim, error: Exception) -> str:
 
 
 SUPPORTED = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")
-"""Service names by which a kubelet chooses (kubernetes pkg/kubelet/cm/dra/plugin)."""
+"""Service names from which the kubelet chooses (kubernetes pkg/kubelet/cm/dra/plugin)."""
 CHECK_EVERY = 2.0
-"""Seconds between checks that the sockets still exist: one stat each."""
+"""Seconds between checks that the sockets still exist: one stat call each."""
 
 
 class DriverSockets(registration_services.RegistrationServicer):
@@ -145,17 +148,20 @@ class DriverSockets(registration_services.RegistrationServicer):
     def __init__(
         self, plugin: ClaimPlugin, health: DeviceHealth, kubelet_dir: Path, registered: Callable[[], None]
     ) -> None:
-        """Make the sockets on `start`. `registered` is called each time a kubelet registers the driver."""
+        """Store the arguments; `start` creates the sockets.
+
+        `registered` is called each time a kubelet registers the driver.
+        """
         self._plugin = plugin
         self._health = health
         self._registered = registered
-        # the kubelet connects to the first as soon as it sees the second
+        # the kubelet connects to the first socket as soon as it finds the second
         self._paths = socket_paths(kubelet_dir)
         self._served = GrpcSockets()
         self._checking = Repeated(CHECK_EVERY, self._check, log, "the sockets of the DRA driver cannot be made")
 
     async def start(self) -> None:
-        """Serve, and keep serving. Raises OSError or RuntimeError if the sockets cannot be made."""
+        """Serve, and keep serving. Raises OSError or RuntimeError if the sockets cannot be created."""
         await self._serve()
         self._checking.start()
 
@@ -197,5 +203,5 @@ class DriverSockets(registration_services.RegistrationServicer):
         registration_services.add_RegistrationServicer_to_server(self, register)  # type: ignore[no-untyped-call]
         for path in self._paths:
             path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        # The socket for registration is the last, so it is closed first: the kubelet does not connect again.
+        # The registration socket is the last, so it is closed first: the kubelet then does not reconnect.
         await self._served.serve(dict(zip(self._paths, (service, register), strict=True)))

@@ -1,4 +1,4 @@
-"""The check that this cluster can give out GPU shares by claims, made once before the agent becomes a DRA driver."""
+"""The check that this cluster can allocate GPU shares through claims, made before the agent becomes a DRA driver."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 log = logging.getLogger(__name__)
 
 PAUSE = 5.0
-"""Seconds between tries while the API server does not answer."""
+"""Seconds between attempts while the API server does not answer."""
 
 
 PATIENCE = 20.0
-"""Seconds of tries. Our value: an agent that restarts must not keep its sessions waiting for long."""
+"""Seconds for which attempts are made. Our choice: a restarting agent must not keep its sessions waiting for long."""
 
 
 ELSE = "use --kubernetes device-plugin, the default, where this cannot be changed"
@@ -41,12 +41,12 @@ _NAME = "gpushare-probe"
 
 
 def socket_paths(kubelet_dir: Path) -> tuple[Path, Path]:
-    """Return the paths of the DRA driver's own socket, and of the one for its registration."""
+    """Return the paths of the DRA driver's own socket and of its registration socket."""
     return kubelet_dir / "plugins" / DRIVER / "dra.sock", kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
 
 
 class ClaimsUnavailable(Exception):
-    """GPU shares cannot be given out by claims here; the message has the reason and a remedy."""
+    """Error for a cluster without GPU shares through claims. The message contains the reason and a remedy."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"--kubernetes dra: {message}")
@@ -63,10 +63,10 @@ def check_kubelet_folder(kubelet_dir: Path) -> None:
 
 
 async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
-    """Check the cluster, with tries for `PATIENCE` seconds while the API server does not answer.
+    """Check the cluster, retrying for `PATIENCE` seconds while the API server does not answer.
 
-    Return whether it keeps taints of devices. False also if it does not answer: it is checked again before the slice is
-    made. `namespace`: that of sessions' claims; empty: any. Raises ClaimsUnavailable.
+    Return whether the API server stores device taints; False also if it does not answer, because the check is repeated
+    before the slice is created. `namespace`: the namespace of sessions' claims; empty: any. Raises ClaimsUnavailable.
     """
     logged = False
     for pause in pauses(PAUSE, PAUSE, PATIENCE):
@@ -84,7 +84,7 @@ async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
 
 
 async def ask(api: ClusterApi, node: str, namespace: str) -> bool:
-    """Check once, as `probe` does. Raises ClaimsUnavailable, and ApiFailure if the API server does not answer."""
+    """Check once, like `probe`. Raises ClaimsUnavailable, and ApiFailure if the API server does not answer."""
     try:
         await api.list(SLICES, fieldSelector=f"spec.nodeName={node}")
     except ApiFailure as failure:
@@ -104,7 +104,7 @@ async def ask(api: ClusterApi, node: str, namespace: str) -> bool:
 
 
 async def _keeps_slices(api: ClusterApi, node: str) -> bool:
-    """Return whether taints of devices are kept. Nothing is made: the requests are dry runs."""
+    """Return whether the API server stores device taints. The requests are dry runs, which create nothing."""
     untainted = resource_slice(node, [OfferedGpu(_PROBED, UNITS_PER_GPU)], 1, 1, taints=True)
     untainted["metadata"]["name"] = _NAME
     try:

@@ -1,8 +1,8 @@
-"""The ResourceSlice of a node's GPUs: its content, and the loop that keeps it at the API server.
+"""The ResourceSlice of a node's GPUs: its content, and the loop that maintains it at the API server.
 
-A feature gate that is off drops fields without an error, so the stored slice is compared with the written one. The
-kubelet deletes all slices of its node when it starts, and those of a driver that has been gone for 30 s. No pod gets a
-share here until the slice is written again, so it is watched.
+If a feature gate is off, the API server drops fields without an error, so the stored slice is compared with the written
+one. The kubelet deletes all of its node's slices when it starts, and the slices of a driver that has been unavailable
+for 30 s. No pod gets a share here until the slice is written again, so the agent watches the slice.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ log = logging.getLogger(__name__)
 API_VERSION = CLAIMS_API.removeprefix("/apis/")
 SLICES = f"{CLAIMS_API}/resourceslices"
 UNUSABLE = PREFIX + "unusable"
-"""Key of the taint of a GPU that must get no new session."""
+"""Taint key of a GPU that must not get new sessions."""
 
 
 @dataclass(frozen=True)
 class OfferedGpu:
-    """A GPU as it is offered to the scheduler."""
+    """A GPU as offered to the scheduler."""
 
     gpu: Gpu
     units: int
-    """Units of 1 % for all claims together, those in use included: more than the GPU has while idle sessions lend
+    """Units of 1 % for all claims together, including those in use: more than the GPU has while idle sessions lend
     units."""
     trouble: str | None = None
-    """The reason against new sessions, in one word; None if there is none."""
+    """The reason against new sessions, as one word; None if there is no reason."""
 
 
 def resource_slice(node: str, gpus: Iterable[OfferedGpu], unit_size: int, generation: int, taints: bool) -> Json:
-    """Return the slice of a node. `unit_size`: claims are rounded up to a multiple of it.
+    """Return the slice of a node. `unit_size`: claims are rounded up to a multiple of this number.
 
-    `taints`: the server keeps taints of devices. If it does not, a GPU with a trouble is left out.
+    `taints`: whether the server stores device taints. If it does not, a GPU with a trouble is omitted.
     """
     devices = [_device(gpu, unit_size) for gpu in gpus if gpu.units > 0 and (taints or gpu.trouble is None)]
     return {
@@ -73,7 +73,7 @@ def resource_slice(node: str, gpus: Iterable[OfferedGpu], unit_size: int, genera
 
 
 def lost(desired: Any, kept: Any, where: str = "") -> Iterator[str]:
-    """Yield the path of each field that was written and is not kept. Fields that the server adds do not count."""
+    """Yield the path of each field that was written but not stored. Fields that the server adds do not count."""
     if isinstance(desired, Mapping):
         for key, value in desired.items():
             path = f"{where}.{key}" if where else key
@@ -95,7 +95,7 @@ def lost(desired: Any, kept: Any, where: str = "") -> Iterator[str]:
 def says_the_same(desired: Json, kept: Json) -> bool:
     """Return whether the stored slice equals the desired one, except for its generation."""
     spec, other = ({**item["spec"], "pool": {**item["spec"]["pool"], "generation": 0}} for item in (desired, kept))
-    # a lost taint is a difference too
+    # a lost taint is also a difference
     bare = [device for device in other.get("devices") or [] if device.get("taints")]
     tainted = [device for device in spec["devices"] if device.get("taints")]
     return len(bare) == len(tainted) and not list(lost(spec, {"devices": [], **other}))
@@ -103,7 +103,7 @@ def says_the_same(desired: Json, kept: Json) -> bool:
 
 def _device(offered: OfferedGpu, unit_size: int) -> Json:
     capacity = capacity_of(offered.units, offered.gpu.memory_bytes)
-    # There is no validRange.max, because the server rejects a maximum above the value, and the value can fall.
+    # There is no validRange.max, because the server rejects a maximum above the value, and the value can decrease.
     smallest = {UNITS_CAPACITY: str(unit_size), MEMORY_CAPACITY: "1Mi"}
     device: Json = {
         "name": device_name(offered.gpu.uuid),
@@ -140,21 +140,21 @@ def _same_quantity(left: Any, right: Any) -> bool:
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds between tries while the API server does not answer."""
 IN_A_ROW = 5
-"""Consecutive writes before pauses begin: two agents of one node would undo each other's writes without end."""
+"""Consecutive writes before pauses begin: two agents on one node would undo each other's writes endlessly."""
 SOON = 1.0
 """Maximum seconds between two consecutive writes."""
 CHECK_EVERY = 30.0
-"""Seconds between checks of the slice, besides those after changes."""
+"""Seconds between checks of the slice, in addition to checks after changes."""
 
 
 class FieldsLost(Exception):
-    """The API server drops fields that a share needs; the message has the fields and a remedy."""
+    """Error for fields that a share needs and the API server drops. The message contains the fields and a remedy."""
 
 
 class PublishedSlice(Background):
-    """Watches and writes one slice. A failed write is tried again; nothing waits for it.
+    """Watches and writes one slice. A failed write is retried; nothing waits for it.
 
-    After `close` the slice stays: pods run on, and the kubelet removes it if the agent does not come back.
+    After `close` the slice stays: pods keep running, and the kubelet removes the slice if the agent does not return.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class PublishedSlice(Background):
         )
 
     def start(self) -> None:
-        """Start, with a first write at once."""
+        """Start, with an immediate first write."""
         self._watched.start()
         super().start()
 
@@ -198,7 +198,7 @@ class PublishedSlice(Background):
         item = next(iter(self._watched.objects.values()), None)
         self._listed.set()
         if item is not None and self._stored is not None and _version(item) < _version(self._stored):
-            return  # the watch is behind the answer to a write
+            return  # the watch lags behind the answer to a write
         if item is None and self._stored is not None:
             log.info("the ResourceSlice of this node was deleted; it is written again")
         self._stored = item
@@ -229,7 +229,7 @@ class PublishedSlice(Background):
             self._poke.clear()
 
     async def _write_if_due(self) -> bool:
-        """Write the slice if it has changed. Return whether it has."""
+        """Write the slice if it has changed. Return whether it has changed."""
         stored = self._stored
         if stored is None:
             desired = self._desired(1)
@@ -246,7 +246,7 @@ class PublishedSlice(Background):
         except ApiFailure as failure:
             if failure.status not in (404, 409):
                 raise
-            # It was created, deleted or changed meanwhile. Read it again.
+            # The slice was created, deleted or changed meanwhile. Read it again.
             await self._read_again()
             return True
         self._answered(written)
@@ -255,7 +255,7 @@ class PublishedSlice(Background):
         return True
 
     def _answered(self, written: Json) -> None:
-        """Take the answer to a write, unless the watch has already brought a later change or deletion."""
+        """Process the answer to a write, unless the watch has already delivered a later change or deletion."""
         if _version(written) >= _number(self._watched.version):
             self._stored = written
         else:
@@ -275,9 +275,9 @@ class PublishedSlice(Background):
 
 
 async def check_kept(api: ClusterApi, desired: Json) -> None:
-    """Check by a dry run that the server keeps all fields. Raises FieldsLost or ApiFailure.
+    """Check with a dry run that the server stores all fields. Raises FieldsLost or ApiFailure.
 
-    A share in a slice that lost fields would be a whole GPU.
+    In a slice that lost fields, a share would be a whole GPU.
     """
     answer = await api.create(SLICES, desired, dryRun="All")
     if list(lost(desired["spec"], answer.get("spec"))):

@@ -1,1 +1,1 @@
-"""GPUs as devices of the kubelet."""
+"""GPUs as kubelet devices."""

@@ -1,6 +1,6 @@
 """Names of GPUs in the node's CDI specifications.
 
-CDI is the Container Device Interface (cncf-tags/container-device-interface). With such a name a container gets its GPU
+CDI is the Container Device Interface (cncf-tags/container-device-interface). With a CDI name, a container gets its GPU
 without a runtime hook.
 """
 
@@ -22,7 +22,7 @@ from gpushare_spawner.agent.gpus.nvml import Gpu
 log = logging.getLogger(__name__)
 
 FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
-"""The folders that container runtimes read; the later has precedence."""
+"""The folders that container runtimes read; the second folder has precedence."""
 
 
 AUTO, OFF = "auto", "off"
@@ -38,10 +38,10 @@ _MAX_BYTES = 16 * 1024 * 1024
 
 
 class CdiNames:
-    """Names of the node's GPUs. Specifications can appear or change after the start of the agent."""
+    """Names of the node's GPUs. Specifications can appear or change after the agent has started."""
 
     def __init__(self, gpus: Iterable[Gpu], choice: str = AUTO, folders: Iterable[Path] = FOLDERS) -> None:
-        """See `cdi_names`."""
+        """Store the arguments, see `cdi_names`."""
         self._gpus = tuple(gpus)
         self._choice = choice
         self._folders = tuple(folders)
@@ -57,16 +57,16 @@ class CdiNames:
             self._read_files = there
 
     async def name(self, uuid: str) -> str | None:
-        """Return the qualified name of a GPU; None if it has none now."""
+        """Return the current qualified name of a GPU; None if it has none."""
         await self.read()
         return self._names.get(uuid)
 
 
 def cdi_names(gpus: Iterable[Gpu], choice: str = AUTO, folders: Iterable[Path] = FOLDERS) -> Mapping[str, str]:
-    """Return UUID -> qualified device name, like ``nvidia.com/gpu=GPU-…``, of the GPUs that have one.
+    """Return the qualified device names, like ``nvidia.com/gpu=GPU-…``, of the GPUs that have one, by UUID.
 
-    `choice`: "auto", "off", or a kind (vendor/class) to use. A device matches a GPU by its name, if that is the UUID,
-    else by its only device node.
+    `choice`: "auto", "off", or a kind (vendor/class) to use. A device matches a GPU by its name if the name is the
+    UUID, otherwise by its only device node.
     """
     if choice == OFF:
         return {}
@@ -113,7 +113,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _there(folders: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Return paths, times and sizes of the specifications: they differ after each change."""
+    """Return the specifications' paths, times and sizes, which differ after each change."""
     files = []
     with contextlib.suppress(OSError):
         for path in [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())]:

@@ -1,10 +1,11 @@
-"""A container's part of its devices: the GPU, the session's folder, the library and the environment.
+"""The devices' content for a container: the GPU, the session's folder, the library and the environment.
 
-Also decides which GPUs are this agent's, since NVIDIA's own device plugin can run on the same node. Either the agent's
-pod requests whole GPUs from NVIDIA's plugin (``nvidia.com/gpu: 4``) and shares those, or no NVIDIA plugin runs on the
-node and the agent shares all. One rule covers both: a GPU that an ``nvidia.com/`` resource offers on this node, or that
-a pod holds as such, is shared only if the agent's own pod holds it. The rule is checked again before each grant: the
-agent gives out no GPU that is not its own, whatever its configuration.
+This module also decides which GPUs belong to this agent, because NVIDIA's own device plugin can run on the same node.
+Either the agent's pod requests whole GPUs from NVIDIA's plugin (``nvidia.com/gpu: 4``) and shares those, or no NVIDIA
+plugin runs on the node and the agent shares all GPUs. One rule covers both cases: a GPU that is offered as an
+``nvidia.com/`` resource on this node, or that a pod holds as such a resource, is shared only if the agent's own pod
+holds it. The rule is checked again before each grant: the agent never allocates a GPU that is not its own, regardless
+of its configuration.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ PRELOAD_FILE = Path("/etc/ld.so.preload")
 
 @dataclass(frozen=True)
 class ContainerResponses:
-    """Answers for all GPUs of the node.
+    """Responses for all the node's GPUs.
 
     Each mount has the same path in the container and on the node, so a variable with a path is valid in both.
     """
 
     libraries: HostLibraries
     preload_file: bool = False
-    """Preload the library via /etc/ld.so.preload, not LD_PRELOAD, which a program can replace."""
+    """Whether to preload the library through /etc/ld.so.preload instead of LD_PRELOAD, which a program can replace."""
 
     def answer(self, gpu: Gpu, folder: Path, cdi_name: str | None) -> messages.ContainerAllocateResponse:
-        """Return the answer for a container that gets devices of this GPU.
+        """Return the response for a container that gets devices of this GPU.
 
         `folder`: the folder of its grant. `cdi_name`: the GPU's name in the node's CDI specifications; None if it has
         none.
@@ -50,7 +51,7 @@ class ContainerResponses:
         environment = self._environment([gpu], owners.socket_in(folder))
         mounts = self._mounts(environment)
         if cdi_name is not None:
-            # the CDI name brings the GPU: NVIDIA's runtime must not add GPUs that the image's own variable requests
+            # the CDI name adds the GPU: NVIDIA's runtime must not add GPUs requested by the image's own variable
             environment["NVIDIA_VISIBLE_DEVICES"] = "void"
         elif not gpu.simulated:
             environment["NVIDIA_VISIBLE_DEVICES"] = gpu.uuid
@@ -60,7 +61,7 @@ class ContainerResponses:
         return response
 
     def to_observe(self, folder: Path) -> messages.ContainerAllocateResponse:
-        """Return the answer for a container with a GPU of another layer: socket and library.
+        """Return the response for a container with another layer's GPU: socket and library.
 
         The library reports GPU work. `folder`: the folder of its grant.
         """
@@ -70,7 +71,7 @@ class ContainerResponses:
         return _response(folder, self._mounts({}), environment)
 
     def of_claims(self, gpus: Iterable[Gpu], folder: Path) -> ClaimsReport:
-        """Return the part of the report with which the spawner does the work of `answer`.
+        """Return the part of the report from which the spawner configures the pod in place of `answer`.
 
         `folder`: the parent of the claims' folders.
         """
@@ -92,7 +93,7 @@ class ContainerResponses:
         return environment
 
     def _mounts(self, environment: Mapping[str, str]) -> list[MountReport]:
-        """Return the mounts besides the session's folder."""
+        """Return the mounts other than the session's folder."""
         mounts = [_mount(self.libraries.preload)]
         if self.preload_file:
             mounts.append(_mount(self.libraries.preload_list, at=PRELOAD_FILE))
@@ -105,7 +106,7 @@ class ContainerResponses:
 def _response(
     folder: Path, mounts: Iterable[MountReport], environment: Mapping[str, str]
 ) -> messages.ContainerAllocateResponse:
-    """Return the answer with these mounts, the folder of the grant among them."""
+    """Return the response with these mounts and the grant's folder."""
     return messages.ContainerAllocateResponse(
         mounts=[
             messages.Mount(host_path=mount.host_path, container_path=mount.container_path, read_only=mount.read_only)
@@ -124,10 +125,10 @@ _EVERYTHING = ("", "all", "void", "none")
 
 
 def named_by(visible: str | None, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs that $NVIDIA_VISIBLE_DEVICES names, by UUID or index; all if it names none.
+    """Return the GPUs that $NVIDIA_VISIBLE_DEVICES names, by UUID or index; all GPUs if it names none.
 
-    A privileged container sees every GPU of the node, whatever NVIDIA's plugin gave it: only this variable shows its
-    GPUs. Indices are those of the node: a container that sees only its own GPUs numbers them from 0.
+    All of the node's GPUs are visible in a privileged container, regardless of what NVIDIA's plugin assigned: only this
+    variable shows the container's GPUs. Indices are the node's: a container with only its own GPUs numbers them from 0.
     """
     names = {part.strip() for part in (visible or "").split(",") if part.strip()}
     seen = tuple(gpus)
@@ -139,7 +140,7 @@ def named_by(visible: str | None, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
 
 
 def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[str, str]:
-    """Return UUIDs of GPUs that NVIDIA's plugin can give to other pods, each with a sentence about it.
+    """Return the UUIDs of GPUs that NVIDIA's plugin can assign to other pods, each with an explanatory sentence.
 
     `own`: the agent's pod; None: unknown.
     """
@@ -155,7 +156,8 @@ def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[st
         for resource in sorted({*handed.offered, *others}):
             held = mine.get(resource, frozenset())
             if not resource.startswith(NVIDIA) or any(id.isdigit() for id in held):
-                # Ids can be indices on the node, which differ from those in this container. All visible GPUs count.
+                # IDs can be indices on the node, which differ from the indices in this container. All visible GPUs
+                # count.
                 continue
             if any(_is_of(id, gpu) for id in others.get(resource, ())):
                 reasons[gpu.uuid] = (
@@ -173,16 +175,16 @@ def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[st
 
 
 def tells_of(handed: Handed, own: PodKey | None) -> bool:
-    """Return whether the kubelet's list is complete for this: just after its start it lacks pods, ours included."""
+    """Return whether the kubelet's list contains our pod, if known: just after the kubelet's start, it lacks pods."""
     return own is None or own in handed.by_pod
 
 
 def _held_by(handed: Handed, pod: PodKey | None) -> dict[str, frozenset[str]]:
-    """Return the devices of a pod, of all its containers."""
+    """Return the devices of all containers of a pod."""
     held = handed.by_pod.get(pod, {}) if pod is not None else {}
     return {resource: frozenset[str]().union(*given) for resource, given in held.items()}
 
 
 def _is_of(device: str, gpu: Gpu) -> bool:
-    # NVIDIA's plugin names a device by the GPU's UUID or index; a replica of a time-sliced GPU has ::n after that
+    # NVIDIA's plugin names a device by the GPU's UUID or index, with the suffix ::n for a time-sliced GPU's replica
     return device.partition("::")[0] in (gpu.uuid, str(gpu.index))

@@ -1,13 +1,13 @@
 """Owners of devices: sessions, and grants without a known pod.
 
-A device stands for one unit (of `unit_size` share units) of a GPU at the kubelet. The agent offers a list of devices;
-the kubelet gives them to pods and keeps account. A pod's own devices never change; units that an idle pod lends are
-offered as more devices.
+For the kubelet, a device represents `unit_size` share units of a GPU. The agent offers a list of devices, and the
+kubelet assigns them to pods and tracks them. A pod's own devices never change; units that an idle pod lends are offered
+as additional devices.
 
-Each grant, the devices of one GPU that one container got, has a folder that is mounted into the container.
-pods/sessions.py listens in it. The folders belong to root and are mounted read-only: a container connects to its socket
-and writes nothing, whatever its user. The agent does not rely on that: it removes the files that it made, by name, and
-never searches for others.
+Each grant, that is, the devices of one GPU assigned to one container, has a folder that is mounted into the container.
+pods/sessions.py listens in it. The folders belong to root and are mounted read-only: a container can connect to its
+socket but cannot write, regardless of its user. The agent does not rely on this: it removes the files that it created,
+by name, and never searches for others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 MAX_ID = 63
-"""Characters in a device's id."""
+"""Maximum number of characters in a device ID."""
 _DIGITS = 4
 _MAX_NAME = MAX_ID - len("-999-") - _DIGITS
 _INDEX_AND_NUMBER = re.compile(rf"[0-9]+-[0-9]{{{_DIGITS}}}")
@@ -45,15 +45,15 @@ limit of a message to the kubelet is 4 MiB."""
 
 @dataclass(frozen=True)
 class DeviceIds:
-    """Ids of one GPU's devices: the GPU's UUID, its index, and a number.
+    """IDs of one GPU's devices: the GPU's UUID, its index, and a number.
 
     The UUID makes them unique on the node, and identifies a device's GPU even if GPU indices change, for example after
-    a failure. When the index changes, so do the ids. The kubelet treats them as a new resource and can allocate every
-    device that is not in use. The number has a fixed length, so ids sort like numbers.
+    a failure. When the index changes, so do the IDs. The kubelet treats them as a new resource and can allocate every
+    device that is not in use. The number has a fixed length, so IDs sort like numbers.
     """
 
     gpu: str
-    """UUID."""
+    """UUID of the GPU."""
     index: int
 
     @cached_property
@@ -66,20 +66,20 @@ class DeviceIds:
         return f"{self._of_gpu}{self.index}-"
 
     def id(self, number: int) -> str:
-        """Return the id of the device with this number, from 0."""
+        """Return the ID of the device with this number. Numbers start at 0."""
         if not 0 <= number < MAX_DEVICES:
             raise ValueError(f"a GPU has at most {MAX_DEVICES} devices, there is no number {number}")
         return f"{self._of_index}{number:0{_DIGITS}}"
 
     def number(self, id: str) -> int | None:
-        """Return the number of an id; None if the id is not of this GPU with this index."""
+        """Return the number in an ID; None if the ID does not belong to this GPU with this index."""
         digits = id.removeprefix(self._of_index)
         if len(digits) != _DIGITS or digits == id or not (digits.isascii() and digits.isdigit()):
             return None
         return int(digits)
 
     def has(self, id: str) -> bool:
-        """Return whether the device is of this GPU, whatever index the GPU had when the id was made."""
+        """Return whether the device belongs to this GPU, regardless of the GPU's index when the ID was created."""
         rest = id.removeprefix(self._of_gpu)
         return rest != id and _INDEX_AND_NUMBER.fullmatch(rest) is not None
 
@@ -90,12 +90,12 @@ def devices_for(units: int, unit_size: int) -> int:
 
 
 def offered(capacity: int, held: Collection[int], in_use: int) -> list[int]:
-    """Return the numbers to offer: all that are held, and the lowest free ones.
+    """Return the numbers to offer: all held numbers, and the lowest free ones.
 
-    `capacity`: the devices of the GPU. `in_use`: the devices that the tiers of their holders leave in use. The number
-    of free devices offered equals the number of devices that are not in use. If more are in use than exist (owners are
-    active again and borrowers have not ended), none are offered until pods end. Only free ones are ever withdrawn, so
-    the kubelet takes nothing from running pods. There are never more than `MAX_DEVICES`.
+    `capacity`: the number of the GPU's devices. `in_use`: the number of devices that their holders' tiers leave in use.
+    The number of free devices offered equals the number of devices not in use. If more devices are in use than exist
+    (owners are active again and borrowers have not ended), no free devices are offered until pods end. Only free
+    devices are ever withdrawn, so the kubelet takes nothing from running pods. At most `MAX_DEVICES` are offered.
     """
     numbers = set(held)
     target = len(numbers) + max(0, capacity - in_use)
@@ -107,44 +107,44 @@ def offered(capacity: int, held: Collection[int], in_use: int) -> list[int]:
 
 
 def preferred(available: Iterable[str], must_include: Iterable[str], count: int) -> list[str]:
-    """Return `count` ids with the lowest numbers: free devices with high numbers can be withdrawn later."""
+    """Return the `count` IDs with the lowest numbers: free devices with high numbers can be withdrawn later."""
     chosen = sorted(set(must_include))
     rest = sorted(set(available) - set(chosen))
     return [*chosen, *rest][:count]
 
 
 BELOW = "s"
-"""The session's folder in a grant's folder."""
+"""Name of the session's folder in a grant's folder."""
 
 
 def grant_name(devices: Iterable[str]) -> str:
     """Return the name of a grant's folder.
 
-    The name is derived from the ids, which are unique to one pod. The agent can therefore find the folder from the
-    kubelet's list even after it has lost its state.
+    The name is derived from the IDs, which are unique to one pod. Therefore the agent can find the folder from the
+    kubelet's list even after losing its state.
     """
     return hashlib.sha256("\n".join(sorted(devices)).encode()).hexdigest()[:16]
 
 
 def folder_names(pod: PodOwner) -> tuple[str, ...]:
-    """Return the names of the folders that a session's pod has mounted: its claim's, or one for each grant."""
+    """Return the names of the folders mounted by a session's pod: the claim's folder, or one per grant."""
     return pod.folders or tuple(grant_name(ids) for ids in pod.grants)
 
 
 def socket_in(folder: Path) -> Path:
-    """Return the path of the socket of the session that gets this grant's folder."""
+    """Return the path of the session's socket in this grant's folder."""
     return folder / BELOW / SOCKET_NAME
 
 
 def make_fresh(folder: Path) -> None:
-    """Make an empty folder, in place of the folder of an earlier holder of the same devices. Raises OSError."""
+    """Create an empty folder, replacing the folder of an earlier holder of the same devices. Raises OSError."""
     remove(folder)
     make(folder, exists=False)
 
 
 def make(folder: Path, exists: bool = True) -> None:
-    """Make the folder. Raises OSError. `exists`: it can exist already."""
-    # Containers reach their folder through a mount; on the machine only root can enter.
+    """Create the folder. Raises OSError. `exists`: whether it may already exist."""
+    # Containers reach their folder through a mount; on the machine, only root can enter.
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(exist_ok=exists)
     os.chmod(folder, 0o755)
@@ -164,31 +164,33 @@ def remove(folder: Path) -> None:
 
 
 def discarded(folder: Path) -> Discarded:
-    """Return the place for folders that hold other files than the agent's."""
+    """Return the destination for folders that contain files other than the agent's."""
     return Discarded(folder.parent.parent / removal.FOLDER)
 
 
 class DevicesRefused(Exception):
-    """Devices that cannot be given, with the reason. The pod fails its admission and can be started again."""
+    """Error for devices that cannot be granted, with the reason. The pod fails admission and can be started again."""
 
 
 @dataclass(frozen=True)
 class DeviceGrant:
-    """Devices of one GPU that the kubelet gave to one container."""
+    """Devices of one GPU that the kubelet assigned to one container."""
 
     gpu: str
-    """UUID."""
+    """UUID of the GPU."""
     devices: frozenset[str]
-    """Ids."""
+    """IDs of the devices."""
     made_at: float
-    """The event loop's time, seconds."""
+    """Event loop time in seconds."""
     requested: bool = True
-    """Whether the kubelet requested it. False: it comes from the kubelet's list, and ends when it disappears from the
-    list."""
+    """Whether the kubelet requested it.
+
+    False: it is from the kubelet's list, and ends when it disappears from the list.
+    """
 
 
 class HeldDevices:
-    """The devices of all GPUs. A session's devices are in its record; only grants without a session are kept here."""
+    """The devices of all GPUs. A session's devices are in its record; only grants without a session are stored here."""
 
     def __init__(
         self,
@@ -199,10 +201,10 @@ class HeldDevices:
         folder: Path,
         folder_name: Callable[[Iterable[str]], str] = grant_name,
     ) -> None:
-        """`sessions` is read again each time. `capacity_units`: the units of each GPU.
+        """`sessions` is reread each time. `capacity_units`: the units of each GPU.
 
-        `folder`: the parent folder of the grants' folders. `folder_name` returns the name of the folder of devices that
-        were given together.
+        `folder`: the parent folder of the grants' folders. `folder_name` returns the folder name for devices that were
+        assigned together.
         """
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in gpus}
         self.ids = {uuid: DeviceIds(uuid, gpu.index) for uuid, gpu in self.gpus.items()}
@@ -212,11 +214,11 @@ class HeldDevices:
         self._folder_name = folder_name
         self._sessions = sessions
         self._offered: dict[str, tuple[set[str], int, list[str]]] = {}
-        """GPU -> held ids, number in use, and the ids that are offered then."""
+        """Held IDs, number in use, and the resulting IDs to offer, by GPU."""
         self.pending: dict[tuple[str, frozenset[str]], DeviceGrant] = {}
 
     def offered(self, gpu: str) -> list[str]:
-        """Return the ids to offer to the kubelet now."""
+        """Return the IDs to offer to the kubelet now."""
         ids = self.ids[gpu]
         held: set[str] = set()
         in_use = 0
@@ -228,21 +230,21 @@ class HeldDevices:
             held |= grant.devices
         # This is called every second, mostly with the same result.
         if gpu not in self._offered or self._offered[gpu][:2] != (held, in_use):
-            # Ids with an earlier index of the GPU count as held, but are not of this resource.
+            # IDs with an earlier index of the GPU count as held, but do not belong to this resource.
             numbers = {number for number in map(ids.number, held) if number is not None}
             self._offered[gpu] = held, in_use, [ids.id(number) for number in offered(self.capacity, numbers, in_use)]
         return self._offered[gpu][2]
 
     def ids_of_visible_pods(self) -> set[str]:
-        """Return the ids, of all GPUs, of sessions with a pod that the API server has shown."""
+        """Return the device IDs, on all GPUs, of sessions with a pod that the API server has shown."""
         pods = [session.record.pod for session in self._sessions.values()]
         return {id for pod in pods if pod is not None and pod.uid for ids in pod.devices.values() for id in ids}
 
     def free_ids(self, gpu: str, claimed: Collection[str]) -> list[str]:
-        """Return the ids that claims can get now, lowest first.
+        """Return the IDs that claims can get now, lowest first.
 
-        `claimed`: the ids of prepared claims. They are in use even after the end of the session, because its containers
-        can still run.
+        `claimed`: the IDs of prepared claims. They are in use even after the session has ended, because its containers
+        can still be running.
         """
         held = {id for _, ids in self._holders(gpu) for id in ids}
         held.update(id for grant in self._pending(gpu) for id in grant.devices)
@@ -254,8 +256,9 @@ class HeldDevices:
     def claimable(self, gpu: str, claimed: Collection[str]) -> int:
         """Return the number of devices that all claims together can have.
 
-        `claimed`: the ids of prepared claims. The scheduler counts the sum of all claims and has no tiers: units that
-        sessions with a claim have lent are added to the GPU's own devices, and the use of other sessions is subtracted.
+        `claimed`: the IDs of prepared claims. The scheduler counts the sum of all claims and does not consider tiers:
+        units that sessions with a claim have lent are added to the GPU's own devices, and the use by other sessions is
+        subtracted.
         """
         total = self.capacity
         for session, devices in self._holders(gpu):
@@ -270,9 +273,9 @@ class HeldDevices:
         return [session for session, held in self._holders(gpu) if not requested.isdisjoint(held)]
 
     def check(self, gpu: str, devices: Iterable[str]) -> None:
-        """Check that the kubelet can give these devices to a container. Raises DevicesRefused.
+        """Check that the kubelet can assign these devices to a container. Raises DevicesRefused.
 
-        Their holders do not count: the kubelet gives a device again only after the end of the pod that had it.
+        Their holders do not count: the kubelet reassigns a device only after the pod that had it has ended.
         """
         requested = list(devices)
         available = set(self.offered(gpu))
@@ -298,7 +301,7 @@ class HeldDevices:
     def free_for(self, session: Session) -> int:
         """Return the units that a session can have on its fullest GPU.
 
-        The use of other sessions and new grants are subtracted.
+        The use by other sessions and by new grants is subtracted.
         """
         left = self.capacity
         for gpu in session.gpus:
@@ -324,7 +327,7 @@ class HeldDevices:
     def listed_grant(self, gpu: str, devices: frozenset[str]) -> DeviceGrant:
         """Return the grant of devices that the kubelet lists and no session holds.
 
-        If there is none, create one, dated now.
+        If there is no such grant, create one with the current time.
         """
         grant = self.pending.get((gpu, devices))
         if grant is None:
@@ -334,11 +337,11 @@ class HeldDevices:
         return grant
 
     def settled(self, gpu: str, devices: frozenset[str]) -> None:
-        """Drop the grant: a session holds its devices now."""
+        """Drop the grant, because a session now holds its devices."""
         self.pending.pop((gpu, devices), None)
 
     def forget(self, grant: DeviceGrant) -> None:
-        """Drop the grant and its folder: no pod holds its devices."""
+        """Drop the grant and its folder, because no pod holds its devices."""
         self.pending.pop((grant.gpu, grant.devices), None)
         remove(self.folder_of(grant))
 
@@ -347,7 +350,7 @@ class HeldDevices:
         return self.folder / self._folder_name(grant.devices)
 
     def folders_of(self, given: Iterable[Iterable[str]]) -> tuple[str, ...]:
-        """Return the folders of these grants for `PodOwner.folders`; empty if their names follow from the ids."""
+        """Return the folders of these grants for `PodOwner.folders`; empty if their names are derived from the IDs."""
         names = {frozenset(ids): self._folder_name(ids) for ids in given}
         if all(name == grant_name(ids) for ids, name in names.items()):
             return ()
@@ -379,7 +382,7 @@ class HeldDevices:
         return [grant for grant in self.pending.values() if grant.gpu == gpu]
 
     def _in_use(self, session: Session, devices: tuple[str, ...]) -> int:
-        """Return the number of devices that a session's tier leaves in use: all if it has lent none.
+        """Return the number of devices that a session's tier leaves in use: all if none are lent.
 
         If the share was resized, return the devices for its current units, which can exceed the number that the pod
         holds.

@@ -1,7 +1,8 @@
-"""Device plugins of the kubelet (API v1beta1): one plugin with one socket for each GPU of the node.
+"""Device plugins for the kubelet (API v1beta1): one plugin with one socket for each of the node's GPUs.
 
-`DevicePlugin` answers the kubelet for one resource. `PluginSocket` serves it before it is registered, and registers it
-again whenever the kubelet starts. `DevicePlugins` composes them for all GPUs. GPUs by claims: claims/claim_driver.py.
+`DevicePlugin` answers the kubelet for one resource. `PluginSocket` serves the plugin before registering it, and
+registers it again whenever the kubelet starts. `DevicePlugins` composes them for all GPUs. For GPUs through claims, see
+claims/claim_driver.py.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 
 def options() -> messages.DevicePluginOptions:
-    """Return the plugin's options: the kubelet requests a preferred allocation, so that the lowest ids go first."""
+    """Return the plugin's options: the kubelet requests a preferred allocation, so the lowest IDs are used first."""
     return messages.DevicePluginOptions(get_preferred_allocation_available=True, pre_start_required=False)
 
 
@@ -50,7 +51,10 @@ class DevicePlugin(services.DevicePluginServicer):
         healthy: Callable[[], bool],
         grant: Callable[[list[str]], Awaitable[messages.ContainerAllocateResponse]],
     ) -> None:
-        """`offered`: the ids now. `grant` gives devices to a container; it can raise DevicesRefused."""
+        """`offered` returns the IDs to offer now.
+
+        `grant` grants devices to a container and can raise DevicesRefused.
+        """
         self.resource = resource
         self._offered = offered
         self._healthy = healthy
@@ -65,7 +69,7 @@ class DevicePlugin(services.DevicePluginServicer):
         return bool(self._news)
 
     def poll(self) -> bool:
-        """Send the kubelet a new list if the devices or their health have changed. Return whether they have."""
+        """Send the kubelet a new list if the devices or their health have changed. Return whether they have changed."""
         now = (self._offered(), self._healthy())
         if now == self._reported:
             return False
@@ -82,7 +86,7 @@ class DevicePlugin(services.DevicePluginServicer):
     async def ListAndWatch(
         self, request: messages.Empty, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[messages.ListAndWatchResponse]:
-        """Send the whole list at first and after each change."""
+        """Send the whole list initially and after each change."""
         async with contextlib.aclosing(self._news.each()) as changes:
             async for _ in changes:
                 ids, healthy = self._reported
@@ -106,7 +110,7 @@ class DevicePlugin(services.DevicePluginServicer):
     async def Allocate(
         self, request: messages.AllocateRequest, context: grpc.aio.ServicerContext
     ) -> messages.AllocateResponse:
-        """Grant devices. A failure becomes the pod's UnexpectedAdmissionError, with this message in it."""
+        """Grant devices. A failure becomes the pod's UnexpectedAdmissionError, which contains its message."""
         response = messages.AllocateResponse()
         try:
             for container in request.container_requests:
@@ -127,20 +131,26 @@ class DevicePlugin(services.DevicePluginServicer):
 API_VERSION = "v1beta1"
 KUBELET_SOCKET = "kubelet.sock"
 POLL_EVERY = 0.5
-"""Seconds between checks for a new start of the kubelet: one stat each."""
+"""Seconds between checks for a restart of the kubelet: one stat call each."""
 ANSWER_WITHIN = 5.0
-"""Seconds for a registration."""
+"""Seconds within which the kubelet must answer a registration."""
 LONGEST_PAUSE = 5.0
 HEARD_WITHIN = 15.0
-"""Seconds after a registration within which the kubelet must connect. It dials back once, within 10 s, and never again:
-a plugin that it could not reach, or that has lost its stream, has no healthy devices until it registers again."""
+"""Seconds after a registration within which the kubelet must connect.
+
+It dials back only once, within 10 s: a plugin that it could not reach, or that has lost its stream, has no healthy
+devices until it registers again.
+"""
 
 
 class PluginSocket(Background):
     """Keeps one device plugin served and registered."""
 
     def __init__(self, plugin: DevicePlugin, folder: Path, name: str, registered: Callable[[], None]) -> None:
-        """`folder`: the kubelet's folder for plugins. `name`: its socket's name. `registered` is called each time."""
+        """`folder`: the kubelet's folder for plugins.
+
+        `name`: the socket's name. `registered`: called at each registration.
+        """
         self._plugin = plugin
         self._folder = folder
         self._name = name
@@ -150,7 +160,7 @@ class PluginSocket(Background):
         self._trouble = ""
 
     async def close(self) -> None:
-        """Stop serving; the kubelet then lists no healthy device."""
+        """Stop serving. The kubelet then lists no healthy devices."""
         await super().close()
         await self._served.close()
 
@@ -170,7 +180,7 @@ class PluginSocket(Background):
                 try:
                     await self._serve()
                     await self._register()
-                    # Compare with this kubelet, because another one can have started meanwhile.
+                    # Compare with this kubelet, because another kubelet may have started meanwhile.
                     self._with = kubelet
                     self._complain("")
                     self._registered_callback()
@@ -178,7 +188,8 @@ class PluginSocket(Background):
                 except grpc.aio.AioRpcError as error:
                     pause = self._failed(error.details(), pause)
                 except Exception as error:
-                    # Catch any error, because without another try the node would have no GPUs until the agent restarts.
+                    # Catch any error, because without another attempt the node would have no GPUs until the agent
+                    # restarts.
                     pause = self._failed(error, pause)
             await asyncio.sleep(pause)
 
@@ -215,7 +226,7 @@ def _now() -> float:
 
 
 class DevicePlugins:
-    """The agent as device plugins; cluster_agent.py runs it, or a DRA driver."""
+    """The agent as device plugins. cluster_agent.py runs either these plugins or a DRA driver."""
 
     def __init__(
         self,
@@ -228,7 +239,10 @@ class DevicePlugins:
         end: Callable[[Session, str], None],
         registered: Callable[[], None],
     ) -> None:
-        """`folder`: the kubelet's folder for plugins. `end` ends a session. `registered` is called each time."""
+        """`folder`: the kubelet's folder for plugins.
+
+        `end` ends a session. `registered`: called at each registration.
+        """
         self._health = node.health
         self._held = held
         self._allocation = allocation
@@ -254,7 +268,7 @@ class DevicePlugins:
             await socket.close()
 
     def poll(self) -> bool:
-        """Send the kubelet the devices that have changed. Return whether any have."""
+        """Send the kubelet the devices that have changed. Return whether any have changed."""
         news = [plugin.poll() for plugin in self._plugins]
         return any(news)
 
@@ -271,10 +285,10 @@ class DevicePlugins:
         )
 
     async def _grant(self, gpu: Gpu, devices: list[str]) -> messages.ContainerAllocateResponse:
-        # another plugin for this GPU can be new
+        # another plugin for this GPU may have appeared
         await self._kubelet.once()
         cdi_name = await self._cdi.name(gpu.uuid)
-        # There is no await from here on, so that the counts stay valid.
+        # There is no await from here on, so the counts stay valid.
         if (trouble := self._health.trouble(gpu.uuid)) is not None:
             raise DevicesRefused(trouble)
         self._held.check(gpu.uuid, devices)

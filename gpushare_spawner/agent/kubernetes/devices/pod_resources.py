@@ -1,6 +1,6 @@
-"""Devices by pod, as the kubelet lists them (PodResources v1), and the loop that reads the list.
+"""Devices by pod, as listed by the kubelet (PodResources v1), and the loop that reads the list.
 
-The list is read every `ASK_EVERY` seconds, and soon after a change. Reconciling it with pods: pods/sessions.py.
+The list is read every `ASK_EVERY` seconds, and soon after a change. pods/sessions.py reconciles it with pods.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ log = logging.getLogger(__name__)
 
 
 ANSWER_WITHIN = 5.0
-"""Seconds."""
+"""Seconds within which the kubelet must answer."""
 
 PodKey = tuple[str, str]
-"""(namespace, name)"""
+"""Namespace and name of a pod."""
 Given = tuple[frozenset[str], ...]
-"""Ids of devices, one set for each container that has any."""
+"""IDs of devices, one set for each container that has any."""
 
 
 @dataclass(frozen=True)
 class Handed:
-    """The devices that the kubelet has given out, at one time."""
+    """The devices that the kubelet has assigned, at one instant."""
 
     by_pod: Mapping[PodKey, Mapping[str, Given]]
-    """Pod -> resource name -> ids of devices, container by container."""
+    """IDs of devices by pod, resource name and container."""
     offered: Mapping[str, frozenset[str]]
-    """Resource name -> ids of all healthy devices, of all plugins on the node."""
+    """IDs of all healthy devices of all plugins on the node, by resource name."""
     started: float | None = None
-    """Creation time of the kubelet's socket, by the node's clock: a new time means a restart."""
+    """Creation time of the kubelet's socket, by the node's clock: a different time means a restart."""
 
 
 ASK_EVERY = 30.0
 """Seconds between reads of the device assignments while nothing changes."""
 SOON = 0.1
-"""Seconds until the list is read for the pod of a new grant; doubled with each try, up to `NOT_SO_SOON`."""
+"""Seconds until the list is read for the pod of a new grant; doubled at each attempt, up to `NOT_SO_SOON`."""
 NOT_SO_SOON = 2.0
 
 
 class PodResources(Background):
-    """Reads the kubelet's list, one read at a time, so that an older answer is never processed after a newer one."""
+    """Reader of the kubelet's list. It makes one read at a time, so an older answer never follows a newer one."""
 
     def __init__(self, socket: Path, take: Callable[[Handed | None], None], settled: Callable[[], bool]) -> None:
         """`take` processes an answer; None: the kubelet does not answer. `settled`: no grant waits for another one."""
@@ -74,7 +74,7 @@ class PodResources(Background):
     async def once(self) -> None:
         """Read now.
 
-        For about a second after its start the kubelet lists no pods although they hold their devices: an empty list
+        For about a second after its start, the kubelet lists no pods although they hold their devices, so an empty list
         does not prove that devices are free.
         """
         async with self._asking:
@@ -97,7 +97,7 @@ class PodResources(Background):
 
     async def _offered(self, lister: services.PodResourcesListerStub) -> dict[str, frozenset[str]]:
         offered: dict[str, frozenset[str]] = {}
-        # this call can be switched off; then the devices of other plugins are unknown
+        # this call can be disabled; the devices of other plugins are then unknown
         with contextlib.suppress(grpc.aio.AioRpcError):
             answer = await lister.GetAllocatableResources(messages.AllocatableResourcesRequest(), timeout=ANSWER_WITHIN)
             for devices in answer.devices:
@@ -127,7 +127,7 @@ def _by_pod(listed: messages.ListPodResourcesResponse) -> dict[PodKey, dict[str,
     for pod in listed.pod_resources:
         held = by_pod.setdefault((pod.namespace, pod.name), {})
         for container in pod.containers:
-            # a container's devices of one resource can be in several parts, one for each NUMA node
+            # a container's devices of one resource can be in several parts, one per NUMA node
             parts: dict[str, set[str]] = {}
             for devices in container.devices:
                 parts.setdefault(devices.resource_name, set()).update(devices.device_ids)

@@ -1,4 +1,4 @@
-"""The kubelet's gRPC interfaces: device plugins, pod resources, plugins of dynamic resource allocation.
+"""The kubelet's gRPC interfaces: device plugins, pod resources, dynamic resource allocation plugins.
 
-``generate.py`` makes the ``*_pb2*`` files from the ``.proto`` files in this folder.
+``generate.py`` generates the ``*_pb2*`` files from the ``.proto`` files in this folder.
 """

@@ -1,8 +1,8 @@
 """Make the Python stubs of the kubelet's interfaces: ``python -m gpushare_spawner.agent.kubernetes.kubelet.generate``.
 
-The stubs refuse a grpcio or protobuf older than the version that made them. The present ones were made with
-grpcio-tools 1.74.0 in an environment of its own, so they run with all later versions. A newer version needs new lower
-bounds in pyproject.toml.
+The stubs reject any grpcio or protobuf older than the version that generated them. The current stubs were generated
+with grpcio-tools 1.74.0 in a separate environment, so they work with all later versions. If a newer version generates
+them, pyproject.toml needs new lower bounds.
 """
 
 from __future__ import annotations

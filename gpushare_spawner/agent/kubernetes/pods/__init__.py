@@ -1,5 +1,4 @@
 """Pods with a share on this node, and their sessions.
 
-A changed tier takes this way: `pod_watch`, `sessions`, `annotations.follow_tier`,
-`agent.sessions.tiers.Tiers.move`.
+A tier change passes through `pod_watch`, `sessions`, `annotations.follow_tier` and `agent.sessions.tiers.Tiers.move`.
 """

@@ -1,14 +1,15 @@
-"""Tiers, notices and shares in pods' annotations: carries out the service's decisions and writes back the agent's.
+"""Tiers, notices and shares in pods' annotations: carries out the service's decisions and writes the agent's.
 
-Tiers: the service patches a tier down and the agent follows, unless the session has worked in the meantime. The agent
-restores a tier when work counts as use, and the annotations follow. `PodOwner.seen` lists the decisions that were
-already carried out, so the agent can tell which of two tiers is newer. The time in a decision makes it unique.
+Tiers: the service lowers a tier with a patch and the agent applies it, unless the session has worked in the meantime.
+The agent restores a tier when work counts as use, and then updates the annotations. `PodOwner.seen` lists the decisions
+that were already carried out, so the agent can determine which of two tiers is newer. The time in a decision makes it
+unique.
 
-Notices: the annotations decide. The agent never writes a notice; it only removes a notice that it has averted
-(`PodOwner.averted`).
+Notices: the annotations are authoritative. The agent never writes a notice; it only removes a notice that it has
+averted (`PodOwner.averted`).
 
-Shares: the service requests another share and the agent decides. The agent's record is authoritative; annotations that
-differ are patched.
+Shares: the service requests a different share and the agent decides. The agent's record is authoritative; the agent
+patches annotations that differ.
 
 `AnnotationWriter` sends the patches. sessions.py handles the sessions of pods.
 """
@@ -53,7 +54,7 @@ log = logging.getLogger(__name__)
 def follow_share(session: Session, annotated: PodSession, held: HeldDevices, registry: SessionRegistry) -> None:
     """Decide on a share change that the service wrote to a pod's annotations. An answered request needs no action.
 
-    `held` also has grants that no session has yet.
+    `held` also contains grants without a session.
     """
     hold, change, request = session.record.pod, annotated.resize, session.record.request
     if hold is None or change is None or (hold.resized is not None and hold.resized.number == change.number):
@@ -78,7 +79,7 @@ def follow_share(session: Session, annotated: PodSession, held: HeldDevices, reg
 
 
 def needed_share_patch(annotated: PodSession, record: SessionRecord) -> dict[str, str | None]:
-    """Return the patch that writes the record's share to the annotations; empty: none is needed."""
+    """Return the patch that writes the record's share to the annotations; empty if no patch is needed."""
     patch: dict[str, str | None] = {}
     hold, request = record.pod, record.request
     if hold is None or hold.resized is None:
@@ -100,7 +101,7 @@ def needed_share_patch(annotated: PodSession, record: SessionRecord) -> dict[str
 
 
 MAX_SEEN = 16
-"""Maximum decisions per record."""
+"""Maximum number of decisions per record."""
 
 
 def follow_tier(
@@ -145,7 +146,7 @@ def _move_tier(session: Session, annotated: PodSession, registry: SessionRegistr
 
 
 def _show_notice(session: Session, hold: PodOwner, notice: Notice | None, registry: SessionRegistry) -> None:
-    """Show the notice of the annotations, unless it was averted."""
+    """Show the notice in the annotations, unless it was averted."""
     if notice is not None and notice == hold.averted:
         return
     all_work_counts = notice is not None and notice.averted_by_work and notice.use is None
@@ -161,9 +162,9 @@ def _show_notice(session: Session, hold: PodOwner, notice: Notice | None, regist
 
 
 def needed_patch(annotated: PodSession, record: SessionRecord, now: float) -> dict[str, str | None]:
-    """Return the patch that writes the session's record to its pod's annotations; empty: none is needed.
+    """Return the patch that writes the session's record to its pod's annotations; empty if no patch is needed.
 
-    `annotated`: the annotations as they are. `now`: seconds since the epoch.
+    `annotated`: the current annotations. `now`: seconds since the epoch.
     """
     patch: dict[str, str | None] = {}
     hold = record.pod
@@ -172,7 +173,7 @@ def needed_patch(annotated: PodSession, record: SessionRecord, now: float) -> di
         since, units = record.tier_since, record.effective_units
         patch |= tier_patch(record.tier, since, units, yields_until=record.yields_until, use=record.use)
     elif averted and record.tier is Tier.ACTIVE:
-        # Work began. The annotation reaches the hub before the report, and idle time starts again.
+        # Work began. The annotation reaches the hub before the report does, and idle time restarts.
         patch |= tier_patch(Tier.ACTIVE, now, record.effective_units)
     patch |= needed_share_patch(annotated, record)
     if averted:
@@ -185,7 +186,7 @@ def needed_patch(annotated: PodSession, record: SessionRecord, now: float) -> di
 
 
 def decisions(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the keys of the decisions on the tier. Each decision has a key of its own."""
+    """Return the keys of the tier decisions. Each decision has its own key."""
     tier = (TIER, EFFECTIVE_SHARE, TIER_SINCE)
     kept = annotations.get(YIELDS_UNTIL)
     return (f"tier {' '.join(annotations.get(name, '') for name in tier)}" + (f" yields {kept}" if kept else ""),)
@@ -196,7 +197,7 @@ def _tier_of(session: PodSession | SessionRecord) -> tuple[Tier, int, float | No
 
 
 def remember(hold: PodOwner, dealt_with: Iterable[str]) -> None:
-    """Add decisions that need no more action to the record, and keep the last `MAX_SEEN`."""
+    """Add decisions that need no more action to the record, and retain the last `MAX_SEEN`."""
     hold.seen = (*hold.seen, *(decision for decision in dealt_with if decision not in hold.seen))[-MAX_SEEN:]
 
 
@@ -205,7 +206,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 
 
 class AnnotationWriter:
-    """Patches pods, with one patch at a time for each session."""
+    """Patches pods, with one patch at a time per session."""
 
     def __init__(
         self,
@@ -215,7 +216,7 @@ class AnnotationWriter:
         written: Callable[[Session, Json], None],
         ended: Callable[[], None],
     ) -> None:
-        """`patch_of` returns the patch that a session's pod needs now; empty: none.
+        """`patch_of` returns the patch that a session's pod needs now; empty: none needed.
 
         `written` gets the pod from the API server's answer. `ended` is called when a session needs no more patches, or
         cannot be patched.
@@ -233,12 +234,12 @@ class AnnotationWriter:
         )
 
     def patch_if_needed(self, session: Session) -> None:
-        """Patch the session's pod if it needs a patch and none is under way."""
+        """Patch the session's pod if it needs a patch and none is in progress."""
         if session.id not in self._tasks and self._patch_of(session):
             self._tasks[session.id] = asyncio.get_running_loop().create_task(self._patch(session))
 
     async def close(self) -> None:
-        """Cancel patches that are under way."""
+        """Cancel patches that are in progress."""
         await cancel(*self._tasks.values())
 
     async def _patch(self, session: Session) -> None:
@@ -259,7 +260,7 @@ class AnnotationWriter:
                     self._written(session, item)
                     if not self._patch_of(session):
                         break
-                    # The record has changed meanwhile, or another writer undoes patches. Do not race with it.
+                    # The record has changed meanwhile, or another writer undoes patches. Do not race with that writer.
                 await asyncio.sleep(pause)
         except Exception:
             log.exception("the pod of session %s cannot be patched", session.id)
@@ -270,5 +271,5 @@ class AnnotationWriter:
 
 
 def _is_of_another_pod(failure: ApiFailure) -> bool:
-    """Return whether the pod is gone, or another pod has its name; the watch will show it."""
+    """Return whether the pod no longer exists, or another pod has its name; the watch will show which."""
     return failure.status in (404, 409) or (failure.status == 422 and "metadata.uid" in str(failure))

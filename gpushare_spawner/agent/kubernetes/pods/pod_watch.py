@@ -27,13 +27,15 @@ from gpushare_spawner.model.share import split_session_id
 log = logging.getLogger(__name__)
 
 LIST_AGAIN_AFTER = 5.0
-"""Seconds between lists for pods that the watch has not shown. Our value: a list costs the API server more than a
-watch, and an answer takes less time."""
+"""Seconds between lists for pods that the watch has not shown.
+
+Our choice: a list costs the API server more than a watch, and an answer takes less time than this.
+"""
 
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod with a share, as the API server shows it."""
+    """A pod with a share, as shown by the API server."""
 
     namespace: str
     name: str
@@ -42,7 +44,7 @@ class Pod:
     created: float
     """Seconds since the epoch."""
     requests: ContainerRequests | None = None
-    """None if its container with the share does not request both CPU and memory."""
+    """Its requests; None if its container with the share does not request both CPU and memory."""
     labels: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -61,7 +63,7 @@ class Pod:
 
     @cached_property
     def session(self) -> PodSession | AnnotationProblem:
-        """The session in its labels and annotations, or their problem."""
+        """The session in its labels and annotations, or the problem with them."""
         try:
             return pod_session(self.annotations, self.labels)
         except AnnotationProblem as problem:
@@ -69,7 +71,7 @@ class Pod:
 
     @property
     def path(self) -> str:
-        """Its path in the API."""
+        """The pod's path in the API."""
         return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
 
 
@@ -94,9 +96,9 @@ def open_request(annotated: PodSession, gpus: tuple[str, ...]) -> OpenRequest:
 
 
 class Pods(Watched[Pod]):
-    """The watched pods of a node: those that have not ended and are no mirror pods.
+    """The watched pods of a node: pods that have not ended and are not mirror pods.
 
-    Mirror pods are not servers of users, whatever their labels are.
+    Mirror pods are not users' servers, regardless of their labels.
     """
 
     def __init__(
@@ -107,9 +109,9 @@ class Pods(Watched[Pod]):
         changed: Callable[[], None],
         selector: str = SESSION_SELECTOR,
     ) -> None:
-        """`namespace`: that of the notebooks' pods; empty: all. `changed` is called after each change.
+        """`namespace`: the namespace of the notebooks' pods; empty: all. `changed` is called after each change.
 
-        `selector`: the selector of the pods' labels.
+        `selector`: the label selector for the pods.
         """
         path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
         query = {"labelSelector": selector, "fieldSelector": f"spec.nodeName={node}"}
@@ -120,7 +122,7 @@ class Pods(Watched[Pod]):
     def list_again(self) -> None:
         """List the pods again soon, at most every `LIST_AGAIN_AFTER` seconds.
 
-        Does nothing while a list is under way: with a slow API server no list would ever end.
+        Does nothing while a list is in progress: with a slow API server, no list would ever finish.
         """
         now = time.monotonic()
         if self._task is not None and not self.listing and now - self._listed_again_at >= LIST_AGAIN_AFTER:
@@ -138,14 +140,14 @@ class Pods(Watched[Pod]):
         return self.objects.get(f"{namespace}/{name}")
 
     def put(self, item: Json) -> None:
-        """Take a pod from the answer to a patch: it is newer than the watch's."""
+        """Store a pod from the answer to a patch: it is newer than the watch's version."""
         current = self.objects.get(key(item))
         if current is not None and current.uid == item["metadata"]["uid"]:
             self.enter(item)
 
 
 def _session_pod(item: Json) -> Pod | None:
-    """Return the pod of an API object; None for a mirror pod of the node and a pod that has ended."""
+    """Return the pod of an API object; None for a mirror pod of the node or a pod that has ended."""
     if is_mirror(item["metadata"]) or (item.get("status") or {}).get("phase") in FINISHED:
         return None
     return Pod.of(item)

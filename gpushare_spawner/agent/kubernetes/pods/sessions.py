@@ -1,18 +1,18 @@
 """Sessions of pods: reconciles the pods of the API server with the device assignments of the kubelet.
 
-There are three inputs, each with a delay of its own: the grants of Allocate calls (`HeldDevices`), the kubelet's list
-of devices by pod (`KubeletList`), and the pods with their annotations (pod_watch.py). `PodSessions` compares them after
-each change until they agree. It relies on no order of events. `PodSockets` listens on one socket for each grant, or on
-one socket for the claim.
+There are three inputs, each with its own delay: the grants of Allocate calls (`HeldDevices`), the kubelet's list of
+devices by pod (`KubeletList`), and the pods with their annotations (pod_watch.py). `PodSessions` compares them after
+each change until they agree. It does not rely on the order of events. `PodSockets` listens on one socket per grant, or
+on one socket for the claim.
 
-For about a second after its start the kubelet lists nothing, so an empty list frees nothing then. annotations.py
-handles the tiers, notices and shares in annotations.
+For about a second after its start, the kubelet lists nothing, so an empty list frees nothing during that time.
+annotations.py handles the tiers, notices and shares in annotations.
 
-A grant is the devices of one GPU that the kubelet gave to one container. The kubelet requests each grant separately and
-does not name the pod, so each grant gets a folder that is mounted into the container. When the pod is known, the
-session's socket is made in the folder of each grant. The mount refers to the folder that existed when the container
-started, so a later agent can replace its contents but must not replace the folder. devices/owners.py makes and removes
-the folders.
+A grant is the devices of one GPU that the kubelet assigned to one container. The kubelet requests each grant separately
+and does not name the pod, so each grant gets a folder that is mounted into the container. Once the pod is known, the
+session's socket is created in the folder of each grant. The mount refers to the folder that existed when the container
+started, so a later agent can replace its contents but must not replace the folder. devices/owners.py creates and
+removes the folders.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ log = logging.getLogger(__name__)
 
 
 FOREIGN_TEMPLATE = "none"
-"""Template name of a pod that was not made from a template."""
+"""Template name of a pod that was not created from a template."""
 MAX_SESSION_ID = 200
-"""Characters."""
+"""Maximum length in characters."""
 
 
 def pod_record(pod: Pod, annotated: PodSession, devices: Mapping[str, Given], seen: tuple[str, ...]) -> SessionRecord:
     """Return the record of a session from its pod's annotations, with its tier. Raises pydantic.ValidationError.
 
-    `devices`: the ids by GPU and container; the devices, not the annotations, determine which GPUs the session uses.
+    `devices`: the IDs by GPU and container. The devices, not the annotations, determine which GPUs the session uses.
     `seen`: see `PodOwner.seen`.
     """
     gpus = annotated.gpus if set(annotated.gpus) == set(devices) else tuple(devices)
@@ -130,26 +130,26 @@ def _foreign_id(key: PodKey) -> str:
 
 
 def ids_by_gpu(devices: Mapping[str, Given]) -> dict[str, tuple[str, ...]]:
-    """Return all ids of each GPU, of all containers."""
+    """Return all containers' IDs, by GPU."""
     return {gpu: tuple(sorted(frozenset().union(*given))) for gpu, given in devices.items()}
 
 
 def grants_of(devices: Mapping[str, Given]) -> tuple[tuple[str, ...], ...]:
-    """Return the ids that were granted together, for `PodOwner.given`."""
+    """Return the IDs that were granted together, for `PodOwner.given`."""
     return tuple(sorted(tuple(sorted(ids)) for given in devices.values() for ids in given))
 
 
 GONE_AFTER = 30.0
-"""Seconds. A pod that the API does not show has ended when the kubelet has not listed it for this long."""
+"""Seconds after which a pod that neither the API server shows nor the kubelet lists counts as ended."""
 TRUST_KUBELET_AFTER = 10.0
-"""Seconds from a start of the kubelet until its list is complete: for about one second it lists no pod."""
+"""Seconds from a start of the kubelet until its list is complete: for about one second it lists no pods."""
 
 
 class KubeletList:
-    """The kubelet's last list, and the time since which pods of sessions are missing in it."""
+    """The kubelet's last list, and the time since which pods of sessions have been missing from it."""
 
     def __init__(self, held: HeldDevices, warnings: EachOnce, clock: Callable[[], float]) -> None:
-        """`held` knows the devices of this agent. `clock` gives the event loop's time in seconds."""
+        """`held` contains the devices of this agent. `clock` returns the event loop's time in seconds."""
         self._held = held
         self._warnings = warnings
         self._clock = clock
@@ -159,11 +159,11 @@ class KubeletList:
         self._kubelet_start: float | None = None
 
     def kubelet_started(self) -> None:
-        """Record a start of the kubelet: for a while its list can lack running pods."""
+        """Record a start of the kubelet: for a while, running pods can be missing from its list."""
         self._kubelet_since = self._clock()
 
     def take(self, handed: Handed, pods_of_sessions: Iterable[PodKey]) -> None:
-        """Take the kubelet's newest list, and free devices that no pod holds.
+        """Process the kubelet's newest list, and free devices that no pod holds.
 
         `pods_of_sessions`: the pods of the node's sessions.
         """
@@ -189,7 +189,7 @@ class KubeletList:
         return self._listed.pop(key, None) is not None
 
     def has_ended(self, key: PodKey) -> bool:
-        """Return whether the pod has been missing in the list long enough to have ended."""
+        """Return whether the pod has been missing from the list long enough to count as ended."""
         since = self._absent_since.get(key)
         return since is not None and self._clock() - since >= GONE_AFTER and self._is_complete()
 
@@ -197,7 +197,7 @@ class KubeletList:
         return self._clock() - self._kubelet_since >= TRUST_KUBELET_AFTER
 
     def _free_unclaimed(self, now: float) -> None:
-        """Free devices that were allocated and that no pod has."""
+        """Free allocated devices that no pod has."""
         listed = {ids for devices in self._listed.values() for given in devices.values() for ids in given}
         for grant in list(self._held.pending.values()):
             age = now - grant.made_at
@@ -232,17 +232,19 @@ class KubeletList:
 
 
 ALL_GPUS_WITHIN = 10.0
-"""Seconds in which the kubelet requests all GPUs of a pod, one after the other."""
+"""Seconds within which the kubelet requests all GPUs of a pod, one after another."""
 STRANGER_AFTER = 5.0
-"""If a pod holds devices but has not appeared in the watch after this many seconds, the agent lists the pods again. If
-the new list lacks the pod too, the pod does not belong to the hub."""
+"""If a pod holds devices but has not appeared in the watch after this many seconds, the agent lists the pods again.
+
+If the pod is also missing from the new list, it does not belong to the hub.
+"""
 UNSEEN_AFTER = 20.0
 """Seconds after which such a pod gets a session named after the pod, even if the API server has not answered a list
-request, so that its GPU time is arbitrated. Our value: a restarted API server answers within that time."""
+request, so that its GPU time is arbitrated. Our choice: a restarted API server answers within that time."""
 
 
 class PodSessions:
-    """Keeps the node's sessions equal to its pods."""
+    """Keeps the node's sessions in sync with its pods."""
 
     def __init__(
         self, node: Node, pods: Pods, api: ClusterApi, held: HeldDevices, ask_kubelet: Callable[[], None]
@@ -263,11 +265,11 @@ class PodSessions:
         self._reconciling.request()
 
     def kubelet_started(self) -> None:
-        """Record a start of the kubelet: for a while its empty lists are not trusted."""
+        """Record a start of the kubelet: for a while, its empty lists are not trusted."""
         self._listed.kubelet_started()
 
     def handed(self, handed: Handed) -> None:
-        """Take the kubelet's newest list."""
+        """Process the kubelet's newest list."""
         self._listed.take(
             handed,
             {session.record.pod.key for session in self._node.sessions.values() if session.record.pod is not None},
@@ -275,7 +277,7 @@ class PodSessions:
         self.changed()
 
     async def close(self) -> None:
-        """Stop. Patches that are under way are cancelled."""
+        """Stop. Patches that are in progress are cancelled."""
         self._reconciling.close()
         await self._writer.close()
 
@@ -297,14 +299,14 @@ class PodSessions:
             if hold is None:
                 continue
             if hold.uid:
-                # Before the first list of pods, no pod counts as gone.
+                # Before the first list of pods, no pod counts as deleted.
                 if self._pods.listed_at is not None and self._pods.of(hold) is None:
                     self.end(session, f"pod {hold.namespace}/{hold.name} is gone")
             elif self._listed.has_ended(hold.key):
                 self.end(session, f"the kubelet no longer lists pod {hold.namespace}/{hold.name}")
 
     def end(self, session: Session, reason: str) -> None:
-        """End the session of a pod that is gone. The kubelet's last list does not open it again."""
+        """End the session of a pod that no longer exists. The kubelet's last list does not reopen it."""
         hold = session.record.pod
         self._node.registry.end(session.id, reason)
         if hold is not None and self._listed.drop(hold.key):
@@ -332,7 +334,7 @@ class PodSessions:
             if listed_at is None or age < STRANGER_AFTER:
                 self._check_again(STRANGER_AFTER - age)
                 return
-            # A pod has its labels before the kubelet requests its devices, so a later list shows it.
+            # A pod has its labels before the kubelet requests its devices, so a later list shows the pod.
             seen = listed_at > self._loop.time() - age
             if not seen:
                 self._pods.list_again()
@@ -370,7 +372,7 @@ class PodSessions:
         )
 
     def _settle(self, session: Session, hold: PodOwner, devices: Mapping[str, Given]) -> None:
-        """Take the devices that the kubelet lists for a session's pod."""
+        """Adopt the devices that the kubelet lists for a session's pod."""
         if set(devices) != set(hold.devices):
             self._warnings.about(f"session {session.id} holds devices of other GPUs than before: {', '.join(devices)}")
         listed = {gpu: given for gpu, given in devices.items() if gpu in hold.devices}
@@ -422,7 +424,7 @@ class PodSessions:
         return pod.session
 
     def _is_older(self, session: Session, pod: Pod | None) -> bool:
-        """Return whether a session's pod must make way for this pod."""
+        """Return whether a session's pod must yield to this pod."""
         hold = session.record.pod
         theirs = self._pods.of(hold) if hold is not None else None
         return theirs is None or (pod is not None and theirs.created < pod.created)
@@ -459,7 +461,7 @@ class PodSessions:
         return needed_patch(annotated, session.record, self._node.wall_clock())
 
     def _written(self, session: Session, item: Json) -> None:
-        """Take the pod from the API server's answer to a patch; its decisions need no more action."""
+        """Process the pod from the API server's answer to a patch; its decisions need no more action."""
         self._pods.put(item)
         hold = session.record.pod
         if hold is not None:
@@ -471,24 +473,24 @@ class PodSessions:
 
 
 class PodEndpoints:
-    """Makes the sockets of sessions that are pods; a session without a pod gets the socket of a process."""
+    """Factory of sockets for sessions that are pods. A session without a pod gets a socket for processes."""
 
     def __init__(self, folder: StateFolder) -> None:
         self._pods = folder.pods
         self._processes = ProcessEndpoints(folder)
 
     def listen(self, record: SessionRecord, listener: FrameHandler) -> SessionEndpoint:
-        """Make the sockets. Raises OSError, OverflowError or PathTooLong."""
+        """Create the sockets. Raises OSError, OverflowError or PathTooLong."""
         if record.pod is None:
             return self._processes.listen(record, listener)
         return PodSockets(self._pods, owners.folder_names(record.pod), listener)
 
 
 class PodSockets:
-    """Listens in the folders of all grants of a session; the session sees one endpoint."""
+    """Listener in the folders of all grants of a session; for the session, it is one endpoint."""
 
     def __init__(self, parent: Path, names: Iterable[str], listener: FrameHandler) -> None:
-        """`names`: the names of the folders. Raises OSError or PathTooLong if a socket cannot be made."""
+        """`names`: the names of the folders. Raises OSError or PathTooLong if a socket cannot be created."""
         self._folders = [parent / name for name in names]
         self._sockets: list[SessionSocket] = []
         traffic = Traffic()
