@@ -1,6 +1,6 @@
-"""``gpushare demo``: the command, the files in the homes of users, and templates with short idle times.
+"""``gpushare demo``: the command, the files in users' homes, and templates with short idle times.
 
-The idle times are so short that the demo shows all idle actions in five minutes. Processes and folders: machine.py.
+With these idle times the demo shows all idle actions within five minutes. Processes and folders are in machine.py.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _PROFILE_SAYS = "# The demo writes this file anew as long as it has these two li
 _OWN_PROFILE = re.compile(
     r'(?:# The demo writes this file anew as long as it has these two lines only\.\n)?export PATH=[^\n]*:"?\$PATH"\n'
 )
-"""A .profile that the demo has written, also an older one."""
+"""A .profile that this version or an older version of the demo has written."""
 
 
 def prepare_home(spawner: Any) -> None:
-    """Write the files that the demo needs and the home lacks. A hook for `Spawner.pre_spawn_hook`."""
+    """Write the demo's files that are missing from the home. A hook for `Spawner.pre_spawn_hook`."""
     home = Path(spawner.home_dir_template.format(username=spawner.user.name))
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     notebook = home / NOTEBOOK.name
@@ -57,24 +57,24 @@ def prepare_home(spawner: Any) -> None:
         shutil.copyfile(NOTEBOOK, notebook)
     lab = home / ".jupyter" / "labconfig" / "page_config.json"
     if not lab.exists():
-        # JupyterLab asks each new user for permission to fetch news; in the demo each user is new
+        # JupyterLab asks each new user for permission to fetch news, and in the demo every user is new
         lab.parent.mkdir(parents=True, exist_ok=True)
         lab.write_text(json.dumps({"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}))
     profile = home / ".profile"
     if not profile.exists() or _OWN_PROFILE.fullmatch(profile.read_text(errors="replace")):
-        # JupyterLab's terminals are login shells, and Debian's /etc/profile sets PATH again
+        # JupyterLab's terminals are login shells, and Debian's /etc/profile resets PATH
         profile.write_text(f'{_PROFILE_SAYS}\nexport PATH={shlex.quote(os.environ[PROGRAMS])}:"$PATH"\n')
 
 
 ALL_WORK = {"min_use": 0}
-"""All GPU work counts as use: the demo's cells are small."""
+"""Setting with which all GPU work counts as use, because the demo's cells are small."""
 SHORT = {"downgrade_after": "1m", "release_after": "2m", "stop_after": "30m", "warn_before": "20s"}
 
 
 def write_demo_templates(shipped: Path, into: Path) -> None:
-    """Write each template of `shipped` into the other folder, with short idle times. Raises OSError.
+    """Write each template in `shipped` to the folder `into`, with short idle times. Raises OSError.
 
-    Other templates in the folder are removed. An invalid template is copied unchanged, so that the hub reports it.
+    Other templates in `into` are removed. An invalid template is copied unchanged, so that the hub reports it.
     """
     into.mkdir(parents=True, exist_ok=True)
     for stale in into.glob("*.y*ml"):
@@ -91,7 +91,7 @@ def write_demo_templates(shipped: Path, into: Path) -> None:
 
 
 def shortened(template: dict[str, Any]) -> dict[str, Any]:
-    """Return the template with short times for the idle actions that it has. All GPU work counts as use."""
+    """Return the template with short times for its idle actions. All GPU work counts as use."""
     idle = template.get("idle")
     if not isinstance(idle, dict):
         return template
@@ -104,11 +104,11 @@ def shortened(template: dict[str, Any]) -> dict[str, Any]:
 ROOT = Path(__file__).resolve().parent.parent.parent
 """The checkout."""
 PATIENCE = 90.0
-"""Seconds until agent and hub must answer; a slow machine needs about 20."""
+"""Seconds within which the agent and the hub must answer; a slow machine needs about 20 s."""
 
 
 _OF_NOTEBOOKS = ("jupyterlab", "numpy", "cuda")
-"""Packages of the extra `demo` that the demo's notebook servers need; the hub itself would start without them."""
+"""Packages of the extra `demo` that the demo's notebook servers need; the hub starts without them."""
 
 
 class DemoFailed(Exception):
@@ -153,7 +153,7 @@ def demo(options: argparse.Namespace) -> int:
             f"a demo is already running{where}{process}. Open its address, or stop it with Ctrl-C in its terminal."
         )
     if reason := why_not(options.ip, options.port):
-        # ports below 1024 are for root only, and numbers above 65535 are no ports: propose one from 8000 on
+        # Only root can use ports below 1024, and ports above 65535 do not exist: propose a port from 8000 on.
         below = options.port if 1024 <= options.port < 65535 else 7999
         advice = f" Choose another port: make demo PORT={next_free(options.ip, below)}" if "port" in reason else ""
         raise DemoFailed(f"{reason}.{advice}")
@@ -168,7 +168,7 @@ def demo(options: argparse.Namespace) -> int:
     say(shared_gpus(models, options.simulate))
     if not is_loopback(options.ip):
         say(f"warning: anyone who reaches {options.ip} and knows the password can run programs as you here")
-    # every account of this machine reaches the port, and a login runs programs as the demo's owner
+    # every account on this machine can reach the port, and a login can run programs as the demo's owner
     password = secrets.token_urlsafe(9)
     stack = Stack(
         folder, config_files, options.ip, options.port, free_ports(3), simulated=not models, password=password
@@ -189,7 +189,7 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def shared_gpus(models: list[str], simulate: bool) -> str:
-    """Return a sentence about the GPUs that the demo shares."""
+    """Return a sentence on the GPUs that the demo shares."""
     if models:
         return f"sharing this machine's GPUs: {', '.join(models)}"
     reason = "with --simulate" if simulate else "no NVIDIA GPU was found"
@@ -226,9 +226,9 @@ def watch(stack: Stack, processes: Processes) -> int:
 
 
 def wait_until(processes: Processes, folder: DemoFolder, ready: Callable[[], bool], name: str) -> bool:
-    """Wait until `ready()` is true. Raises DemoFailed after PATIENCE.
+    """Wait until `ready()` is true. Raises DemoFailed after PATIENCE seconds.
 
-    Return True if the demo must stop before that.
+    Returns True if the demo must stop before `ready()` is true.
     """
     deadline = time.monotonic() + PATIENCE
     while not ready():
@@ -241,7 +241,7 @@ def wait_until(processes: Processes, folder: DemoFolder, ready: Callable[[], boo
 
 
 def check(processes: Processes, folder: DemoFolder) -> None:
-    """Raise DemoFailed, with the last lines of its log, if a process has ended by itself."""
+    """Raise DemoFailed if a process has ended by itself, with the last lines of its log."""
     name = processes.ended()
     if name is None:
         return
@@ -252,7 +252,7 @@ def check(processes: Processes, folder: DemoFolder) -> None:
 
 def answers(url: str) -> bool:
     """Return whether the hub answers."""
-    # without a proxy of the environment: the hub is on this machine
+    # ignore proxies from the environment, because the hub is on this machine
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=2) as answer:
@@ -283,7 +283,7 @@ def say_ready(stack: Stack) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line; a closed terminal is no error."""
+    """Print a line. A closed terminal is not an error."""
     try:
         print(f"gpushare: {text}", flush=True)
     except OSError:
@@ -291,7 +291,7 @@ def say(text: str) -> None:
 
 
 def shown(path: Path) -> str:
-    """Return the path, relative to the working folder if it is below it."""
+    """Return the path, relative to the working directory if it is below that."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

@@ -1,9 +1,9 @@
-"""The machine of a demo: its GPUs, free ports, processes, commands and folder.
+"""A demo's machine: its GPUs, free ports, processes, commands and folder.
 
 `own_gpus` and `simulated_environment` choose the GPUs to share. `Processes` starts and watches processes and ends them
-with all their descendants. `Stack` has the commands and environments of a hub with shared GPUs on one machine; the
-end-to-end tests use it too. `DemoFolder` has all files that the demo writes, and the lock against a second demo. The
-command: command.py.
+with all their descendants. `Stack` contains the commands and environments of a hub with shared GPUs on one machine; the
+end-to-end tests use it too. `DemoFolder` contains all files that the demo writes, and the lock that excludes a second
+demo. The command is in command.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpushare_spawner.agent.processes import named, parent
 from gpushare_spawner.native import simulated_driver
 
 PROGRAMS = "GPUSHARE_DEMO_PROGRAMS"
-"""The hub's variable with `Stack.programs`, as in PATH."""
+"""The hub's environment variable with `Stack.programs`, in the format of PATH."""
 SIMULATED = {"SIMGPU_DEVICES": "2", "SIMGPU_MEMORY": "16GiB", "SIMGPU_MODEL": "Simulated GPU 16 GiB"}
 
 
@@ -48,14 +48,14 @@ def own_gpus() -> list[str]:
 
 
 def simulated_state(folder: Path) -> Path:
-    """Return the file in shared memory with the state of the simulated GPUs of the demo in that folder."""
+    """Return the shared-memory file with the simulated GPUs' state, for the demo in that folder."""
     name = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
     shared = Path("/dev/shm")
     return (shared if os.access(shared, os.W_OK) else folder) / f"simgpu-demo-{os.getuid()}-{name}"
 
 
 def simulated_environment(folder: Path) -> dict[str, str]:
-    """Return the agent's environment: the simulated driver before any other, and the GPUs to simulate.
+    """Return the agent's environment, with the simulated driver before any other driver, and the GPUs to simulate.
 
     Raises FileNotFoundError if the simulated driver is not built.
     """
@@ -64,7 +64,7 @@ def simulated_environment(folder: Path) -> dict[str, str]:
 
 
 def why_not(ip: str, port: int) -> str | None:
-    """Return why no program can listen there, in a sentence; None: the port is usable."""
+    """Return a sentence on why no program can listen there; None if the port is usable."""
     if not 1 <= port <= 65535:
         return f"{port} is not a valid port: ports are 1 to 65535"
     try:
@@ -94,12 +94,12 @@ def next_free(ip: str, port: int) -> int:
 
 
 def is_loopback(ip: str) -> bool:
-    """Return whether only this machine can reach the address."""
+    """Return whether the address is reachable only from this machine."""
     return ipaddress.ip_address(ip).is_loopback
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports of 127.0.0.1 that are free now."""
+    """Return distinct ports of 127.0.0.1 that are free now."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:
@@ -115,20 +115,20 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 _STOPPING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-"""Ctrl-C, kill, and a terminal that is closed."""
+"""The signals of Ctrl-C, kill, and a closed terminal."""
 
 
 class Processes:
-    """A context manager for the main thread: at its end each process that was started below this one is ended.
+    """A context manager for the main thread that ends all descendants of this process on exit.
 
-    Signals are blocked and read with sigtimedwait, so that none interrupts other code.
+    Signals are blocked and read with sigtimedwait, so that they do not interrupt other code.
     """
 
     def __init__(self) -> None:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Processes:
-        # processes that a child leaves behind become children of this process, so they can be found and ended
+        # orphaned descendants become children of this process, so they can be found and ended
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING | {signal.SIGCHLD})
         return self
@@ -140,12 +140,12 @@ class Processes:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def start(self, name: str, command: Sequence[str | Path], environment: Mapping[str, str], log: Path) -> None:
-        """Start a process in its own session, without the terminal's Ctrl-C. Its output goes to the file."""
+        """Start a process in its own session, without the terminal's Ctrl-C. Its output goes to ``log``."""
         supervisor = os.getpid()
 
         def prepare() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            # if this process is killed with -9, the child gets SIGTERM
+            # if this process is killed with SIGKILL, the child gets SIGTERM
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
             if os.getppid() != supervisor:
                 os._exit(1)
@@ -162,16 +162,16 @@ class Processes:
             )
 
     def ended(self) -> str | None:
-        """Return the name of a process that has ended by itself, if there is one."""
+        """Return the name of a process that has ended by itself, if any."""
         return next((name for name, process in self._running.items() if process.poll() is not None), None)
 
     def wait(self, seconds: float) -> signal.Signals | None:
-        """Wait for a signal to stop (returned), or the end of a child or of the time (None)."""
+        """Wait for a stop signal and return it; return None when a child ends or the time is over."""
         got = signal.sigtimedwait(_STOPPING | {signal.SIGCHLD}, seconds)
         return signal.Signals(got.si_signo) if got and got.si_signo in _STOPPING else None
 
     def stop(self, name: str, patience: float) -> None:
-        """Send SIGTERM, and SIGKILL after ``patience`` seconds or with the next Ctrl-C. It need not run."""
+        """Send SIGTERM, and SIGKILL after ``patience`` seconds or at the next Ctrl-C. The process may have ended."""
         process = self._running.pop(name, None)
         if process is None:
             return
@@ -185,11 +185,11 @@ class Processes:
     def _end_everything(self) -> None:
         for name in list(self._running):
             self.stop(name, 5)
-        # notebook servers and kernels that outlived the hub; each can leave other processes behind
+        # notebook servers and kernels that outlived the hub; each can leave other processes
         for sent in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
             left = _descendants(os.getpid())
             for pid in left:
-                # programs of other users are left to the hub, which has been asked to stop them
+                # other users' programs are stopped by the hub, which has received the signal
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, sent)
             deadline = time.monotonic() + 3
@@ -204,7 +204,7 @@ class Processes:
 
 
 def _descendants(root: int) -> list[int]:
-    """Return all processes below this one, without zombies."""
+    """Return all descendants of ``root``, without zombies."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     parents = {pid: parent(pid) for pid in pids if named(pid) is not None}
     family = [root]
@@ -214,11 +214,13 @@ def _descendants(root: int) -> list[int]:
 
 
 LONGEST_SOCKET_FOLDER = 50
-"""A Unix socket's path has at most 107 bytes; the agent needs the rest for the session's id."""
+"""Maximum length of the sockets' folder: a Unix socket's path has at most 107 bytes, of which the agent needs the rest
+for the session's id.
+"""
 
 
 class DemoFolder:
-    """``.demo``: the hub's database, the users' homes, logs, sockets. Delete it to start with an empty demo."""
+    """``.demo``: folder with the hub's database, users' homes, logs and sockets. Delete it to reset the demo."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -232,24 +234,24 @@ class DemoFolder:
         self._lock: IO[str] | None = None
 
     def make(self) -> None:
-        """Make the folders. Raises OSError."""
+        """Create the folders. Raises OSError."""
         for folder in (self.root, self.agent_state, self.users):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = self.agent_state.lstat()
         if state.st_uid != os.getuid() or not stat.S_ISDIR(state.st_mode):
-            # in /tmp any user could have made the folder before
+            # in /tmp another user could have created the folder
             raise PermissionError(0, "it belongs to another user", str(self.agent_state))
 
     def write_nvidia_smi(self) -> None:
-        """Write a program nvidia-smi that runs `gpushare smi`: simulated GPUs have no driver. Raises OSError."""
+        """Write a program nvidia-smi that runs `gpushare smi`; simulated GPUs have no driver. Raises OSError."""
         self.programs.mkdir(mode=0o700, exist_ok=True)
         program = self.programs / "nvidia-smi"
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m gpushare_spawner.cli smi "$@"\n')
         program.chmod(0o700)
 
     def lock(self) -> dict[str, Any] | None:
-        """Lock the folder. Return None, or the pid and url of the demo that has the lock."""
-        # "a+": opening the file must not delete the text of the running demo
+        """Lock the folder. Return None, or the pid and URL of the demo that holds the lock."""
+        # "a+": opening the file must not delete the running demo's text
         lock = (self.root / "lock").open("a+")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -265,7 +267,7 @@ class DemoFolder:
         return None
 
     def write_address(self, url: str) -> None:
-        """Write pid and url into the lock, for a second demo."""
+        """Write the pid and the URL into the lock file, for a second demo."""
         assert self._lock is not None
         self._lock.truncate(0)
         json.dump({"pid": os.getpid(), "url": url}, self._lock)
@@ -273,7 +275,7 @@ class DemoFolder:
 
 
 def short_folder(path: Path) -> Path:
-    """Return the path itself, or a path in /tmp if sockets below it would have too long a name."""
+    """Return the path itself, or a path in /tmp if the names of sockets below it would be too long."""
     if len(str(path)) <= LONGEST_SOCKET_FOLDER:
         return path
     name = hashlib.sha256(str(path).encode()).hexdigest()[:12]
@@ -291,24 +293,26 @@ class Stack:
     port: int
     """The proxy's public port."""
     inner_ports: list[int]
-    """Ports of hub, proxy and service, for 127.0.0.1 only."""
+    """The ports of hub, proxy and service, on 127.0.0.1 only."""
     simulated: bool
     password: str = ""
-    """For all names; empty: no password, so that every account of this machine can run programs as its owner."""
+    """The password for all user names; empty: no password, so that every account on this machine can run programs as
+    the demo's owner.
+    """
     cull_every: float = 5.0
     """Seconds between two rounds of the idle culler."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Further environment variables for the agent and the hub."""
+    """Additional environment variables for the agent and the hub."""
 
     @property
     def url(self) -> str:
-        """The address that users open."""
+        """The address for users."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self.ip, self.ip)
         return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
 
     @property
     def programs(self) -> tuple[Path, ...]:
-        """Folders that come first in PATH: nvidia-smi of simulated GPUs, then the programs of this environment."""
+        """The first folders in PATH: nvidia-smi for simulated GPUs, then the programs of this environment."""
         return (*((self.folder.programs,) if self.simulated else ()), Path(sys.executable).parent)
 
     def agent(self) -> tuple[list[str], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Checks the agent of this machine: its control socket, its answer, and whether it shares the machine's GPUs."""
+"""Checks of this machine's agent: its control socket, its answer, and whether it shares the machine's GPUs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from gpushare_spawner.wording.service import not_durable
 
 _LAYER_REMEDIES = {
     LayerName.MPS: "See the log of the MPS daemon in the agent's state folder (`mps/*/log`), and the agent's own log.",
-    LayerName.MIG: "`nvidia-smi -L` lists the MIG instances that there are. Stop the server before you destroy its "
-    "instance.",
+    LayerName.MIG: "`nvidia-smi -L` lists the existing MIG instances. Stop the server before you destroy its instance.",
 }
 _LOGS = "See `systemctl status gpushare-agent` and `journalctl -u gpushare-agent`."
 
 
 def check(socket: Path, gpus: tuple[Gpu, ...]) -> tuple[list[Finding], Report | None]:
-    """Return the findings, and the agent's report for other checks; None if it does not answer.
+    """Return the findings, and the agent's report for other checks (None if the agent does not answer).
 
     ``gpus``: the machine's GPUs that can be shared.
     """

@@ -1,6 +1,7 @@
-"""Checks of the cluster: GPU shares by claims, and GPUs that two nodes report.
+"""Checks of the cluster: GPU shares allocated by claims, and GPUs that two nodes report.
 
-Claims (`--kubernetes dra` of the agent): whether pods of this node can get shares by them, and whether they do.
+For claims (the agent's `--kubernetes dra`), the checks show whether pods on this node can get shares by claims, and
+whether they do.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from gpushare_spawner.wording.amounts import doubled_gpu, plural
 
 CLAIMS = "GPU shares by claims"
 _CDI_FROM = (1, 7, 2)
-"""Version of containerd from which CDI names from DRA drivers and device plugins are used; older versions ignore them
-without an error (measured with 1.6.20)."""
+"""First version of containerd that uses CDI names from DRA drivers and device plugins; older versions silently ignore
+them (measured with 1.6.20).
+"""
 _CONTAINERD = re.compile(r"containerd://(\d+)\.(\d+)\.(\d+)")
 
 
@@ -34,30 +36,30 @@ class ClaimFacts:
     """Facts that the probe has read."""
 
     no_answer: str = ""
-    """Why the API server does not answer; empty: it does."""
+    """Why the API server does not answer; empty if it answers."""
     in_use: bool | None = None
-    """Whether the agent gives out GPUs by claims; None if it does not answer."""
+    """Whether the agent allocates GPUs by claims; None if the agent does not answer."""
     server: str = ""
     """The API server's version; empty: unknown."""
     runtime: str = ""
-    """The node's container runtime with its version, as Kubernetes writes it; empty: unknown."""
+    """The node's container runtime and its version, as Kubernetes writes them; empty: unknown."""
     refused: str = ""
-    """Why claims are not available, by the agent's own probe; empty: they are."""
+    """Why claims are not available, according to the agent's own probe; empty if they are available."""
     taints: bool = True
-    """Whether the API server keeps taints of devices."""
+    """Whether the API server stores taints of devices."""
     missing: tuple[Path, ...] = ()
     """The missing sockets of the driver."""
 
 
 def check_claims(report: Report | None, machine: Machine) -> list[Finding]:
-    """Return the findings about claims. ``report``: the agent's; None: it does not answer."""
+    """Return the findings on claims. ``report``: the agent's report; None if the agent does not answer."""
     if not machine.on_node:
-        return [skipped(CLAIMS, "this machine is no node of a cluster")]
+        return [skipped(CLAIMS, "this machine is not a node of a cluster")]
     return claim_findings(asyncio.run(probe(report, machine)))
 
 
 async def probe(report: Report | None, machine: Machine) -> ClaimFacts:
-    """Ask the API server. Nothing is made: requests to create are dry runs."""
+    """Query the API server. Nothing is created: requests to create objects are dry runs."""
     in_use = None if report is None else report.claims is not None
     node = os.uname().nodename if report is None else report.node
     missing = tuple(path for path in socket_paths(machine.kubelet) if not path.exists())
@@ -73,7 +75,7 @@ async def probe(report: Report | None, machine: Machine) -> ClaimFacts:
 
 
 async def ask_cluster(api: ClusterApi, node: str, namespace: str, facts: ClaimFacts) -> ClaimFacts:
-    """Add the API server's answers. ``namespace``: that of sessions' claims."""
+    """Add the API server's answers. ``namespace``: the namespace of sessions' claims."""
     try:
         facts = replace(facts, server=str((await api.get("/version")).get("gitVersion", "")))
         try:
@@ -112,11 +114,11 @@ def _in_use(facts: ClaimFacts) -> list[Finding]:
         results.append(ok(CLAIMS, "the API server keeps shares of devices (gate DRAConsumableCapacity)"))
         if not facts.taints:
             what = "the API server drops taints of devices: unhealthy and cordoned GPUs leave the slice instead"
-            remedy = "Switch the feature gate DRADeviceTaints on; it is on from Kubernetes 1.36."
+            remedy = "Enable the feature gate DRADeviceTaints; it is enabled by default from Kubernetes 1.36."
             results.append(note(CLAIMS, what, remedy))
     if facts.missing:
         what = f"{' and '.join(map(str, facts.missing))} are missing: the kubelet cannot call the driver"
-        remedy = "The agent makes them again within 2 s. See its log, and mount the kubelet's folders into its pod."
+        remedy = "The agent creates them again within 2 s. See its log, and mount the kubelet's folders into its pod."
         results.append(problem("DRA driver's sockets", what, remedy))
     else:
         results.append(ok("DRA driver's sockets", "the socket for registration and the driver's own socket exist"))
@@ -129,9 +131,7 @@ def _runtime(facts: ClaimFacts) -> list[Finding]:
     version = _CONTAINERD.match(facts.runtime)
     if version is None or tuple(map(int, version.groups())) >= _CDI_FROM:
         return [ok("container runtime", facts.runtime)]
-    what = (
-        f"{facts.runtime} leaves out CDI names without an error. The agent's claims need none; NVIDIA's DRA driver does"
-    )
+    what = f"{facts.runtime} silently ignores CDI names. The agent's claims need none; NVIDIA's DRA driver does"
     return [note("container runtime", what, "Use containerd 1.7.2 or later for the layer dra.")]
 
 
@@ -143,15 +143,15 @@ _REMEDY = (
 
 
 def check_gpus(machine: Machine) -> list[Finding]:
-    """Return the findings about GPUs that two nodes report."""
+    """Return the findings on GPUs that two nodes report."""
     if not machine.on_node:
-        return [skipped(GPUS, "this machine is no node of a cluster")]
+        return [skipped(GPUS, "this machine is not a node of a cluster")]
     try:
         reports = asyncio.run(_reports(machine.namespace))
     except NoCluster as error:
         return [skipped(GPUS, f"the API server cannot be asked: {error}")]
     except ApiFailure as failure:
-        # an agent may not read the reports of others
+        # an agent may not read other agents' reports
         refused = "this account may not read the reports of other nodes: run `gpushare doctor` in the hub's pod"
         return [skipped(GPUS, refused if failure.status == 403 else f"the API server does not say: {failure}")]
     doubled = doubled_gpus(reports)
@@ -161,7 +161,7 @@ def check_gpus(machine: Machine) -> list[Finding]:
 
 
 async def _reports(namespace: str) -> list[Report]:
-    """Return the agents' reports in the hub's namespace, without those that cannot be read."""
+    """Return the agents' readable reports in the hub's namespace."""
     api = await ClusterApi.connect()
     try:
         found = await api.list(f"/api/v1/namespaces/{namespace}/configmaps", labelSelector=REPORT_SELECTOR)

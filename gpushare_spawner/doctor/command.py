@@ -115,13 +115,13 @@ def examine(options: argparse.Namespace) -> Groups:
 
 
 def as_json(groups: Mapping[str, list[Finding]]) -> dict[str, object]:
-    """Return the findings for programs: version, whether there is no problem, and each finding with its group."""
+    """Return the findings as data for programs: version, whether all is well, and each finding with its group."""
     findings = [{"group": group, **asdict(finding)} for group, results in groups.items() for finding in results]
     return {"version": __version__, "ok": not _count(groups, Level.PROBLEM), "findings": findings}
 
 
 def show(groups: Mapping[str, list[Finding]], out: Console) -> None:
-    """Print the findings for people: each group with its findings, and what to do about each."""
+    """Print the findings for people, by group, each with its remedy."""
     for group, findings in groups.items():
         out.print(Text(group, style="bold"))
         for finding in findings:

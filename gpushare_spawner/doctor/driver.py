@@ -1,4 +1,4 @@
-"""Checks the NVIDIA driver: NVML, the GPUs, the device files of CUDA and unified memory (UVM), the CUDA driver."""
+"""Checks of the NVIDIA driver: NVML, the GPUs, the device files of CUDA and unified memory (UVM), the CUDA driver."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ print(json.dumps([version, paging]))
 """
 _UNHEALTHY = "See `nvidia-smi` and the kernel's log (`dmesg | grep -i xid`). No new session is placed on this GPU."
 _TIMEOUT = 60.0
-"""Seconds; a driver without persistence mode takes up to ten to initialise many GPUs."""
+"""Timeout in seconds; a driver without persistence mode takes up to 10 s to initialize many GPUs."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class DriverFacts:
     trouble: Mapping[str, str] = field(default_factory=dict)
     """UUID -> the problem, for unhealthy GPUs."""
     left_out: tuple[str, ...] = ()
-    """Sentences about GPUs that are not shared."""
+    """Sentences on GPUs that are not shared."""
     devices: Mapping[str, str] = field(default_factory=dict)
     """Path of a device file -> its problem, or ""."""
     cuda_error: str = ""
     cuda_version: int = 0
-    """1000 * major + 10 * minor, as cuDriverGetVersion has it."""
+    """1000 * major + 10 * minor, as returned by cuDriverGetVersion."""
     no_suspend: str | None = None
-    """Why processes cannot be suspended, in a sentence; None if they can."""
+    """Why processes cannot be suspended, as a sentence; None if they can."""
     paging: tuple[bool, ...] = ()
     """For each CUDA device: whether it pages managed memory while kernels run."""
 
@@ -72,7 +72,7 @@ def check(machine: Machine) -> tuple[list[Finding], tuple[Gpu, ...]]:
 
 
 def probe(dev: Path) -> DriverFacts:
-    """Read the facts. Takes some seconds if the driver has to initialise the GPUs."""
+    """Read the facts. Takes some seconds if the driver must initialize the GPUs."""
     version = ""
     with _warnings_of(Nvml.__module__) as left_out:
         try:
@@ -98,7 +98,7 @@ def probe(dev: Path) -> DriverFacts:
 
 @contextlib.contextmanager
 def _warnings_of(module: str) -> Iterator[list[str]]:
-    """Collect the agent's log messages about GPUs that it does not share."""
+    """Collect the agent's log messages on GPUs that it does not share."""
     sentences: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: sentences.append(record.getMessage())  # type: ignore[method-assign]
@@ -195,8 +195,8 @@ def _device(path: Path) -> str:
 
 
 def _cuda() -> tuple[str, int, tuple[bool, ...]]:
-    """Return error, version, and paging of each device, from a process of its own: libcuda keeps state."""
-    # without libgpushare.so, which has its own check
+    """Return the error, the version, and the paging of each device. Runs in a separate process: libcuda keeps state."""
+    # without libgpushare.so, which is checked separately
     bare = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     try:
         done = subprocess.run(

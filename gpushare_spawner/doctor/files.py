@@ -1,6 +1,6 @@
-"""Checks the admin's files: the agent's unit file, the hub's config files, and the compute templates.
+"""Checks of the admin's files: the agent's unit file, the hub's config files, and the compute templates.
 
-The first two are on one machine only. The hub and its service read the templates, and the files beside them.
+Unit file and config files exist only on one machine. The hub and its service read the templates and the related files.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FOLDERS = (
     Path("/etc/jupyterhub/jupyterhub_config.d"),
     Path("/usr/local/etc/jupyterhub/jupyterhub_config.d"),
 )
-"""Where hubs have their config files."""
+"""The usual folders of hubs' config files."""
 _SPAWNER, _SERVICE, _TLJH = "10-gpushare.py", "20-gpushare-service.py", "gpushare-tljh.py"
 
 
 def check_config(folders: Iterable[Path], machine: Machine) -> list[Finding]:
-    """Return the findings. ``folders``: where the hub's config files can be."""
+    """Return the findings. ``folders``: possible folders of the hub's config files."""
     results = [_unit(machine)]
     ours = _shipped()
     present = [folder for folder in folders if folder.is_dir()]
@@ -121,7 +121,7 @@ _VALID = {
 
 
 def check_templates(folder: Path, gpus: tuple[Gpu, ...], machine: Machine) -> list[Finding]:
-    """Return the findings. On a node of a cluster the hub's pod has the templates."""
+    """Return the findings. In a cluster the templates are in the hub's pod, not on the node."""
     if not folder.is_dir():
         if machine.on_node:
             return [skipped(str(folder), "does not exist: in a cluster the hub's pod has the templates")]
@@ -132,12 +132,12 @@ def check_templates(folder: Path, gpus: tuple[Gpu, ...], machine: Machine) -> li
     if not machine.on_node:
         results += _mig_findings(folder, policy, gpus)
         results += _refused_findings(folder, policy)
-    # in a cluster there are other GPUs than this node's
+    # a cluster has GPUs on other nodes too
     return [*results, *_beside_findings(folder, policy, () if machine.on_node else gpus)]
 
 
 def template_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> list[Finding]:
-    """Return the findings about the templates on a machine with these GPUs."""
+    """Return the findings on the templates for a machine with these GPUs."""
     wrong = [found for found in policy.problems if found.file not in RESERVED]
     results = [problem(*_problem_texts(folder, found)) for found in wrong]
     if not policy.templates and not wrong:
@@ -154,20 +154,20 @@ def template_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> li
 
 
 def _mps_findings(folder: Path, policy: Policy, machine: Machine) -> list[Finding]:
-    """Return whether the program that MPS needs exists; none if no template names MPS."""
+    """Return a finding on the program that MPS needs; no finding if no template names MPS."""
     named = [found.name for found in policy.templates if found.gpu is not None and found.gpu.layer is LayerName.MPS]
     if not named:
         return []
     program = machine.program(MPS_PROGRAM)
     if program:
-        return [ok(MPS_PROGRAM, f"is here, as {program}; templates with MPS: {', '.join(named)}")]
+        return [ok(MPS_PROGRAM, f"is installed as {program}; templates with MPS: {', '.join(named)}")]
     what = f"is not installed, and {folder / policy.files[named[0]]} shares GPUs by MPS"
     remedy = "On one machine install the compute utilities of the NVIDIA driver; in a cluster MPS is on its nodes."
     return [note(MPS_PROGRAM, what, remedy)]
 
 
 def _refused_findings(folder: Path, policy: Policy) -> list[Finding]:
-    """Return the templates with a layer for Kubernetes only, or with too many GPUs for it on one machine."""
+    """Return findings on templates whose layer needs Kubernetes, or allows fewer GPUs on one machine."""
     remedy = "Nothing to do if the folder is that of a cluster's hub."
     return [
         note(str(folder / policy.files[template.name]), cannot, remedy)
@@ -177,7 +177,7 @@ def _refused_findings(folder: Path, policy: Policy) -> list[Finding]:
 
 
 def _mig_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> list[Finding]:
-    """Return the templates with MIG that no instance of this machine can serve. `gpus`: empty if unknown."""
+    """Return findings on MIG templates that no instance on this machine can serve. `gpus`: empty if unknown."""
     results = []
     for template in policy.templates:
         share = template.gpu
@@ -186,13 +186,13 @@ def _mig_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> list[F
         profiles = [gpu.mig.profile for gpu in gpus if gpu.mig is not None and share.accepts(gpu.whole_model)]
         if smallest(profiles, share.share.units, guaranteed_memory(share.memory.guarantee)) is None:
             what = f"no MIG instance of this machine holds the share of {template.name}"
-            remedy = "Make an instance that holds it, or correct the template: see docs/guides/other-layers.md."
+            remedy = "Create an instance that holds it, or correct the template: see docs/guides/other-layers.md."
             results.append(note(str(folder / policy.files[template.name]), what, remedy))
     return results
 
 
 def _beside_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
-    """Yield the findings about each file beside the templates that exists. `gpus`: of the hub; empty if unknown."""
+    """Yield the findings on each related file that exists. `gpus`: the hub's GPUs; empty if unknown."""
     for name, content in policy.beside.items():
         if name == QUOTA_FILE:
             yield from (note(*_problem_texts(folder, warning)) for warning in policy.warnings)
@@ -212,7 +212,7 @@ def _beside_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> Ite
 
 
 def _problem_texts(folder: Path, wrong: Problem) -> tuple[str, str, str]:
-    """Return the place, the text and the remedy of a problem."""
+    """Return the place, the text and the remedy for a problem."""
     place = wrong.file if wrong.line is None else f"{wrong.file}:{wrong.line}"
     what = f"{wrong.field}: {wrong.what}" if wrong.field else wrong.what
     advice = wrong.advice or f"Correct it, and check again: `gpushare templates check {folder}`."

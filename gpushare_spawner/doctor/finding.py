@@ -1,6 +1,6 @@
 """A finding, the result of one check, and the machine that the doctor checks. Pure, except for `Machine`.
 
-`Machine` has the file system and the environment variables; no check reads either elsewhere.
+`Machine` provides the file system and the environment variables; all checks read them there.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 
 class Level(StrEnum):
-    """The weight of a finding."""
+    """The severity of a finding."""
 
     OK = "ok"
     SKIPPED = "skipped"
-    """Not checked, for the reason in `what`."""
+    """The check was not made, for the reason in `what`."""
     NOTE = "note"
-    """It works, but could be better."""
+    """The checked part works, but could be better."""
     PROBLEM = "problem"
 
 
@@ -31,10 +31,10 @@ class Finding:
 
     level: Level
     where: str
-    """A path, a device, a program."""
+    """The checked part: a path, a device or a program."""
     what: str
     remedy: str = ""
-    """What to do; empty if there is nothing to do."""
+    """The action to take; empty if there is none."""
 
 
 def ok(where: str, what: str) -> Finding:
@@ -43,22 +43,22 @@ def ok(where: str, what: str) -> Finding:
 
 
 def skipped(where: str, what: str) -> Finding:
-    """Return a finding about a check that was not made, with the reason."""
+    """Return a finding for a check that was not made, with the reason."""
     return Finding(Level.SKIPPED, where, what)
 
 
 def note(where: str, what: str, remedy: str) -> Finding:
-    """Return a finding about something that could be better."""
+    """Return a finding for a part that could be better."""
     return Finding(Level.NOTE, where, what, remedy)
 
 
 def problem(where: str, what: str, remedy: str) -> Finding:
-    """Return a finding about something that does not work."""
+    """Return a finding for a part that does not work."""
     return Finding(Level.PROBLEM, where, what, remedy)
 
 
 def closed_part(path: Path) -> str:
-    """Return the first folder on the path, or the file, that other users cannot use; empty if there is none."""
+    """Return the first folder on the path, or the file itself, that other users cannot use; empty if there is none."""
     for part in (*reversed(path.parents), path):
         try:
             mode = part.stat().st_mode
@@ -74,17 +74,17 @@ _KUBELET = Path("/var/lib/kubelet")
 
 @dataclass(frozen=True)
 class Machine:
-    """A root folder and environment variables. By default they are those of this process."""
+    """A root folder and environment variables; by default those of this process."""
 
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     def path(self, path: Path) -> Path:
-        """Return where a path of the machine is, as this process sees it. A relative path stays as it is."""
+        """Return the machine's path as this process sees it. A relative path is returned unchanged."""
         return self.root / path.relative_to("/") if path.is_absolute() else path
 
     def program(self, name: str) -> str:
-        """Return the path of a program in the folders of $PATH; empty if there is none."""
+        """Return the path of a program in $PATH; empty if there is none."""
         folders = self.environment.get("PATH", os.defpath).split(os.pathsep)
         return shutil.which(name, path=os.pathsep.join(str(self.path(Path(folder))) for folder in folders)) or ""
 
@@ -95,7 +95,7 @@ class Machine:
 
     @property
     def in_pod(self) -> bool:
-        """Whether this process is in a container of a cluster, like the agent's. It cannot see the node's programs."""
+        """Whether this process is in a container of a cluster and so cannot see the node's programs."""
         return bool(self.environment.get("KUBERNETES_SERVICE_HOST"))
 
     @property
@@ -105,5 +105,5 @@ class Machine:
 
     @property
     def namespace(self) -> str:
-        """The namespace of this pod: the hub's, and that of sessions' claims."""
+        """The namespace of this pod, which is also the namespace of the hub and of sessions' claims."""
         return self.environment.get("POD_NAMESPACE") or "default"

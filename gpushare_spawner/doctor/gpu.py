@@ -1,12 +1,12 @@
 """``--gpu``: runs programs on a GPU with libgpushare.so, against an agent in this process.
 
-Each program fills memory and computes. Its lease is revoked and its memory is paged out. Then it gets a lease again and
-must find each byte unchanged. At the end the time of a launch with and without the library is measured. Then the
-program runs once more, without the library, and is suspended and resumed by the driver's checkpoint functions, as for
-engine `suspend`. The trial is needed because a driver's report about itself can be wrong, and NVIDIA does not document
-the cost of these functions.
+Each program fills memory and computes. Its lease is revoked and its memory is paged out. Then it gets another lease and
+must find each byte unchanged. Next, the time of a launch with and without the library is measured. Finally, the program
+runs once more, without the library, and the driver's checkpoint functions suspend and resume it, as for engine
+`suspend`. The trial is needed because a driver's information on itself can be wrong, and NVIDIA does not document the
+cost of these functions.
 
-The managed memory of a program stays below half of the GPU's free memory: more could hang a GPU with other users.
+A program's managed memory stays below half of the GPU's free memory: more could hang a GPU that others use.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from gpushare_spawner.wording.amounts import memory, reason
 DEFAULT_SIZE = 1 << 30
 """Bytes that each program fills."""
 _COPIES = 2
-"""A program can hold a copy of the memory that it fills."""
+"""Copies of the filled memory that a program can hold, including the original."""
 _HEAR_WITHIN = 120.0
-"""Seconds for a framework to start, and for memory to be paged out."""
+"""Seconds in which a framework must start, and memory must be paged out."""
 _REPORT_IT = "Report the error with the versions of driver and framework."
 _SIMULATED = " (simulated)"
 
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """The result of one program. Bandwidths in bytes per second, launches in nanoseconds, `release` in seconds."""
+    """The result of one program: bandwidths in bytes per second, launches in nanoseconds, `release` in seconds."""
 
     intact: bool
     page_out: float
@@ -56,7 +56,7 @@ class ProgramResult:
 def check(gpus: tuple[Gpu, ...], size: int, names: list[str]) -> list[Finding]:
     """Run the programs on the first GPU.
 
-    `size`: in bytes. `names`: the names in `PROGRAMS`; empty for all programs that are installed.
+    `size`: in bytes. `names`: names in `PROGRAMS`; empty: all installed programs.
     """
     if not gpus:
         return [skipped("GPU checks", "there is no GPU")]
@@ -84,7 +84,7 @@ def too_much(size: int, free: int) -> Finding | None:
 
 
 def finding(name: str, outcome: ProgramResult, simulated: bool = False) -> Finding:
-    """Return the finding that follows from the result of a program."""
+    """Return the finding for a program's result."""
     figures = (
         f"page out {outcome.page_out / 1e9:.1f} GB/s, page in {outcome.page_in / 1e9:.1f} GB/s, "
         f"lease returned in {outcome.release * 1000:.1f} ms, "
@@ -96,13 +96,13 @@ def finding(name: str, outcome: ProgramResult, simulated: bool = False) -> Findi
 
 
 def failed(name: str, error: Exception) -> Finding:
-    """Return the finding about a program that failed."""
-    remedy = "Try it with GPUSHARE_DISABLE=1. If it fails too, driver or framework are the cause; else report it."
+    """Return the finding for a program that failed."""
+    remedy = "Try it with GPUSHARE_DISABLE=1. If it still fails, the driver or framework is the cause; else report it."
     return problem(name, f"the program fails with the library: {reason(error)}", remedy)
 
 
 def run(code: str, size: int, gpu: Gpu, bare: Mapping[str, str]) -> ProgramResult:
-    """Run one program with the library and without it. Raises RuntimeError or AssertionError with the reason."""
+    """Run one program with and without the library. Raises RuntimeError or AssertionError with the reason."""
     raw = gpu_bytes(gpu.uuid)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "socket"
@@ -128,7 +128,7 @@ def run(code: str, size: int, gpu: Gpu, bare: Mapping[str, str]) -> ProgramResul
 
 
 class _Leases:
-    """Grants each lease request of one process, and pages all its memory in."""
+    """The agent's side for one process: grants each lease request and pages in all its memory."""
 
     def __init__(self, peer: ScriptedPeer) -> None:
         self.peer, self.lease = peer, 0
@@ -159,7 +159,7 @@ class _Leases:
     def take_away(self, gpu: bytes) -> tuple[Frame, float]:
         """Revoke the lease and page everything out.
 
-        Return PAGED_OUT, and the seconds until RELEASE (0: no lease).
+        Returns the PAGED_OUT frame and the seconds until RELEASE (0: no lease).
         """
         began = time.monotonic()
         self.peer.send(Kind.REVOKE, self.lease, 1 << 62, 1, gpu=gpu)
@@ -190,7 +190,7 @@ _LOCK_WITHIN = 10.0
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of a trial. `freed` in bytes, by NVML; times in seconds."""
+    """The result of a trial: `freed` in bytes according to NVML, times in seconds."""
 
     intact: bool
     freed: int
@@ -199,11 +199,11 @@ class Trial:
 
 
 class SuspendUnavailable(Exception):
-    """The driver, or the right to use it, is missing; the text has the reason."""
+    """The driver, or the permission to use it, is missing; the text is the reason."""
 
 
 def try_suspension(name: str, code: str, size: int, gpu: Gpu, environment: Mapping[str, str]) -> Finding:
-    """Run one program, which fills `size` bytes, suspend it and resume it."""
+    """Run one program that fills `size` bytes, suspend it and resume it."""
     where = f"{name}, suspended"
     try:
         return trial_finding(where, asyncio.run(try_out(code, size, gpu, environment)), gpu.simulated)
@@ -215,10 +215,10 @@ def try_suspension(name: str, code: str, size: int, gpu: Gpu, environment: Mappi
 
 
 def trial_finding(where: str, trial: Trial, simulated: bool = False) -> Finding:
-    """Return the finding that follows from a trial."""
+    """Return the finding for a trial."""
     figures = (
         f"{memory(trial.freed)} of GPU memory were free after {trial.suspended_in:.2f} s, "
-        f"and the program was back after {trial.resumed_in:.2f} s{_SIMULATED * simulated}"
+        f"and the program ran again after {trial.resumed_in:.2f} s{_SIMULATED * simulated}"
     )
     if trial.intact:
         return ok(where, f"memory unchanged after the program was suspended and resumed; {figures}")
@@ -250,8 +250,8 @@ async def try_out(code: str, size: int, gpu: Gpu, environment: Mapping[str, str]
             resumed = time.monotonic()
             program.go_on()
             intact = bool(program.hear())
-            # suspended once more before it is killed: with driver 595.71 the end of a restored process has hung a whole
-            # machine, and this avoids it (NVIDIA/cuda-checkpoint, issue 53)
+            # Suspend the process again before it is killed: with driver 595.71 the end of a restored process hung a
+            # whole machine, and this avoids the hang (NVIDIA/cuda-checkpoint, issue 53).
             if (await checkpoints.lock(process, _LOCK_WITHIN)).ok:
                 await checkpoints.checkpoint(process, size)
             return Trial(intact, freed, suspended - began, resumed - resuming)

@@ -1,8 +1,9 @@
-"""Programs for gpu.py that compute on a real GPU, and a scripted agent for them.
+"""Programs for gpu.py that compute on a real GPU, and a scripted agent that serves them.
 
-`PROGRAMS` has one program for the driver alone and one for each framework. Each fills GPU memory, prints "ready", waits
-for a line, prints whether every byte is unchanged, and prints the nanoseconds of a launch. `Program` runs one.
-`ScriptedAgent` is the other side of the session socket, for checks of the library without the real agent.
+`PROGRAMS` contains one program that uses only the driver, and one program for each framework. Each fills GPU memory,
+prints "ready", waits for a line, prints whether every byte is unchanged, and prints the nanoseconds of a launch.
+`Program` runs one of them. `ScriptedAgent` is the agent's end of the session socket, for checks of the library without
+the real agent.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ PROGRAMS: dict[str, tuple[str | None, str]] = {
         """,
     ),
 }
-"""Name -> the module that it needs (None: only the driver), and its code."""
+"""By name: the required module (None: only the driver), and the code."""
 
 
 def installed() -> list[str]:
@@ -201,7 +202,7 @@ def installed() -> list[str]:
 
 
 class Program:
-    """A program, with the library or without it. It ends with the context."""
+    """A running program, with or without the library. The context manager ends it."""
 
     def __init__(self, code: str, size: int, environment: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -223,7 +224,7 @@ class Program:
         self.process.communicate()
 
     def hear(self) -> Any:
-        """Return the program's next message. Raises RuntimeError if the program ends instead."""
+        """Return the program's next message. Raises RuntimeError if the program has ended."""
         line = self.output.readline()
         if not line:
             _, errors = self.process.communicate()
@@ -242,7 +243,7 @@ class Program:
 
 
 def free_memory(gpu: Gpu) -> int:
-    """Return the GPU's free memory in bytes, by NVML."""
+    """Return the GPU's free memory in bytes according to NVML."""
     pynvml.nvmlInit()
     try:
         return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).free)
@@ -252,7 +253,7 @@ def free_memory(gpu: Gpu) -> int:
 
 GIB = 1 << 30
 HELLO_WITHIN = 10.0
-"""Seconds for the HELLO of a process."""
+"""Seconds in which a process must send HELLO."""
 
 
 class ScriptedPeer:
@@ -283,12 +284,12 @@ class ScriptedPeer:
 
 
 class ScriptedAgent:
-    """Listens on a session socket and sends WELCOME to each process; a script does the rest."""
+    """An agent that listens on a session socket and sends WELCOME to each process; a script does the rest."""
 
     peer_class: type[ScriptedPeer] = ScriptedPeer
 
     def __init__(self, path: Path, gpus: Sequence[bytes], total: int = 8 * GIB) -> None:
-        """`total`: bytes of memory of each GPU."""
+        """Start listening. `total`: bytes of memory of each GPU."""
         self.path, self.gpus, self.total = path, gpus, total
         self._peers: queue.Queue[ScriptedPeer] = queue.Queue()
         self._all: list[ScriptedPeer] = []
@@ -322,7 +323,7 @@ class ScriptedAgent:
             peer.send(Kind.DEVICE, self.total, self.total // 4, gpu=gpu)
 
     def observed(self, peer: ScriptedPeer) -> None:
-        """Handle the HELLO of an observer: end its connection, so that NVML shows the driver's own figures."""
+        """Handle an observer's HELLO: end its connection, so that NVML shows the driver's own figures."""
         peer.close()
 
     def peer(self, timeout: float = 10.0) -> ScriptedPeer:

@@ -1,4 +1,4 @@
-"""Checks libgpushare.so: whether users' programs can load it, and whether it is this package's library."""
+"""Checks of libgpushare.so: whether users' programs can load it, and whether it belongs to this package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpushare_spawner.doctor.gpu_programs import ScriptedAgent
 
 _PROGRAM = "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 _TIMEOUT = 30.0
-"""Seconds for a program that calls cuInit."""
+"""Timeout in seconds for a program that calls cuInit."""
 _AGAIN = "Install gpushare-spawner again, from a wheel for this machine."
 
 
@@ -27,12 +27,14 @@ class LibraryFacts:
     path: Path
     missing: bool = False
     refused: str = ""
-    """The dynamic linker's message, if it does not load the library."""
+    """The dynamic linker's message if it does not load the library."""
     closed: str = ""
-    """The first file or folder on its path that other users cannot read; empty: none."""
+    """The first file or folder on the library's path that other users cannot read; empty: none."""
     root: bool = False
     reported: int | None = None
-    """The version that it reports to an agent; None if no CUDA program ran here, or it did not connect."""
+    """The version that the library reports to an agent; None if no CUDA program ran here or the program did not
+    connect.
+    """
     silent: str = ""
     """Why `reported` is None; empty if there is no driver."""
 
@@ -43,10 +45,10 @@ def check() -> list[Finding]:
 
 
 def probe(path: Path) -> LibraryFacts:
-    """Read the facts: run two short programs with the library; one of them calls cuInit."""
+    """Read the facts. Runs two short programs with the library; one of them calls cuInit."""
     if not path.is_file():
         return LibraryFacts(path, missing=True)
-    # a program of the system: Python can be linked statically
+    # use a system program, because Python can be linked statically
     tried = subprocess.run(["/bin/true"], env={"LD_PRELOAD": str(path)}, capture_output=True, text=True)
     reported, silent = (None, "") if tried.stderr else _reported(path)
     return LibraryFacts(
@@ -84,7 +86,7 @@ def findings(facts: LibraryFacts) -> list[Finding]:
 
 
 def version_number(text: str) -> int:
-    """Return "1.2.3" as 10203, like the library reports it; text after the third number is ignored."""
+    """Return "1.2.3" as 10203, as the library reports it; text after the third number is ignored."""
     major, minor, patch = (int("".join(filter(str.isdigit, part)) or 0) for part in (*text.split("."), "0", "0")[:3])
     return major * 10000 + minor * 100 + patch
 
@@ -105,7 +107,7 @@ def _reported(path: Path) -> tuple[int | None, str]:
                 [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, timeout=_TIMEOUT
             )
             if done.returncode:
-                # no driver, or a failing driver: see the check of the driver
+                # the driver is missing or fails, which the driver's check reports
                 return None, ""
             hello = agent.peer(timeout=2).hello
         except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
-"""Checks the kernel, and how containers get a GPU.
+"""Checks of the kernel, and of how containers get a GPU.
 
-Of the kernel: the system calls that agent and library need, and that a seccomp profile can forbid. Containers get a GPU
-by NVIDIA's container toolkit, or by the names of a CDI specification.
+The kernel must allow the system calls that the agent and the library need; a seccomp profile can forbid them.
+Containers get a GPU through NVIDIA's container toolkit or through the names in a CDI specification.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EXPEDITED = 1 << 3 | 1 << 4
 
 
 def check(machine: Machine, status: Path = Path("/proc/self/status")) -> list[Finding]:
-    """Return the findings. ``status``: of this process."""
+    """Return the findings. ``status``: the status file of this process."""
     architecture = platform.machine()
     system = f"Linux {platform.release()}, {architecture}"
     results = [ok("kernel", system)]
@@ -84,7 +84,7 @@ _TOOLKIT = ("nvidia-container-runtime", "nvidia-ctk")
 
 
 def check_containers(gpus: tuple[Gpu, ...], machine: Machine) -> list[Finding]:
-    """Return the findings. A container of a cluster, like the agent's, cannot see the node's programs."""
+    """Return the findings. A container of a cluster, such as the agent's, cannot see the node's programs."""
     engines = [str(engine) for engine in (machine.kubelet, *map(machine.path, _SOCKETS)) if engine.exists()]
     if not engines and not machine.in_pod:
         return [skipped("containers", "no kubelet or container engine was found: servers are local processes")]

@@ -1,13 +1,13 @@
-"""Common parts of the sharing layers: changes of a pod, and the facts that foreign layers publish.
+"""Common parts of the sharing layers: changes to a pod, and the facts that foreign layers publish.
 
-A layer renders a granted share into a pod's manifest. It takes the pod without a GPU and returns it with the share. It
-only renders, without requests to an agent or the API server. Each layer has one module; native.py is ours. Pods are
-plain data and are never changed in place. At the end are the nodes for a server with a foreign layer: suitable nodes,
-labels that keep a pod on them, and servers that fit.
+A layer renders a granted share into a pod's manifest: it takes the pod without a GPU and returns it with the share. It
+sends no requests to an agent or the API server. Each layer has one module; native.py is ours. Pods are plain data and
+are never changed in place. The end of the module handles the nodes for a server with a foreign layer: suitable nodes,
+labels that keep a pod on them, and the number of servers that fit.
 
 `ClusterFacts` is a snapshot of a cluster, reduced to the fields that layers read. Amounts of a node or pod are integers
-by resource: ``cpu`` in millicores, ``memory`` and storage in bytes, others as counted. The `of` functions read objects
-as the API server writes them; a malformed object raises ValueError, KeyError or TypeError.
+by resource: ``cpu`` in millicores, ``memory`` and storage in bytes, other resources in their own unit. The `of`
+functions read objects as the API server writes them; a malformed object raises ValueError, KeyError or TypeError.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from gpushare_spawner.model.share import UNITS_PER_GPU, session_id
 from gpushare_spawner.model.template import Template, TemplateGpu
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
-"""The GPU model of a node, with dashes for spaces. (NVIDIA's GPU feature discovery.)"""
+"""The GPU model of a node, with dashes instead of spaces. (NVIDIA's GPU feature discovery.)"""
 MEMORY_LABEL = "nvidia.com/gpu.memory"
-"""The memory of one GPU of a node, in MiB. (NVIDIA's GPU feature discovery.)"""
+"""The memory of one GPU of the node, in MiB. (NVIDIA's GPU feature discovery.)"""
 COUNT_LABEL = "nvidia.com/gpu.count"
-"""The GPUs of a node. (NVIDIA's GPU feature discovery.)"""
+"""The number of GPUs of a node. (NVIDIA's GPU feature discovery.)"""
 
 Amounts = Mapping[str, int]
 
@@ -46,10 +46,10 @@ def amounts(written: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def gpu_part(written: str) -> Fraction:
-    """Return an amount of GPUs from a label or annotation of a pod, like 0.25. Raises ValueError for other text.
+    """Return an amount of GPUs, such as 0.25, from a label or annotation of a pod. Raises ValueError for other text.
 
-    Users who may create pods write these: a negative amount would free capacity, and the exact value of 1e999999999
-    takes hours.
+    Users who may create pods write these texts: a negative amount would free capacity, and computing the exact value of
+    1e999999999 takes hours.
     """
     if not _PART.fullmatch(written):
         raise ValueError(f"{written[:20]!r} is not an amount of GPUs like 0.25")
@@ -58,7 +58,7 @@ def gpu_part(written: str) -> Fraction:
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """Node on which servers can run."""
+    """A node on which servers can run."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -80,34 +80,34 @@ class ClusterNode:
 
     @property
     def model(self) -> str:
-        """Name of the GPU model from the node's label, without the device plugin's suffixes; empty: unknown."""
+        """The GPU model's name from the node's label, without the device plugin's suffixes; empty: unknown."""
         product = self.labels.get(PRODUCT_LABEL, "")
         return product.removesuffix("-SHARED").partition("-MIG-")[0]
 
     @property
     def gpu_memory_bytes(self) -> int | None:
-        """Memory of one GPU in bytes; None if no label has it."""
+        """The memory of one GPU in bytes; None if the label is missing."""
         return self.mebibytes(MEMORY_LABEL)
 
     @property
     def gpu_count(self) -> int | None:
-        """Number of GPUs of the node; None if no label has it."""
+        """The number of GPUs of the node; None if the label is missing."""
         return self.number(COUNT_LABEL)
 
     def number(self, label: str) -> int | None:
-        """Return the number in a label; None if there is no such label, or no number."""
+        """Return the number in a label; None if the label is missing or is not a number."""
         written = self.labels.get(label, "")
         return int(written) if written.isdecimal() else None
 
     def mebibytes(self, label: str) -> int | None:
-        """Return the bytes of a label in MiB; None as in `number`."""
+        """Return a label in MiB as bytes; None under the same conditions as in `number`."""
         mib = self.number(label)
         return mib * 2**20 if mib is not None else None
 
 
 @dataclass(frozen=True)
 class ClusterPod:
-    """Pod that has not finished. `node` is empty until the scheduler binds it."""
+    """A pod that has not finished. `node` is empty until the scheduler binds the pod."""
 
     name: str
     namespace: str
@@ -115,12 +115,12 @@ class ClusterPod:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     requests: Amounts = field(default_factory=dict)
-    """Requests of the whole pod, as the scheduler counts them."""
+    """The requests of the whole pod, as the scheduler counts them."""
     phase: str = "Running"
 
     @classmethod
     def of(cls, pod: Mapping[str, Any], requests: Mapping[str, Any]) -> ClusterPod:
-        """Return the relevant fields of a Pod. ``requests``: quantities that the whole pod requests."""
+        """Return the relevant fields of a Pod. ``requests``: the quantities that the whole pod requests."""
         metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
         return cls(
             name=metadata["name"],
@@ -135,14 +135,14 @@ class ClusterPod:
 
 @dataclass(frozen=True)
 class ClusterQueue:
-    """Queue of KAI Scheduler (scheduling.run.ai/v2). GPU amounts are GPUs; None: unlimited."""
+    """A queue of KAI Scheduler (scheduling.run.ai/v2). Amounts are numbers of GPUs; None: unlimited."""
 
     name: str
     parent: str = ""
     quota: float | None = 0.0
-    """GPUs that the queue deserves."""
+    """The number of GPUs that the queue deserves."""
     limit: float | None = 0.0
-    """Maximum of GPUs."""
+    """The maximum number of GPUs."""
     allocated: float = 0.0
     allocated_non_preemptible: float = 0.0
 
@@ -163,25 +163,25 @@ class ClusterQueue:
 
 @dataclass(frozen=True)
 class ClusterDevice:
-    """Device of a ResourceSlice (resource.k8s.io/v1)."""
+    """A device of a ResourceSlice (resource.k8s.io/v1)."""
 
     name: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes without their type: ``{"uuid": "GPU-.."}``."""
+    """The attributes without their types: ``{"uuid": "GPU-.."}``."""
     capacity: Amounts = field(default_factory=dict)
     shared: bool = False
-    """Whether several claims can have a part of it."""
+    """Whether several claims can each have a part of the device."""
     tainted: bool = False
-    """A taint keeps new claims away."""
+    """Whether a taint excludes new claims."""
     counters: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Consumption of the slice's counters by the device, by counter set and counter."""
+    """The device's consumption of the slice's counters, by counter set and counter."""
     defaults: Amounts = field(default_factory=dict)
-    """Default consumption of a capacity that a claim does not name."""
+    """The default consumption of a capacity that a claim does not name."""
 
 
 @dataclass(frozen=True)
 class ClusterSlice:
-    """ResourceSlice of one node."""
+    """A ResourceSlice of one node."""
 
     driver: str
     pool: str
@@ -189,7 +189,7 @@ class ClusterSlice:
     devices: tuple[ClusterDevice, ...] = ()
     generation: int = 0
     counters: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Counters that the pool's devices share, by counter set and counter."""
+    """The counters that the pool's devices share, by counter set and counter."""
 
     @classmethod
     def of(cls, slice_: Mapping[str, Any]) -> ClusterSlice:
@@ -207,24 +207,24 @@ class ClusterSlice:
 
 @dataclass(frozen=True)
 class ClaimedDevice:
-    """Device, or part of a device, that is allocated to a claim."""
+    """A device, or a part of a device, that is allocated to a claim."""
 
     driver: str
     pool: str
     device: str
     consumed: Amounts = field(default_factory=dict)
-    """Consumption of the device's capacity; empty: the whole device."""
+    """The consumption of the device's capacity; empty: the whole device."""
 
 
 @dataclass(frozen=True)
 class ClusterClaim:
-    """ResourceClaim. Devices for monitoring (adminAccess) are not allocated, and are left out."""
+    """A ResourceClaim. Devices for monitoring (adminAccess) are not allocated and are left out."""
 
     name: str
     namespace: str
     devices: tuple[ClaimedDevice, ...] = ()
     pods: frozenset[str] = frozenset()
-    """Names of the pods of its namespace that it is allocated for."""
+    """The names of the pods in its namespace for which it is allocated."""
 
     @classmethod
     def of(cls, claim: Mapping[str, Any]) -> ClusterClaim:
@@ -249,9 +249,9 @@ class ClusterClaim:
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """Snapshot of a cluster.
+    """A snapshot of a cluster.
 
-    ``nodes``: nodes on which the hub's servers can run. ``pods``: all pods on them that have not finished, of all
+    ``nodes``: the nodes on which the hub's servers can run. ``pods``: all unfinished pods on these nodes, in all
     namespaces, and pods that are not bound yet.
     """
 
@@ -264,7 +264,7 @@ class ClusterFacts:
     """Seconds since the epoch."""
 
     def without(self, pods: Set[tuple[str, str]]) -> ClusterFacts:
-        """Return the facts after the end of pods, by namespace and name. Other effects of their end are unknown."""
+        """Return the facts without some pods, given by namespace and name. Other effects of their end are unknown."""
         return replace(
             self,
             pods=tuple(pod for pod in self.pods if (pod.namespace, pod.name) not in pods),
@@ -306,7 +306,7 @@ class ClusterFacts:
 
 
 def _vouched(metadata: Mapping[str, Any], part: str) -> Mapping[str, str]:
-    """Return the labels or annotations of a pod, without ours for a mirror pod: its node has written them."""
+    """Return the labels or annotations of a pod, without ours for a mirror pod, because its node has written them."""
     given: Mapping[str, str] = metadata.get(part) or {}
     if is_mirror(metadata):
         return {name: text for name, text in given.items() if not name.startswith(PREFIX)}
@@ -314,12 +314,12 @@ def _vouched(metadata: Mapping[str, Any], part: str) -> Mapping[str, str]:
 
 
 def _bound(value: float) -> float | None:
-    """Return an amount of a queue in GPUs; None for -1, which means no bound. The default is 0."""
+    """Return a queue's number of GPUs; None for -1, which means unlimited. The default is 0."""
     return None if value == -1 else float(value)
 
 
 def _gpus(status: Mapping[str, Any] | None) -> float:
-    """Return the GPUs in a queue's status, by resource name and including fractions."""
+    """Return the number of GPUs in a queue's status, over all resource names and including fractions."""
     return float(quantity((status or {}).get("nvidia.com/gpu", 0)))
 
 
@@ -344,71 +344,73 @@ def _counters(sets: Iterable[Mapping[str, Any]], named: str) -> Iterator[tuple[t
 
 
 PodSpec: TypeAlias = dict[str, Any]
-"""A pod's manifest, as plain data."""
+"""A pod's manifest as plain data."""
 
 _Options = TypeVar("_Options", bound=LayerOptions)
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """User of the notebook server."""
+    """The user of a notebook server."""
 
     user: str
     server: str = ""
-    """Name of the server; empty for the default server."""
+    """The name of the server; empty for the default server."""
     uid: int = 0
-    """User id of the server's processes; not used in a cluster."""
+    """The user ID of the server's processes; not used in a cluster."""
     quota: str = ""
-    """The account that the share is charged to, see `quota.Account`; empty: there are no quotas."""
+    """The account to which the share is charged, see `quota.Account`; empty: there are no quotas."""
     user_units: int | None = None
-    """Maximum of the user's sessions in that quota together on one GPU, in units of 1 %; None if there is no bound."""
+    """The maximum units of 1 % of the user's sessions in that quota in total on one GPU; None: unlimited."""
 
     @property
     def session(self) -> str:
-        """Id of the session."""
+        """The ID of the session."""
         return session_id(self.user, self.server)
 
 
 class LayerCannot(ValueError):
-    """Layer that cannot give a server this share. The message is a sentence for the admin."""
+    """The layer cannot give a server this share. The message is a sentence for the admin."""
 
 
 ENOUGH = 10**6
-"""Number of servers that fit without any limit."""
+"""The number of servers that fit if there is no limit."""
 
 
 @dataclass(frozen=True)
 class LayerRequest:
-    """Request for one share to a layer with its own scheduler, which chooses node and GPU for the pod."""
+    """A request for one share to a layer with its own scheduler, which chooses the node and the GPU for the pod."""
 
     tenant: Tenant
     template: Template
     options: LayerOptions
-    """Options of the layer, see `LayersFile.options_of`."""
+    """The options of the layer, see `LayersFile.options_of`."""
     facts: ClusterFacts = field(default_factory=ClusterFacts)
-    """Snapshot with ``nodes`` limited to the rule's nodes on which the server can run."""
+    """The snapshot, with ``nodes`` limited to the rule's nodes on which the server can run."""
     rule: LayerRule | None = None
-    """Rule of `layers.yaml` with the options; the pod is kept on the rule's nodes. None if there is no rule."""
+    """The rule of `layers.yaml` with the options, which restricts the pod to the rule's nodes. None if there is no
+    rule.
+    """
 
     def options_as(self, kind: type[_Options]) -> _Options:
-        """Return the options of the layer, which are of this kind."""
+        """Return the options of the layer, which must be of this type."""
         assert isinstance(self.options, kind)
         return self.options
 
     @property
     def gpu(self) -> TemplateGpu:
-        """Share of GPUs of the template. Raises ValueError for a template without a GPU."""
+        """The GPU part of the template. Raises ValueError for a template without a GPU."""
         if self.template.gpu is None:
             raise ValueError(f"template {self.template.name} asks for no GPU: there is nothing to share")
         return self.template.gpu
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Patterns of suitable GPU model names: the template's, or else the rule's; empty: any."""
+        """The patterns of suitable GPU model names, from the template or else the rule; empty: any model."""
         return self.gpu.models or (self.rule.models if self.rule is not None else ())
 
     def suitable_nodes(self) -> list[ClusterNode]:
-        """Return the nodes with a GPU model that the template accepts, including nodes that take no new pods now."""
+        """Return the nodes with a suitable GPU model, including nodes that accept no new pods now."""
         return [node for node in self.facts.nodes if self.accepts(node.model)]
 
     def accepts(self, model: str) -> bool:
@@ -416,11 +418,11 @@ class LayerRequest:
         return not self.models or any(matches(model, pattern) for pattern in self.models)
 
     def rule_labels(self) -> dict[str, Sequence[str]]:
-        """Return the labels that keep a pod on the nodes of the layer's rule in `layers.yaml`."""
+        """Return the labels that restrict a pod to the nodes of the layer's rule in `layers.yaml`."""
         return {name: [value] for name, value in self.rule.nodes.items()} if self.rule is not None else {}
 
     def node_labels(self) -> dict[str, Sequence[str]]:
-        """Return the labels that keep a pod on suitable nodes. Raises LayerCannot if no node has a suitable model."""
+        """Return the labels that restrict a pod to suitable nodes. Raises LayerCannot if no node is suitable."""
         labels = self.rule_labels()
         if not self.models:
             return labels
@@ -435,7 +437,7 @@ class LayerRequest:
         return {**labels, PRODUCT_LABEL: products}
 
     def requested_memory(self, memory_bytes: int) -> int:
-        """Return the memory of a server on a GPU with so many bytes."""
+        """Return the memory in bytes that a server requests on a GPU with ``memory_bytes``."""
         gpu = self.gpu
         return resolve_bytes(gpu.memory.guarantee or f"{gpu.share.units}%", memory_bytes)
 
@@ -453,7 +455,7 @@ class LayerRequest:
     def counted(
         self, nodes: Sequence[ClusterNode], free: Callable[[ClusterNode], int], most: Callable[[ClusterNode], int]
     ) -> LayerCapacity:
-        """Return the servers that fit on nodes. ``free``: servers by a node's free GPUs; ``most``: by all GPUs."""
+        """Return the capacity of nodes. ``free``: servers that fit on a node's free GPUs; ``most``: on all its GPUs."""
         open_nodes = [node for node in nodes if not node.unschedulable]
         by_node = {node.name: min(free(node), self._beside(node)) for node in open_nodes}
         at_most = {node.name: min(most(node), self._beside(node, empty=True)) for node in nodes}
@@ -461,7 +463,7 @@ class LayerRequest:
         return LayerCapacity(sum(by_node.values()), sum(at_most.values()), by_node=by_node, able=able)
 
     def resource_capacity(self, choice: ResourceChoice) -> LayerCapacity:
-        """Return the servers that fit on the nodes of a choice by its resource."""
+        """Return the capacity of a choice's nodes, by its resource."""
         capacity = self.counted(
             choice.nodes,
             lambda node: self.facts.free(node, choice.resource) // choice.amount,
@@ -470,12 +472,12 @@ class LayerRequest:
         return replace(capacity, profile=choice.profile)
 
     def _beside(self, node: ClusterNode, *, empty: bool = False) -> int:
-        """Return the servers of the template that fit by a node's CPU, memory and number of pods.
+        """Return the number of the template's servers that fit on a node by its CPU, memory and number of pods.
 
-        ``empty``: without any pod there. Resources that a node does not report are no limit.
+        ``empty``: assume that no pod runs there. Resources that a node does not report do not limit the number.
         """
         cpu, memory = self.template.resources.cpu, self.template.resources.memory
-        # a limit alone is requested in full
+        # a limit without a request is requested in full
         cores = cpu.guarantee if cpu.guarantee is not None else cpu.limit
         needed = {
             "cpu": int((cores or 0) * 1000),
@@ -493,53 +495,53 @@ class LayerRequest:
 
 @dataclass(frozen=True)
 class LayerCapacity:
-    """Capacity of a layer for servers of one template, from published facts."""
+    """A layer's capacity for servers of one template, from published facts."""
 
     servers: int = 0
-    """Servers that could start now, by GPU, CPU, memory and pods of the nodes."""
+    """The number of servers that could start now, by GPU, CPU, memory and pods of the nodes."""
     at_most: int = 0
-    """Servers that an empty cluster could run; 0: waiting is useless."""
+    """The number of servers that an empty cluster could run; 0: waiting is useless."""
     limited_by: str = ""
-    """Other limit as half a sentence, like a queue's limit; empty: none."""
+    """Another limit, such as a queue's, as a clause; empty: none."""
     by_node: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """Servers that each node could start now, without other limits."""
+    """The number of servers that each node could start now, without other limits."""
     able: frozenset[str] = field(default=frozenset(), compare=False)
-    """Nodes that take new pods and could start a server if nothing ran there."""
+    """The nodes that accept new pods and could start a server if they were empty."""
     profile: MigProfile | None = None
-    """Profile of the MIG device that a server gets; None if it gets none."""
+    """The profile of the MIG device that a server gets; None if it gets none."""
 
 
 @dataclass(frozen=True)
 class ResourceChoice:
-    """Extended resource with which a device plugin gives a server its share, and the nodes that have it."""
+    """The extended resource with which a device plugin gives a server its share, and the nodes with this resource."""
 
     resource: str
     amount: int
     nodes: Sequence[ClusterNode]
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Labels of these nodes, in addition to those of `LayerRequest.node_labels`."""
+    """The labels of these nodes, in addition to those of `LayerRequest.node_labels`."""
     profile: MigProfile | None = None
-    """Profile of the MIG device; None: no MIG device."""
+    """The profile of the MIG device; None: no MIG device."""
 
 
 @dataclass(frozen=True)
 class PodChange:
-    """Additions to a pod. They replace entries of the same name."""
+    """Additions to a pod, which replace entries of the same name."""
 
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
-    """Limits of the notebook server's container. Requests of these resources equal limits."""
+    """Limits of the notebook server's container; requests of these resources equal the limits."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment of the notebook server's container."""
     node_labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Allowed values of each label of a node."""
     node: str = ""
-    """The only node; empty: any."""
+    """The required node; empty: any."""
     scheduler: str = ""
-    """Scheduler; empty: the pod's own."""
+    """The scheduler; empty: the pod's own."""
     priority_class: str = ""
-    """Priority class; empty: the pod's own."""
+    """The priority class; empty: the pod's own."""
     claim_templates: Mapping[str, str] = field(default_factory=dict)
     """ResourceClaimTemplates for claims of the notebook server's container, by the claim's name in the pod."""
     claims: Mapping[str, str] = field(default_factory=dict)
@@ -550,7 +552,7 @@ class PodChange:
     """Mounts of the volumes in the notebook server's container."""
 
     def apply(self, form: PodSpec) -> PodSpec:
-        """Return the pod with the additions. Raises ValueError for a pod without containers."""
+        """Return the pod with these additions. Raises ValueError for a pod without containers."""
         metadata, spec = form.get("metadata") or {}, form.get("spec") or {}
         notebook = notebook_container(spec)
         changed = self._container(notebook)
@@ -595,9 +597,9 @@ class PodChange:
 
 
 def servers_by_parts(whole: int, used: Iterable[Fraction], each: Fraction) -> int:
-    """Return the servers that fit on GPUs if each server takes so much of one, or so many whole GPUs.
+    """Return the number of servers that fit on GPUs. ``each``: the GPUs of one server, a fraction or whole GPUs.
 
-    ``whole``: unused GPUs; ``used``: the used part of each other GPU.
+    ``whole``: the number of unused GPUs; ``used``: the used part of each other GPU.
     """
     if each >= 1:
         return max(0, whole) // int(each)
@@ -611,6 +613,6 @@ def with_node_labels(affinity: Mapping[str, Any] | None, labels: Mapping[str, Se
 
 
 def _replaced(there: Iterable[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a list of named parts with these parts, which replace parts of the same name."""
+    """Return a list of named parts with the added parts, which replace parts of the same name."""
     names = {part["name"] for part in added}
     return [*(dict(part) for part in there if part.get("name") not in names), *(dict(part) for part in added)]

@@ -36,51 +36,51 @@ API_VERSION = "resource.k8s.io/v1"
 CLAIM = "gpu"
 """Name of the claim in the pod, and of the request in the claim."""
 CLAIM_TEMPLATE_LABELS = {REPORT_COMPONENT_LABEL: "gpushare-claim-template"}
-"""Labels of each ResourceClaimTemplate. The templates are never deleted; an admin finds them by these labels."""
+"""Labels of each ResourceClaimTemplate, by which an admin finds them; the templates are never deleted."""
 MIG_CLASS = "mig.nvidia.com"
-"""DeviceClass of MIG devices, which the chart of NVIDIA's driver makes."""
+"""DeviceClass of MIG devices, created by the chart of NVIDIA's driver."""
 MEMORY = "memory"
 SHARES = "shares"
 """Capacity with which NVIDIA's driver counts the shares of a GPU (consumable_shares.go)."""
 _MEBIBYTE = 2**20
 _DEFAULTS = {"allocationMode": "ExactCount", "count": 1}
 _PARTS = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
-"""Parts of a pattern for fnmatch: a set of letters, or one letter."""
+"""Parts of an fnmatch pattern: a set of letters, or one letter."""
 _PLAIN_SET = re.compile(r"\[!?(?:[A-Za-z0-9]|0-9|a-z|A-Z)+\]")
 _Counter = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class _Ask:
-    """Request of one claim."""
+    """The request of one claim."""
 
     device_class: str
     kind: str
-    """Attribute `type` of devices: gpu or mig."""
+    """The devices' attribute `type`: gpu or mig."""
     count: int = 1
     profile: MigProfile | None = None
     """Profile of the MIG device; None if there is no MIG device."""
     capacity: Mapping[str, int] = field(default_factory=dict)
-    """Consumption of a shared device; empty: a device of its own."""
+    """The consumption of a shared device; empty: an exclusive device."""
 
 
 @dataclass
 class _Pool:
-    """Remaining devices of a node."""
+    """The remaining devices of a pool on a node."""
 
     devices: list[ClusterDevice] = field(default_factory=list)
     counters: dict[_Counter, int] = field(default_factory=dict)
 
 
 def render(form: PodSpec, request: LayerRequest) -> PodSpec:
-    """Return the pod with a claim from the template that `objects` returns. Raises LayerCannot as `objects` does."""
+    """Return the pod with a claim from the template that `objects` returns. Raises LayerCannot like `objects`."""
     (template,) = objects(request)
     claims = {CLAIM: template["metadata"]["name"]}
     return PodChange(claim_templates=claims, node_labels=request.rule_labels()).apply(form)
 
 
 def objects(request: LayerRequest) -> tuple[dict[str, Any], ...]:
-    """Return the ResourceClaimTemplate. Its name comes from its content, since a template cannot be changed.
+    """Return the ResourceClaimTemplate. Its name is derived from its content, because a template is immutable.
 
     Raises LayerCannot if no device of the driver can hold the share.
     """
@@ -103,8 +103,8 @@ def objects(request: LayerRequest) -> tuple[dict[str, Any], ...]:
 def same(desired: Mapping[str, Any], existing: Mapping[str, Any]) -> bool:
     """Return whether a ResourceClaimTemplate equals an existing template, as the API server shows it.
 
-    The server writes amounts in another form, and adds the default number of devices. (kubernetes pkg/apis/resource/v1,
-    defaults.go)
+    The server writes amounts in a different form, and adds the default number of devices. (kubernetes
+    pkg/apis/resource/v1, defaults.go)
     """
     return bool(_normal(desired["spec"]) == _normal(existing["spec"]))
 
@@ -118,14 +118,14 @@ def _normal(value: Any) -> Any:
 
 
 def _amounts(requests: Any) -> Any:
-    """Return the normalized requests of a claim, or the amounts by name of a capacity."""
+    """Return the normalized requests of a claim, or a capacity's amounts by name."""
     if isinstance(requests, Mapping):
         return {name: quantity(amount) for name, amount in requests.items()}
     return _normal(requests)
 
 
 def free(request: LayerRequest) -> LayerCapacity:
-    """Return the free capacity by ResourceSlices and allocated claims. Raises LayerCannot as `objects` does."""
+    """Return the free capacity from ResourceSlices and allocated claims. Raises LayerCannot like `objects`."""
     ask = _ask(request)
     empty = _pools(request)
     by_node = _less_claims(request, empty)
@@ -145,13 +145,13 @@ def _ask(request: LayerRequest) -> _Ask:
     options, share = request.options_as(DraOptions), request.gpu.share
     shared = [device for device in _devices(request) if device.shared and _suitable(request, device, "gpu")]
     if share.units == UNITS_PER_GPU:
-        # a claim without a capacity gets only a part of a shared GPU
+        # a claim that names no capacity gets only a part of a shared GPU
         return _Ask(options.device_class, "gpu", share.count, capacity=_capacity(request, shared) if shared else {})
     if options.consumable:
         if not shared:
             raise LayerCannot(
                 f"No GPU in the ResourceSlices of {options.driver} is shared by claims (allowMultipleAllocations): "
-                "start the driver with --consumable-shares=100, and have the feature gate DRAConsumableCapacity on."
+                "start the driver with --consumable-shares=100, and enable the feature gate DRAConsumableCapacity."
             )
         return _Ask(options.device_class, "gpu", capacity=_capacity(request, shared))
     match = smallest(_profiles(request), share.units, guaranteed_memory(request.gpu.memory.guarantee))
@@ -159,7 +159,7 @@ def _ask(request: LayerRequest) -> _Ask:
         return _Ask(MIG_CLASS, "mig", profile=match)
     raise LayerCannot(
         f"No MIG device in the ResourceSlices of {options.driver} holds {share}: create MIG devices, set "
-        "options.dra.consumable in layers.yaml where the driver publishes shares, or give count: 1 for a whole GPU."
+        "options.dra.consumable in layers.yaml if the driver publishes shares, or write count: 1 for a whole GPU."
     )
 
 
@@ -171,15 +171,15 @@ def _capacity(request: LayerRequest, shared: list[ClusterDevice]) -> dict[str, i
     if shares:
         requested[SHARES] = -(-shares * units // UNITS_PER_GPU)
     sizes = [request.requested_memory(device.capacity.get(MEMORY, 0)) for device in shared]
-    # a claim of all shares also keeps the rest of a larger GPU's memory from others
+    # a claim of all shares also excludes others from the rest of a larger GPU's memory
     amount = min(sizes) if shares and units == UNITS_PER_GPU else max(sizes)
-    # Whole mebibytes, like the driver. Rounded down so that shares that add up to a whole GPU fit on it.
+    # Whole mebibytes, as in the driver, rounded down so that shares that add up to a whole GPU fit on it.
     requested[MEMORY] = amount // _MEBIBYTE * _MEBIBYTE
     return requested
 
 
 def _expressions(request: LayerRequest, ask: _Ask, driver: str) -> Iterator[str]:
-    """Yield CEL expressions for devices, in addition to the expressions of the device class."""
+    """Yield CEL expressions that select devices, in addition to the device class's expressions."""
     attributes = f"device.attributes['{driver}']"
     if ask.profile is not None:
         yield f"{attributes}.profile == '{ask.profile.name}'"
@@ -195,14 +195,14 @@ def _regular_expression(patterns: Iterable[str]) -> str:
 def _translated(part: re.Match[str]) -> str:
     """Return a part of an fnmatch pattern as an expression.
 
-    Characters that would end a quoted string become "any character", and so do sets with such characters or with ranges
+    Characters that would end a quoted string become "any character", as do sets with such characters or with ranges
     other than a-z, A-Z and 0-9.
     """
     text = part[0]
     if len(text) > 1:
         return f"[{text[1:-1].replace('!', '^')}]" if _PLAIN_SET.fullmatch(text) else "."
     if text in " -":
-        # labels of nodes have dashes where NVML has spaces, and patterns are written either way
+        # node labels have dashes where NVML has spaces, and patterns can have either
         return "[ -]"
     return {"*": ".*", "?": "."}.get(text) or (text if text.isalnum() else "." if text in "'\\^[]" else f"[{text}]")
 
@@ -230,7 +230,7 @@ def _suitable(request: LayerRequest, device: ClusterDevice, kind: str) -> bool:
 
 
 def _profiles(request: LayerRequest) -> Iterator[MigProfile]:
-    """Yield the profiles of MIG devices that suit the template."""
+    """Yield the suitable profiles of MIG devices for the template."""
     devices = _devices(request)
     whole = {
         _attribute(device, "uuid"): device.capacity.get(MEMORY)
@@ -268,7 +268,7 @@ def _pools(request: LayerRequest) -> dict[str, dict[str, _Pool]]:
 
 
 def _less_claims(request: LayerRequest, pools: Mapping[str, Mapping[str, _Pool]]) -> dict[str, dict[str, _Pool]]:
-    """Return copies of pools less the devices of claims."""
+    """Return copies of the pools without the devices of claims."""
     used: dict[str, list[ClaimedDevice]] = {}
     for claim in request.facts.claims:
         for claimed in claim.devices:
@@ -301,7 +301,7 @@ def _take(pool: _Pool, name: str, consumed: Mapping[str, int]) -> None:
 
 
 def _servers(request: LayerRequest, ask: _Ask, pools: Iterable[_Pool]) -> int:
-    """Return the servers that fit on the devices of a node. A claim of several GPUs can use all pools."""
+    """Return the number of servers that fit on a node's devices. A claim of several GPUs can use all pools."""
     devices = 0
     for pool in pools:
         counters = dict(pool.counters)
@@ -320,7 +320,7 @@ def _servers(request: LayerRequest, ask: _Ask, pools: Iterable[_Pool]) -> int:
 
 
 def _parts(device: ClusterDevice, requested: Mapping[str, int]) -> int:
-    """Return the claims that fit on a shared device. Capacities that a claim does not name use the default."""
+    """Return the number of claims that fit on a shared device. Capacities not named by a claim use the default."""
     if not device.shared:
         return 0
     fit = ENOUGH

@@ -1,4 +1,4 @@
-"""HAMi: its three resources, its scheduler, and the free capacity from its annotations of nodes and pods.
+"""HAMi: its three resources, its scheduler, and the free capacity from its annotations on nodes and pods.
 
 Facts: Project-HAMi/HAMi 4707fb0 (2.10). Resources: pkg/device/nvidia/device.go, GenerateResourceRequests; admission:
 pkg/scheduler/webhook.go and MutateAdmission; fit on a GPU: Fit; annotations: pkg/device/devices.go.
@@ -21,40 +21,43 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import ClusterNode, ClusterPod, LayerCapacity, LayerRequest, PodChange, PodSpec
 
 REGISTER = "hami.io/node-nvidia-register"
-"""GPUs of a node: JSON since 2.8, comma-separated fields before."""
+"""Annotation with the GPUs of a node: JSON since 2.8, comma-separated fields in earlier versions."""
 CORDON = "hami.io/device-cordon"
-"""UUIDs of a node's GPUs that take no new pods."""
+"""Annotation with the UUIDs of a node's GPUs that accept no new pods."""
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 HANDSHAKE = "hami.io/node-handshake"
 NODE = "hami.io/vgpu-node"
 BIND_PHASE = "hami.io/bind-phase"
 USE_TYPE = "nvidia.com/use-gputype"
-"""Comma-separated parts of GPU model names. The model's name must contain one of them; case is ignored."""
+"""Annotation with comma-separated parts of GPU model names. The model's name must contain one of them; case is ignored.
+"""
 MEMORY = "nvidia.com/gpumem"
-"""The resource that stands for GPU memory, in MiB or in units of `memoryFactor`. HAMi's chart lets admins rename each
-resource. Only that for the number of GPUs is renamed in practice: NVIDIA's device plugin has the same."""
+"""The resource for GPU memory, in MiB or in units of `memoryFactor`. Admins can rename each resource in HAMi's chart.
+In practice only the resource for the number of GPUs is renamed, because NVIDIA's device plugin uses the same name.
+"""
 MEMORY_PERCENTAGE = "nvidia.com/gpumem-percentage"
-"""The resource that stands for a part of the GPU's memory, in percent."""
+"""The resource for a part of the GPU's memory, in percent."""
 CORES = "nvidia.com/gpucores"
-"""The resource that stands for a part of the GPU's time, in percent."""
+"""The resource for a part of the GPU's time, in percent."""
 _MEBIBYTE = 2**20
 _AMOUNT = re.compile(r"[0-9]{1,9}")
-"""HAMi reads 32 bits. Python raises ValueError for an integer of more than 4300 digits, which users can write."""
+"""HAMi parses 32-bit integers. Python raises ValueError for integers of more than 4300 digits, which users can write.
+"""
 
 
 @dataclass(frozen=True)
 class HamiGpu:
-    """Registered GPU of a node."""
+    """A registered GPU of a node."""
 
     uuid: str
     model: str
     slots: int
-    """Maximum of pods."""
+    """The maximum number of pods."""
     memory_mib: int
-    """Scaled if the admin overcommits the GPU."""
+    """The GPU's memory, scaled if the admin overcommits it."""
     cores: int
-    """In percent, scaled likewise."""
+    """The cores in percent, scaled in the same way."""
     healthy: bool
 
 
@@ -77,7 +80,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
         types = sorted(
             {card.model for node in request.facts.nodes for card in gpus(node) if request.accepts(card.model)}
         )
-        # without a registered GPU of such a model no pod can be placed; the patterns show the intent
+        # without a registered GPU of such a model no pod can be placed; the patterns still document the request
         annotations[USE_TYPE] = ",".join(types or (pattern.strip("*") for pattern in request.models))
     return PodChange(
         annotations=annotations, limits=limits, node_labels=request.rule_labels(), scheduler=options.scheduler
@@ -85,7 +88,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
 
 
 def free(request: LayerRequest) -> LayerCapacity:
-    """Return the free capacity by HAMi's annotations, for GPUs in the mode of HAMi-core."""
+    """Return the free capacity from HAMi's annotations, for GPUs in HAMi-core mode."""
     nodes = [node for node in request.facts.nodes if any(request.accepts(gpu.model) for gpu in gpus(node))]
     allocated = _allocated(request.facts.pods)
     return request.counted(
@@ -96,10 +99,11 @@ def free(request: LayerRequest) -> LayerCapacity:
 
 
 def _gone(request: LayerRequest, node: ClusterNode) -> bool:
-    """Return whether HAMi's device plugin is gone from a node that still has its registration.
+    """Return whether HAMi's device plugin no longer runs on a node that still has its registration.
 
-    HAMi itself also compares the time in the annotation, which is in its own time zone, with the node's resource; the
-    kubelet reports 0 of it some seconds after the plugin is gone. (pkg/device/devices.go, CheckHealth.)
+    HAMi itself checks the node's resource, and also the time in the annotation, which is in HAMi's own time zone. The
+    kubelet reports an amount of 0 for the resource some seconds after the plugin ends. (pkg/device/devices.go,
+    CheckHealth.)
     """
     deleted = node.annotations.get(HANDSHAKE, "").startswith("Deleted")
     return deleted or node.allocatable.get(request.options_as(HamiOptions).resource) == 0
@@ -112,7 +116,7 @@ def gpus(node: ClusterNode) -> tuple[HamiGpu, ...]:
 
 @lru_cache(maxsize=4096)
 def _registered(written: str) -> tuple[HamiGpu, ...]:
-    """Return the GPUs of an annotation, cached: each card of the form reads all nodes, and they seldom change."""
+    """Return the GPUs of an annotation. Cached, because each card of the form reads all nodes, which seldom change."""
     try:
         if written.lstrip().startswith("["):
             return tuple(_of_json(load) for load in json.loads(written))
@@ -122,7 +126,7 @@ def _registered(written: str) -> tuple[HamiGpu, ...]:
 
 
 def devices(pod: ClusterPod) -> tuple[tuple[str, int, int], ...]:
-    """Return the GPUs that a pod has or will have: UUID, MiB and percent of cores of each."""
+    """Return the GPUs that a pod has or will have, each as UUID, MiB and percent of cores."""
     written = pod.annotations.get(ALLOCATED) or pod.annotations.get(TO_ALLOCATE) or ""
     allocated = []
     for device in written.replace(";", ":").split(":"):
@@ -133,7 +137,7 @@ def devices(pod: ClusterPod) -> tuple[tuple[str, int, int], ...]:
 
 
 def _of_json(load: Mapping[str, Any]) -> HamiGpu:
-    # fields with the value 0 or false are left out: an unhealthy GPU has no "health", GPU 0 no "index"
+    # HAMi omits fields with the value 0 or false: an unhealthy GPU has no "health", GPU 0 has no "index"
     return HamiGpu(
         uuid=load["id"],
         model=_model(load.get("type", "")),
@@ -145,7 +149,7 @@ def _of_json(load: Mapping[str, Any]) -> HamiGpu:
 
 
 def _of_text(text: str) -> HamiGpu:
-    """Read "uuid,count,memory,cores,type,numa,health", to which 2.6 and 2.7 add index and mode."""
+    """Parse "uuid,count,memory,cores,type,numa,health"; 2.6 and 2.7 append index and mode."""
     fields = text.split(",")
     return HamiGpu(fields[0], _model(fields[4]), int(fields[1]), int(fields[2]), int(fields[3]), fields[6] == "true")
 
@@ -157,14 +161,14 @@ def _model(written: str) -> str:
 def _allocated(pods: Iterable[ClusterPod]) -> dict[str, list[tuple[str, int, int]]]:
     by_node: dict[str, list[tuple[str, int, int]]] = {}
     for pod in pods:
-        # HAMi counts a bound pod before the API server shows its node
+        # HAMi counts a pod as bound before the API server shows its node
         node = pod.node or ("" if pod.annotations.get(BIND_PHASE) == "failed" else pod.annotations.get(NODE, ""))
         by_node.setdefault(node, []).extend(devices(pod))
     return by_node
 
 
 def _servers(request: LayerRequest, node: ClusterNode, allocated: Iterable[tuple[str, int, int]]) -> int:
-    """Return the servers that fit on a node's GPUs, as HAMi's `Fit` decides it."""
+    """Return the number of servers that fit on a node's GPUs according to HAMi's `Fit`."""
     cordoned = {uuid.strip() for uuid in node.annotations.get(CORDON, "").split(",")}
     usable = [gpu for gpu in gpus(node) if gpu.healthy and gpu.uuid not in cordoned and request.accepts(gpu.model)]
     left = {gpu.uuid: gpu for gpu in usable}
@@ -177,17 +181,17 @@ def _servers(request: LayerRequest, node: ClusterNode, allocated: Iterable[tuple
 
 
 def _on_gpu(request: LayerRequest, gpu: HamiGpu, left: HamiGpu) -> int:
-    """Return the servers that fit on a GPU. ``left``: what the pods there leave of it."""
+    """Return the number of servers that fit on a GPU. ``left``: the part of it that its pods leave free."""
     units, mib = request.gpu.share.units, _mebibytes(request, gpu.memory_mib)
     if units == UNITS_PER_GPU == gpu.cores and left.slots < gpu.slots:
-        # a request of all cores: HAMi gives the GPU to no other pod
+        # for a request of all cores, HAMi gives the GPU to no other pod
         return 0
     by_memory = left.memory_mib // mib if mib else left.slots
     return max(0, min(left.slots, left.cores // units, by_memory))
 
 
 def _mebibytes(request: LayerRequest, gpu_mib: int = 0) -> int:
-    """Return the MiB of a server on a GPU.
+    """Return a server's memory on a GPU in MiB.
 
     HAMi rounds percentages down, and counts bytes in multiples of its memory factor.
     """
@@ -199,5 +203,5 @@ def _mebibytes(request: LayerRequest, gpu_mib: int = 0) -> int:
 
 
 def _percent(written: str) -> int:
-    """Return a percentage rounded up to a whole number, at most 100: HAMi rejects others."""
+    """Return a percentage rounded up to a whole number, at most 100, because HAMi rejects other values."""
     return min(100, math.ceil(Decimal(written[:-1].strip())))

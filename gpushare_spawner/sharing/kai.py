@@ -1,4 +1,4 @@
-"""KAI Scheduler: a fraction or memory of a GPU in annotations, its queue, and the free capacity from its pods.
+"""KAI Scheduler: annotations with a fraction or memory of a GPU, its queue, and the free capacity from its pods.
 
 Facts: kai-scheduler/KAI-Scheduler d5bc503 (0.17). Requests: pkg/binder/plugins/gpusharing/gpu-request; groups of pods
 on one GPU: pkg/common/resources/gpu_sharing.go; reservation pods: pkg/binder/binding/resourcereservation; priority
@@ -33,18 +33,20 @@ QUEUE = "kai.scheduler/queue"
 PREEMPTIBILITY = "kai.scheduler/preemptibility"
 FRACTION = "gpu-fraction"
 MEMORY = "gpu-memory"
-"""Memory in MiB."""
+"""Annotation with the memory in MiB."""
 CONTAINER = "gpu-fraction-container-name"
 GROUP = "runai-gpu-group"
-"""Label of pods that share one GPU and of the GPU's reservation pod; one label for each group of several GPUs."""
+"""Label of pods that share a GPU and of the GPU's reservation pod. A pod with several GPUs has a label for each group.
+"""
 RECEIVED = "received-resource-type"
-"""Annotation that KAI's binder sets on a pod with a part of a GPU before it binds the pod. KAI's scheduler counts no
-group of a pod without it. (pkg/binder/binding/binder.go, pkg/scheduler/api/pod_info)"""
+"""Annotation that KAI's binder sets on a pod with a part of a GPU before it binds the pod. KAI's scheduler ignores the
+groups of a pod without it. (pkg/binder/binding/binder.go, pkg/scheduler/api/pod_info)
+"""
 A_FRACTION = "Fraction"
 """KAI's own priority classes with a priority of 100 or more."""
 PREEMPTIBLE_CLASSES = frozenset({"train", "build-preemptible"})
 RESERVATIONS = "kai-resource-reservation"
-"""Namespace of its reservation pods: that of KAI Scheduler's chart."""
+"""Namespace of the reservation pods, as set by KAI Scheduler's chart."""
 _MEBIBYTE = 2**20
 
 
@@ -59,7 +61,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
         labels[PREEMPTIBILITY] = "preemptible" if options.preemptible else "non-preemptible"
     annotations, limits = {}, {}
     if share.units == UNITS_PER_GPU:
-        # KAI rejects a fraction of 1, and a fraction beside whole GPUs
+        # KAI rejects a fraction of 1, and a fraction in addition to whole GPUs
         limits[GPU] = str(share.count)
     else:
         annotations = _part(request)
@@ -75,7 +77,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
 
 
 def free(request: LayerRequest) -> LayerCapacity:
-    """Return the free capacity of GPUs, limited by the queue's. Raises LayerCannot as `render` does."""
+    """Return the free capacity of GPUs, limited by the queue's free capacity. Raises LayerCannot like `render`."""
     share = request.gpu.share
     part = _part(request) if share.units < UNITS_PER_GPU else {}
     nodes = [node for node in request.suitable_nodes() if GPU in node.allocatable]
@@ -95,20 +97,20 @@ def free(request: LayerRequest) -> LayerCapacity:
 
 
 def queue_of(request: LayerRequest) -> str:
-    """Return the queue of the user: by the quota that the share is charged to, or else by the quota's group."""
+    """Return the user's queue: by the quota to which the share is charged, or else by the quota's group."""
     options, quota = request.options_as(KaiOptions), request.tenant.quota
     return options.queues.get(quota) or options.queues.get(quota.partition("/")[0]) or options.queue
 
 
 def preemptible(options: KaiOptions) -> bool:
-    """Return whether KAI Scheduler may preempt the pods. Priority classes that are not its own count as no."""
+    """Return whether KAI Scheduler may preempt the pods; False for priority classes other than its own."""
     if options.preemptible is not None:
         return options.preemptible
     return options.priority_class in PREEMPTIBLE_CLASSES
 
 
 def _part(request: LayerRequest) -> dict[str, str]:
-    """Return the annotation of a part of a GPU: a fraction, or memory if the size of GPUs is unknown."""
+    """Return the annotation for a part of a GPU: a fraction, or memory if the size of the GPUs is unknown."""
     guarantee, units = request.gpu.memory.guarantee, request.gpu.share.units
     nodes = request.suitable_nodes()
     if guarantee is not None and not guarantee.endswith("%") and not all(node.gpu_memory_bytes for node in nodes):
@@ -117,20 +119,20 @@ def _part(request: LayerRequest) -> dict[str, str]:
     if units >= UNITS_PER_GPU:
         raise LayerCannot(
             "KAI Scheduler gives less than a whole GPU as a fraction, and gpu.memory.guarantee "
-            f"({guarantee}) needs all memory of one: give count: 1 instead of the fraction, or a smaller guarantee."
+            f"({guarantee}) needs all memory of a GPU: write count: 1 instead of the fraction, or a smaller guarantee."
         )
     return {FRACTION: f"{units / UNITS_PER_GPU:.2f}"}
 
 
 def _each(share: Share, part: Mapping[str, str], node: ClusterNode) -> Fraction:
-    """Return the GPUs that a server takes of a node. ``part``: see `_part`; empty for whole GPUs."""
+    """Return the amount of GPUs that a server takes from a node. ``part``: see `_part`; empty for whole GPUs."""
     if not part:
         return Fraction(share.count)
     return _fraction(ClusterPod("", "", annotations=part), node)
 
 
 def _servers(request: LayerRequest, node: ClusterNode, each: Fraction, *, empty: bool) -> int:
-    """Return the servers that fit on a node. ``each``: GPUs of one server; ``empty``: without any pod there."""
+    """Return the number of servers that fit on a node. ``each``: GPUs of one server; ``empty``: ignore pods there."""
     pods = [] if empty else request.facts.pods_on(node.name)
     groups, reserved = _groups(request, node, pods)
     # a reservation pod requests the whole GPU of its group
@@ -163,7 +165,7 @@ def _groups_of(pod: ClusterPod) -> Iterator[str]:
 
 
 def _fraction(pod: ClusterPod, node: ClusterNode) -> Fraction:
-    """Return a pod's part of each of its shared GPUs. Unreadable annotations count as a whole GPU."""
+    """Return the part of each shared GPU that a pod has. Unreadable annotations count as a whole GPU."""
     try:
         if FRACTION in pod.annotations:
             return min(Fraction(1), gpu_part(pod.annotations[FRACTION]))
@@ -175,9 +177,9 @@ def _fraction(pod: ClusterPod, node: ClusterNode) -> Fraction:
 
 
 def _queues(request: LayerRequest) -> Iterator[tuple[ClusterQueue, Fraction | None, Fraction | None]]:
-    """Yield the user's queue and its parents, with free GPUs and maximum of each; None if there is no bound.
+    """Yield the user's queue and its parents, each with its free GPUs and its maximum; None: unlimited.
 
-    A pod that is not preemptible must fit into the quota of each of them. A missing queue ends the chain.
+    A non-preemptible pod must fit into the quota of each of these queues. A missing queue ends the chain.
     """
     by_name = {queue.name: queue for queue in request.facts.queues}
     bound_to_quota = not preemptible(request.options_as(KaiOptions))

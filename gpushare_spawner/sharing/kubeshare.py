@@ -26,10 +26,10 @@ DOMAIN = "sharedgpu/"
 REQUEST = DOMAIN + "gpu_request"
 LIMIT = DOMAIN + "gpu_limit"
 MEMORY = DOMAIN + "gpu_mem"
-"""Memory in bytes."""
+"""Label with the memory in bytes."""
 PRIORITY = DOMAIN + "priority"
 GUARANTEED = "100"
-"""Highest priority. A priority of 0 makes a pod opportunistic."""
+"""The highest priority; a priority of 0 makes a pod opportunistic."""
 UUID = DOMAIN + "gpu_uuid"
 """Annotation with the GPU that the scheduler chose."""
 
@@ -37,7 +37,7 @@ UUID = DOMAIN + "gpu_uuid"
 def render(form: PodSpec, request: LayerRequest) -> PodSpec:
     """Return the pod with the labels. Raises LayerCannot for memory as a percentage of GPUs of unknown size."""
     share = request.gpu.share
-    # above 1 both are the same whole number
+    # above 1, request and limit must be the same whole number
     amount = f"{share.count}.0" if share.units == UNITS_PER_GPU else f"{share.units / UNITS_PER_GPU:.2f}"
     limit = amount if share.count > 1 else "1.0"
     labels = {REQUEST: amount, LIMIT: limit, PRIORITY: GUARANTEED}
@@ -48,7 +48,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
 
 
 def free(request: LayerRequest) -> LayerCapacity:
-    """Return the free capacity of GPUs, by the units of pods on each."""
+    """Return the free capacity of GPUs, from the units of the pods on each GPU."""
     return request.counted(
         request.suitable_nodes(),
         lambda node: _servers(request, node, request.facts.pods_on(node.name)),
@@ -82,7 +82,7 @@ def _memory(request: LayerRequest) -> int:
     sizes = [node.gpu_memory_bytes for node in request.suitable_nodes() if node.gpu_memory_bytes is not None]
     if not sizes:
         raise LayerCannot(
-            f"KubeShare takes memory in bytes, and no node's label tells the size of a GPU: write gpu.memory.guarantee "
-            f"({guarantee}) in bytes, like 12Gi."
+            f"KubeShare takes memory in bytes, and no node label has the size of a GPU: write gpu.memory.guarantee "
+            f"({guarantee}) in bytes, such as 12Gi."
         )
     return request.requested_memory(max(sizes))

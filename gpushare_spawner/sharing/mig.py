@@ -1,17 +1,18 @@
-"""MIG with NVIDIA's device plugin, and the size of MIG profiles on Kubernetes as parts of their GPU.
+"""MIG with NVIDIA's device plugin, and the sizes of MIG profiles on Kubernetes as parts of their GPU.
 
 A session has one MIG device of the smallest profile that holds its share.
 
 Facts: NVIDIA/k8s-device-plugin 0.20.0, internal/lm/mig-strategy.go and resource.go. With the strategy "mixed" each
-profile is a resource `nvidia.com/mig-<profile>`, and labels with that name have its memory. With "single" all GPUs of a
-node have one profile, the resource is `nvidia.com/gpu`, and the label `nvidia.com/gpu.product` ends in -MIG-<profile>.
+profile is a resource `nvidia.com/mig-<profile>`, and labels with that name contain its memory. With "single" all GPUs
+of a node have one profile, the resource is `nvidia.com/gpu`, and the label `nvidia.com/gpu.product` ends in
+-MIG-<profile>.
 
-On one machine the agent reads all sizes from NVML (`agent.gpus.nvml`) and does not use this module. On
-Kubernetes a profile's name has its compute slices. The memory of profile and GPU is in labels of NVIDIA's GPU feature
-discovery or in ResourceSlices; otherwise the name counts. Only a profile with all of the GPU's memory shows the compute
-slices of the whole GPU: ResourceSlices have it if the driver makes MIG devices itself. No label has it, so there is a
-table by GPU model.
-(NVIDIA MIG user guide, "Partitioning"; go-nvlib pkg/nvlib/device/mig_profile.go; k8s-device-plugin internal/lm.)
+On one machine the agent reads all sizes from NVML (`agent.gpus.nvml`) and does not use this module. On Kubernetes a
+profile's name contains its compute slices. The memory of the profile and the GPU is in labels of NVIDIA's GPU feature
+discovery or in ResourceSlices; otherwise it is derived from the name. Only a profile with all of the GPU's memory
+reveals the compute slices of the whole GPU: ResourceSlices contain this profile if the driver creates MIG devices
+itself. No label contains it, so there is a table by GPU model. (NVIDIA MIG user guide, "Partitioning"; go-nvlib
+pkg/nvlib/device/mig_profile.go; k8s-device-plugin internal/lm.)
 """
 
 from __future__ import annotations
@@ -36,25 +37,28 @@ from gpushare_spawner.sharing.base import (
 _PROFILE = re.compile(r"(?P<slices>[1-7])g\.(?P<gb>[1-9]\d*)gb(?P<suffix>[.+-][a-z0-9.+-]+)?")
 _COMPUTE_SLICES = {"A30": 4, "RTX PRO 6000": 4, "RTX PRO 4500": 2}
 """Compute slices by a part of the GPU model's name, for models with other than 7 slices. (NVIDIA MIG user guide,
-"Supported MIG Profiles"; NVIDIA AI Enterprise, "Blackwell Architecture vGPU Types".) A profile of a missing model with
-fewer slices seems smaller than it is, never larger."""
+"Supported MIG Profiles"; NVIDIA AI Enterprise, "Blackwell Architecture vGPU Types".) For a model that is missing here
+and has fewer slices, a profile is considered smaller than it is, never larger.
+"""
 _MOST_COMPUTE_SLICES = 7
 _LEAST_OF_NAME = Fraction(7, 8)
-"""Least part of the memory in its name that a profile has: 1g.18gb of an H200 has 16 GiB. (NVIDIA MIG user guide.)"""
+"""The minimum part of the memory in its name that a profile has: 1g.18gb of an H200 has 16 GiB. (NVIDIA MIG user
+guide.)
+"""
 
 
 def profile(
     name: str, model: str, gpu_memory_bytes: int | None, memory_bytes: int | None = None, of_slices: int | None = None
 ) -> MigProfile | None:
-    """Return the profile of that name on a GPU model; None for a profile that is no isolated part of a GPU.
+    """Return the profile of that name on a GPU model; None for a profile that is not an isolated part of a GPU.
 
-    ``gpu_memory_bytes``: memory of the whole GPU; None if the largest GPU with a profile of that name is assumed.
-    ``memory_bytes``: memory of the profile from a node's label; None if its name counts. ``of_slices``: compute slices
-    of the whole GPU; None: unknown, and the model's name counts.
+    ``gpu_memory_bytes``: memory of the whole GPU; None to assume the largest GPU with a profile of that name.
+    ``memory_bytes``: memory of the profile from a node's label; None to derive it from the name. ``of_slices``: compute
+    slices of the whole GPU; None to derive them from the model's name.
     """
     match = _PROFILE.fullmatch(name)
     if match is None:
-        # "1c.3g.20gb" is a part of an instance, and shares its memory with other parts
+        # "1c.3g.20gb" is a part of an instance and shares the instance's memory with other parts
         return None
     slices, gigabytes = int(match["slices"]), int(match["gb"])
     whole = gpu_memory_bytes if gpu_memory_bytes is not None else _whole_memory(slices, gigabytes)
@@ -71,7 +75,7 @@ def slices_of(name: str) -> int | None:
 
 
 def is_whole(memory_bytes: int | None, gpu_memory_bytes: int | None) -> bool:
-    """Return whether a MIG device is all of its GPU, by the memory of both; None: unknown."""
+    """Return whether a MIG device has all of its GPU, by the memory of both; None: unknown."""
     if memory_bytes is None or gpu_memory_bytes is None:
         return False
     return memory_bytes >= gpu_memory_bytes * _LEAST_OF_NAME
@@ -96,13 +100,14 @@ GPU = "nvidia.com/gpu"
 MIG_PREFIX = "nvidia.com/mig-"
 STRATEGY_LABEL = "nvidia.com/mig.strategy"
 SINGLE_MARK = "-MIG-"
-"""Mark before the profile in a node's product label, with the strategy "single"."""
+"""The text before the profile in a node's product label, with the strategy "single"."""
 
 
 def choose(request: LayerRequest) -> ResourceChoice:
-    """Return one MIG device, or whole GPUs. Raises LayerCannot if no profile is large enough.
+    """Return the choice of one MIG device or of whole GPUs. Raises LayerCannot if no profile is large enough.
 
-    Of several GPU models the smallest profile with free devices counts: a pod can request one resource only.
+    Among several GPU models, the smallest profile with free devices is chosen, because a pod can request only one
+    resource.
     """
     choices = list(_choices(request))
     if not choices:
@@ -116,7 +121,7 @@ def choose(request: LayerRequest) -> ResourceChoice:
             f"{present}."
         )
     best = min(choices, key=lambda choice: _rank(choice, request.resource_capacity(choice)))
-    # the rule's nodes can also have GPUs of other models, or other profiles
+    # the rule's nodes can also have GPUs of other models or with other profiles
     products = sorted({node.labels[PRODUCT_LABEL] for node in best.nodes if PRODUCT_LABEL in node.labels})
     return replace(best, labels={PRODUCT_LABEL: products} if products else {})
 
@@ -126,7 +131,7 @@ def profiles(node: ClusterNode, options: MigOptions) -> Iterator[tuple[MigProfil
     strategy = options.strategy or node.labels.get(STRATEGY_LABEL, "")
     if strategy == "single":
         name = node.labels.get(PRODUCT_LABEL, "").partition(SINGLE_MARK)[2].removesuffix("-SHARED")
-        # the label has the memory of the MIG device, not of the GPU
+        # the label contains the memory of the MIG device, not of the GPU
         match = profile(name, node.model, None, node.mebibytes(MEMORY_LABEL))
         if match is not None:
             yield match, GPU
@@ -151,7 +156,7 @@ def _choices(request: LayerRequest) -> Iterator[ResourceChoice]:
     whole: list[ClusterNode] = []
     for node in request.suitable_nodes():
         available = dict(profiles(node, options))
-        # CUDA uses one MIG device only, so several GPUs are whole GPUs
+        # CUDA uses only one MIG device, so several GPUs are whole GPUs
         memory = guaranteed_memory(request.gpu.memory.guarantee)
         best = smallest(available, share.units, memory) if share.count == 1 else None
         if best is not None:

@@ -1,11 +1,11 @@
-"""Native sharing: rendering for processes on one machine, pods with a device plugin, and pods with DRA claims.
+"""Native sharing, rendered for processes on one machine, pods with a device plugin, and pods with DRA claims.
 
-On one machine the agent's answer has the environment of the processes. With the device plugin, a pod's annotations
+On one machine the agent's answer contains the processes' environment. With the device plugin, a pod's annotations
 describe its allocation, and its limits reserve it on the node. With DRA, the pod names a claim of units that the agent
-prepares. No container names the claim: Kubernetes then resizes the container's CPU and memory in place, and the node
-adds nothing to the container. So this module writes the content of a device plugin's answer into the pod.
+prepares. No container names the claim, so that Kubernetes can resize the container's CPU and memory in place; but then
+the node adds nothing to the container. So this module writes the content of a device plugin's answer into the pod.
 
-The agent's half: agent/sessions and agent/kubernetes.
+The agent's part is in agent/sessions and agent/kubernetes.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from gpushare_spawner.sharing.base import PodChange, PodSpec, Tenant
 
 @dataclass(frozen=True)
 class NativePodLayer:
-    """Share of GPUs on nodes with an agent's device plugin."""
+    """A share of GPUs on a node with an agent's device plugin."""
 
     session: PodSession
-    """Content of the pod's annotations, see `granted_session`."""
+    """The content of the pod's annotations, see `granted_session`."""
     node: str
     unit_size: int = 1
-    """Units of 1 % for each device of the agent's plugin."""
+    """The number of units of 1 % that one device of the agent's plugin represents."""
 
     def render(self, form: PodSpec) -> PodSpec:
         """Return the pod with the share: annotations and labels, limits of the notebook's container, and its node.
 
-        The agent's device plugin adds the rest when the kubelet asks it. Raises ValueError for a pod without
-        containers.
+        The agent's device plugin adds the rest when the kubelet allocates the devices. Raises ValueError for a pod
+        without containers.
         """
         session = self.session
         variables = engine_environment(session.engine)
@@ -68,14 +68,14 @@ def granted_session(
 ) -> PodSession:
     """Return the content of the pod's annotations.
 
-    ``gpu_indices``: the index on its node of each GPU, by UUID. ``since``: time of the grant, in seconds since the
-    epoch. Raises ValueError for a template without a GPU, and for a GPU without an index.
+    ``gpu_indices``: each GPU's index on its node, by UUID. ``since``: time of the grant, in seconds since the epoch.
+    Raises ValueError for a template without a GPU, and for a GPU without an index.
     """
     if template.gpu is None:
         raise ValueError(f"template {template.name} asks for no GPU: there is nothing to grant")
     unknown = [gpu for gpu in placement.gpus if gpu not in gpu_indices]
     if unknown:
-        raise ValueError(f"the index of {', '.join(unknown)} on {placement.node} is not known")
+        raise ValueError(f"the index of {', '.join(unknown)} on {placement.node} is unknown")
     units = template.gpu.share.units
     return PodSession(
         session=tenant.session,
@@ -95,7 +95,7 @@ def granted_session(
 
 
 def process_environment(environment: Mapping[str, str], additions: Mapping[str, str]) -> dict[str, str]:
-    """Return a server's environment with the agent's variables. ``additions``: from the agent's answer.
+    """Return a server's environment with the agent's variables. ``additions``: the variables from the agent's answer.
 
     Variables that keep frameworks from reserving the GPU's memory in advance are added unless the environment sets
     them.
@@ -106,7 +106,7 @@ def process_environment(environment: Mapping[str, str], additions: Mapping[str, 
 def open_request(
     tenant: Tenant, template: Template, placement: Placement, confirm_within: float = 600.0
 ) -> OpenRequest:
-    """Return the request to the agent. Raises ValueError for a template without a GPU."""
+    """Return the request to the agent for a session. Raises ValueError for a template without a GPU."""
     if template.gpu is None:
         raise ValueError(f"template {template.name} asks for no GPU: there is nothing to open")
     layer, memory = template.gpu.layer or placement.layer, template.gpu.memory
@@ -135,13 +135,13 @@ def open_request(
 def merged(environment: Mapping[str, str], additions: Mapping[str, str]) -> dict[str, str]:
     """Return a server's environment with the agent's variables.
 
-    LD_PRELOAD is appended: a library that the admin preloads stays before ours. LD_LIBRARY_PATH is prepended: the
-    server gets the same driver as the agent. Existing entries are not repeated.
+    LD_PRELOAD is appended, so that an admin's preloaded library precedes ours. LD_LIBRARY_PATH is prepended, so that
+    the server uses the same driver as the agent. Existing entries are not repeated.
     """
     result = dict(environment)
     for name, value in additions.items():
         if name == "LD_PRELOAD":
-            # ld.so takes spaces and colons
+            # ld.so accepts spaces and colons as separators
             present = result.get(name, "").replace(":", " ").split()
             result[name] = " ".join([*(entry for entry in present if entry != value), value])
         elif name == "LD_LIBRARY_PATH":
@@ -157,19 +157,19 @@ _VOLUME = "gpushare"
 
 @dataclass(frozen=True)
 class NativeClaimLayer:
-    """Share of GPUs on a node with an agent that is a DRA driver."""
+    """A share of GPUs on a node whose agent is a DRA driver."""
 
     session: PodSession
-    """Content of the pod's annotations, see `granted_session`."""
+    """The content of the pod's annotations, see `granted_session`."""
     node: str
     gpus: Sequence[GpuReport]
     """All GPUs of the node."""
     claims: ClaimsReport
     """The claims part of the node's report."""
     namespace: str
-    """Of the claim."""
+    """The claim's namespace."""
     claim: str
-    """Name of the claim."""
+    """The claim's name."""
 
     def render(self, form: PodSpec) -> PodSpec:
         """Return the pod with the share: annotations and labels, its claim and its node.

@@ -1,16 +1,16 @@
-"""Device plugins with replicas or parts of GPUs as a resource: NVIDIA's time-slicing and MPS, MetaGPU, nvshare.
+"""Device plugins that offer replicas or parts of GPUs as a resource: NVIDIA's time-slicing and MPS, MetaGPU, nvshare.
 
-With time-slicing or MPS a session has one replica of a GPU. Facts: NVIDIA/k8s-device-plugin 0.20.0. A label has the
-number of replicas of each GPU (internal/lm/resource.go). A request for several replicas is rejected with MPS and gives
-no more GPU time with time-slicing (api/config/v1/replicas.go). The label `nvidia.com/gpu.product` ends in -SHARED only
-if the resource is not renamed.
+With time-slicing or MPS a session has one replica of a GPU. Facts: NVIDIA/k8s-device-plugin 0.20.0. A label contains
+the number of replicas of each GPU (internal/lm/resource.go). With MPS a request for several replicas is rejected; with
+time-slicing it gives no additional GPU time (api/config/v1/replicas.go). The label `nvidia.com/gpu.product` ends in
+-SHARED only if the resource is not renamed.
 
 Each part of MetaGPU has an equal part of the GPU's memory, and a server with a larger memory guarantee gets more parts.
 Facts: cnvrg/metagpu aa4ac9c (November 2022), README.md and config/config.yaml. Its allocator splits a share over
-several GPUs if none has enough parts left, so free capacity counts by node.
+several GPUs if no GPU has enough parts left, so free capacity is counted by node.
 
-nvshare gives a place on a node's only GPU. Its sessions take turns and have all its memory. Facts: grgalex/nvshare
-1a8f211 (March 2025), kubernetes/device-plugin/server.go and README.md.
+nvshare gives a place on a node's only GPU. The sessions take turns, and each can use all of the GPU's memory. Facts:
+grgalex/nvshare 1a8f211 (March 2025), kubernetes/device-plugin/server.go and README.md.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ SHARED = "nvidia.com/gpu.shared"
 """Name of the resource with `renameByDefault: true`."""
 STRATEGY_LABEL = "nvidia.com/gpu.sharing-strategy"
 REPLICAS_LABEL = "nvidia.com/gpu.replicas"
-"""Label with the replicas of each GPU of a node, not of all together."""
+"""Label with the number of replicas of each GPU of a node, not of all GPUs in total."""
 NVSHARE = "nvshare.com/gpu"
 """Resource of nvshare's device plugin: a place on a node's GPU."""
 
 
 def choose_replica(request: LayerRequest, layer: LayerName, memory_divided: bool) -> ResourceChoice:
-    """Return a replica, or whole GPUs. Raises LayerCannot if no node has replicas of that size.
+    """Return the choice of a replica or of whole GPUs. Raises LayerCannot if no node has replicas of that size.
 
     ``layer``: also the value of the nodes' label. ``memory_divided``: whether each replica has an equal part of the
     GPU's memory; otherwise all replicas share it.
     """
     options, share = request.options_as(ReplicaOptions), request.gpu.share
     if share.units == UNITS_PER_GPU:
-        # Replicas are shared, so a whole GPU needs a node where the plugin does not share.
+        # Replicas are shared, so a whole GPU needs a node on which the plugin does not share GPUs.
         whole = [node for node in request.suitable_nodes() if node.labels.get(STRATEGY_LABEL) == "none"]
         return ResourceChoice(GPU, share.count, whole, {STRATEGY_LABEL: ["none"]})
     shared = [node for node in request.suitable_nodes() if node.labels.get(STRATEGY_LABEL) == layer]
@@ -59,14 +59,14 @@ def choose_replica(request: LayerRequest, layer: LayerName, memory_divided: bool
 
 
 def _replicas(node: ClusterNode, options: ReplicaOptions) -> int:
-    """Return the replicas of each GPU of a node; 0: unknown."""
+    """Return the number of replicas of each GPU of a node; 0: unknown."""
     if options.replicas is not None:
         return options.replicas
     return node.number(REPLICAS_LABEL) or 0
 
 
 def _most_replicas(request: LayerRequest, node: ClusterNode, memory_divided: bool) -> int:
-    """Return the most replicas of a GPU with which each has at least the share of its time and memory."""
+    """Return the maximum number of replicas with which each has at least the share of the GPU's time and memory."""
     most = UNITS_PER_GPU // request.gpu.share.units
     if memory_divided and node.gpu_memory_bytes is not None:
         most = min(most, node.gpu_memory_bytes // max(1, request.requested_memory(node.gpu_memory_bytes)))
@@ -74,13 +74,13 @@ def _most_replicas(request: LayerRequest, node: ClusterNode, memory_divided: boo
 
 
 def choose_parts(request: LayerRequest) -> ResourceChoice:
-    """Return parts of GPUs by MetaGPU. Raises LayerCannot for memory that no GPU has, or of unknown part."""
+    """Return the choice of MetaGPU's parts. Raises LayerCannot for memory that no GPU has or of unknown part."""
     options = request.options_as(MetaGpuOptions)
     share, guarantee, nodes = request.gpu.share, request.gpu.memory.guarantee, request.suitable_nodes()
     of_any_gpu = guarantee is None or guarantee.endswith("%")
     if not of_any_gpu and not all(node.gpu_memory_bytes for node in nodes):
         raise LayerCannot(
-            f"MetaGPU gives memory in parts of a GPU, and the label {MEMORY_LABEL} does not tell the size of each "
+            f"MetaGPU gives memory in parts of a GPU, and the label {MEMORY_LABEL} does not contain the size of each "
             f"node's GPUs: write gpu.memory.guarantee ({guarantee}) as a percentage."
         )
     # a percentage needs no node
@@ -92,7 +92,7 @@ def choose_parts(request: LayerRequest) -> ResourceChoice:
 
 
 def choose_place(request: LayerRequest) -> ResourceChoice:
-    """Return a place on a GPU by nvshare. Raises LayerCannot for several GPUs: a node has one."""
+    """Return the choice of nvshare's place on a GPU. Raises LayerCannot for several GPUs, because a node has one."""
     if request.gpu.share.count > 1:
         raise LayerCannot(f"nvshare shares one GPU of each node, and the template asks for {request.gpu.share}.")
     return ResourceChoice(NVSHARE, 1, request.suitable_nodes())

@@ -1,7 +1,7 @@
-"""``gpushare templates``: checks template files and the files beside them before a hub reads them; prints JSON Schemas.
+"""``gpushare templates``: checks template files and related files before a hub reads them, and prints JSON Schemas.
 
 One command checks all files of a folder: templates, quotas, idle policy and layers. It also reports templates that no
-layer of `layers.yaml` can serve. The JSON Schemas are for editors. The files are read by `templates.folder`.
+layer in `layers.yaml` can serve. The JSON Schemas are for editors. The files are read by `templates.folder`.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def file_schema(model: type[BaseModel], title: str) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a file, with a description of each field.
 
-    The schema has each field and its type. Only the check of the file has the rules over several fields, like the order
-    of the idle actions.
+    The schema contains each field and its type. Rules that involve several fields, such as the order of the idle
+    actions, are enforced only by the check of the file.
     """
     schema = model.model_json_schema(mode="validation")
     parts = [schema, *schema.get("$defs", {}).values()]
     for part in parts:
         for described in part.get("properties", {}).values():
-            described.pop("title", None)  # the field's name again, in capitals
+            described.pop("title", None)  # only repeats the field's name, in capitals
     sentence = (model.__doc__ or "").partition(". ")[0] + "."
     return {"$schema": DIALECT, **schema, "title": title, "description": sentence}
 
@@ -66,7 +66,7 @@ Broken = dict[LayerName, tuple[BrokenPromise, ...]]
 
 
 def layer_problems(policy: Policy) -> list[Problem]:
-    """Return the promises of templates that no layer on their nodes keeps: no server can have such a template."""
+    """Return the promises of templates that no layer on their nodes can keep; no server can use such a template."""
     return [
         problem
         for template in policy.templates
@@ -76,7 +76,7 @@ def layer_problems(policy: Policy) -> list[Problem]:
 
 
 def layer_notes(policy: Policy) -> list[str]:
-    """Return why a template is not offered on the nodes of a layer, for templates that other nodes offer."""
+    """Return why templates that other nodes offer are not offered on the nodes of a layer."""
     return [
         f"{policy.files[template.name]}: not offered on nodes of the layer {layer}: {promises[0].what}"
         for template in policy.templates
@@ -87,7 +87,7 @@ def layer_notes(policy: Policy) -> list[str]:
 
 
 def broken_by_layer(template: Template, policy: Policy) -> Broken:
-    """Return the broken promises of a template without a layer of its own, by its possible layers."""
+    """Return the broken promises of a template that names no layer, by its possible layers."""
     if template.gpu is None or template.gpu.layer is not None or policy.layers is None:
         return {}
     return {layer: template.broken_promises(layer) for layer in policy.layers.layers_for(template.gpu.models)}
@@ -107,7 +107,7 @@ def _problems(template: Template, broken: Broken, policy: Policy) -> Iterator[Pr
 
 
 def legacy_notes(policy: Policy) -> list[str]:
-    """Return a warning for each layer in use with a project that is no longer maintained."""
+    """Return a warning for each layer in use whose project is no longer maintained."""
     named = [template.gpu.layer for template in policy.templates if template.gpu is not None]
     used = {*named, *(rule.layer for rule in policy.layers.rules)} if policy.layers is not None else {*named}
     return [
@@ -133,7 +133,7 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 
 LARGEST_GPU = 80 * 2**30
-"""Bytes; the shipped templates are made for GPUs up to this size."""
+"""The largest GPU memory in bytes for which the shipped templates are made."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -178,7 +178,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the subcommand. Returns 0 if there is no problem, else 1."""
+    """Run the subcommand. Return 0 if there is no problem, else 1."""
     if options.action == "schema":
         print(json.dumps(schema_of(options.of), indent=2))
         return 0
@@ -191,9 +191,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check(folder: Path, gpus: int | None = None, as_json: bool = False) -> int:
-    """Print the templates of the folder, and each problem on a line of its own. Returns 0 if there is none, else 1.
+    """Print the templates of the folder, and each problem on a separate line. Return 0 if there is no problem, else 1.
 
-    ``gpus``: the number of GPUs, for comparison with the guarantees of quotas; None: unknown. ``as_json``: print one
+    ``gpus``: the number of GPUs, to be compared with the guarantees of quotas; None: unknown. ``as_json``: print one
     JSON object instead.
     """
     policy = PolicyFolder(folder, log=logging.Logger("gpushare.templates", logging.CRITICAL)).load()
@@ -208,13 +208,13 @@ def check(folder: Path, gpus: int | None = None, as_json: bool = False) -> int:
         results = {"problems": list(map(printable, problems)), "warnings": list(map(printable, warnings))}
         print(json.dumps({"folder": printable(str(folder)), "templates": shown, **results}, indent=2))
         return 1 if problems else 0
-    # a log or a file has no width limit
+    # output to a log or a file has no width limit
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     if policy.templates:
         out.print(_table(policy))
     for lines, colour in ((problems, "red"), (warnings, "yellow")):
         for line in lines:
-            # each on one unwrapped line, so that editors can jump to file:line
+            # print each problem on one unwrapped line, so that editors can jump to file:line
             out.print(Text(printable(line), style=colour), soft_wrap=True)
     if problems:
         out.print(f"{plural(len(problems), 'problem')}, {plural(len(policy.templates), 'valid template')}.")
@@ -260,7 +260,7 @@ def _gpus(value: str) -> int:
 
 
 def _table(policy: Policy) -> Table:
-    """Return the templates as a table, with the idle actions for users without a group of the policy."""
+    """Return the templates as a table, with the idle actions for users in no group of the policy."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("File", "Name", "Share", "Idle", "Access"):
         table.add_column(heading, overflow="fold")
@@ -291,7 +291,7 @@ def _access(template: Template) -> str:
 
 
 def _memory_note(template: Template, layers: LayersFile | None) -> str | None:
-    """Return how the servers' host memory limits the guaranteed GPU memory on GPUs of up to `LARGEST_GPU`."""
+    """Return a note if the servers' host memory limits the guaranteed GPU memory on GPUs of up to `LARGEST_GPU`."""
     limit = template.resources.memory.limit
     gpu = template.gpu
     if limit is None or gpu is None or not gpu.memory.oversubscribe or LayerName.NATIVE not in _layers(gpu, layers):
@@ -320,11 +320,11 @@ def _layers(gpu: TemplateGpu, layers: LayersFile | None) -> frozenset[LayerName]
 
 
 def _requests_note(template: Template) -> str | None:
-    """Return that servers of the template can lack a request. Kubernetes then cannot lower requests."""
+    """Return a note if servers of the template can lack a request; Kubernetes then cannot lower requests."""
     if template.idle.release_resources is None:
         return None
     cpu, host, override = template.resources.cpu, template.resources.memory, template.kubespawner_override
-    # a limit alone is requested in full
+    # a limit without a request is requested in full
     given = {
         "cpu": (cpu.guarantee, cpu.limit, override.get("cpu_guarantee"), override.get("cpu_limit")),
         "memory": (host.guarantee, host.limit, override.get("mem_guarantee"), override.get("mem_limit")),

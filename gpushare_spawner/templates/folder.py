@@ -1,8 +1,8 @@
-"""Files of admins: each is read again when it changes, and its last valid version is kept.
+"""Admins' files: each file is read again when it changes, and its last valid version stays in force.
 
-`PolicyFolder` is the folder with one YAML file for each compute template, and the optional files beside them:
-`quotas.yaml`, `idle.yaml` (idle actions for all templates) and `layers.yaml` (the sharing layers of nodes).
-`WatchedFile` is one reading of a file, `OptionalFile` a file elsewhere that can be absent. The parser of the files is
+`PolicyFolder` is the folder with one YAML file for each compute template, and with optional files: `quotas.yaml`,
+`idle.yaml` (idle actions for all templates) and `layers.yaml` (the sharing layers of nodes). `WatchedFile` is one
+reading of a file, and `OptionalFile` is a file outside the folder that can be absent. The files are parsed by
 `templates.parser`.
 """
 
@@ -41,15 +41,16 @@ from gpushare_spawner.wording.service import exceeded_departments
 _log = logging.getLogger(__name__)
 
 SETTLING_SECONDS = 2.0
-"""A file that changed less than this long ago is read again: two changes within one clock tick have one signature."""
+"""Age in seconds of a change below which the file is read again: two changes within one clock tick have one signature.
+"""
 
 Signature = tuple[int, int, int, int, int]
-"""Modification and change time (ns), size (bytes), inode, device."""
+"""Modification time and change time (ns), size (bytes), inode, device."""
 
 
 @dataclass(frozen=True)
 class WatchedFile(Generic[Content]):
-    """The last reading of one file."""
+    """The result of the last reading of one file."""
 
     signature: Signature | None
     """None if the file's status could not be read."""
@@ -63,20 +64,20 @@ class WatchedFile(Generic[Content]):
     def read(
         cls, kind: FileKind[Content], path: Path, signature: Signature | None, previous: WatchedFile[Content] | None
     ) -> WatchedFile[Content]:
-        """Read the file now. ``previous``: the reading before, whose objects are kept if nothing changed."""
+        """Read the file now. ``previous``: the previous reading, whose objects are reused if nothing has changed."""
         read_at = time.time()
         parsed = read_file(kind, path)
         if previous is not None and parsed == previous.parsed:
-            parsed = previous.parsed  # also its lines are equal, so the same fields are written
+            parsed = previous.parsed  # the lines are equal too, so the same fields are written
         good = parsed if parsed.content is not None else previous.good if previous is not None else None
         return cls(signature, read_at, parsed, good)
 
     def outdated(self, signature: Signature | None) -> bool:
-        """Return whether the file must be read again. ``signature``: its present one."""
+        """Return whether the file must be read again. ``signature``: its current signature."""
         return signature is None or signature != self.signature or self._may_hide_a_change()
 
     def problems(self, kept: str) -> list[Problem]:
-        """Return the problems of the last reading. ``kept``: added if the last valid version is in force."""
+        """Return the problems of the last reading. ``kept``: text to add if an earlier valid version is in force."""
         if self.good is None or self.parsed.content is not None:
             return list(self.parsed.problems)
         return [
@@ -90,15 +91,15 @@ class WatchedFile(Generic[Content]):
 
 
 def signature_of(status: os.stat_result) -> Signature:
-    """Return the parts of a file's status that change with its content."""
+    """Return the fields of a file's status that change with its content."""
     return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev)
 
 
 def read_file(kind: FileKind[Any], path: Path) -> Parsed[Any]:
-    """Read a file, unless it is too large by its status. Raises nothing."""
+    """Read a file, unless its status shows that it is too large. Raises nothing."""
     name = path.name
     try:
-        # without O_NONBLOCK a named pipe would block the hub until a program writes into it
+        # without O_NONBLOCK a named pipe would block the hub until a program writes to it
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -116,15 +117,15 @@ class FileInForce(Generic[Content]):
     """The last valid version of a file."""
 
     content: Content | None = None
-    """None if there is no file, or it was never valid."""
+    """The content; None if there is no file, or if it was never valid."""
     problems: tuple[Problem, ...] = ()
-    """Problems of the file now."""
+    """The current problems of the file."""
 
 
 class OptionalFile(Generic[Content]):
-    """One file. After an error the last valid version stays in force, and the problem says so.
+    """One file. After an error the last valid version stays in force, which the problem's text states.
 
-    After the file is removed, nothing is in force. Problems are logged once, when they appear.
+    If the file is removed, nothing is in force. Problems are logged once, when they appear.
     """
 
     def __init__(self, kind: FileKind[Content], path: Path) -> None:
@@ -135,9 +136,9 @@ class OptionalFile(Generic[Content]):
         self._read_at: float | None = None
 
     def load(self, max_age: float = 0.0) -> FileInForce[Content]:
-        """Return the content in force, and the problems. Cheap while the file does not change. Raises nothing.
+        """Return the content in force and the problems. Cheap while the file does not change. Raises nothing.
 
-        A result that is at most ``max_age`` seconds old is returned again: the folder can be on a slow disk.
+        A result that is at most ``max_age`` seconds old is reused, because the folder can be on a slow disk.
         """
         now = time.monotonic()
         if self._read_at is None or now - self._read_at >= max_age:
@@ -157,7 +158,7 @@ class OptionalFile(Generic[Content]):
             if self._file is None or self._file.outdated(signature):
                 self._file = WatchedFile.read(self._kind, self._path, signature, self._file)
         except (FileNotFoundError, NotADirectoryError):
-            # only a readable folder without the file means that an admin has removed the file
+            # the admin has removed the file only if the folder is readable and lacks it
             if self._path.parent.is_dir() and not self._path.is_symlink():
                 self._file = None
         except OSError as error:
@@ -184,37 +185,37 @@ class Policy:
     """The files of a folder in force."""
 
     templates: tuple[Template, ...] = ()
-    """In the order of their files' names."""
+    """The templates, in the order of their file names."""
     quotas: Quotas | None = None
-    """None if there are no quotas; likewise `idle` and `layers`."""
+    """None if there are no quotas; the same holds for `idle` and `layers`."""
     idle: IdlePolicy | None = None
     layers: LayersFile | None = None
     problems: tuple[Problem, ...] = ()
-    """Problems of all files now."""
+    """The current problems of all files."""
     warnings: tuple[Problem, ...] = ()
-    """Valid amounts that cannot be met, like guarantees of teams that exceed their department's."""
+    """Warnings about valid amounts that cannot be met, such as teams' guarantees that exceed their department's."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """File names by template names."""
+    """File names by template name."""
     lines: Mapping[str, Mapping[FieldPath, int]] = field(default_factory=dict)
-    """The line of each field, counted from 1, by template names."""
+    """The line of each field, counted from 1, by template name."""
 
     @property
     def beside(self) -> dict[str, BaseModel | None]:
-        """The contents of the files beside the templates, by the files' names."""
+        """The contents of the reserved files, by file name."""
         return {QUOTA_FILE: self.quotas, IDLE_FILE: self.idle, LAYERS_FILE: self.layers}
 
     def get(self, name: str) -> Template | None:
-        """Return the template with this name, if there is one."""
+        """Return the template with this name; None if there is none."""
         return next((template for template in self.templates if template.name == name), None)
 
 
 def described(problems: Iterable[Problem]) -> list[str]:
-    """Return problems for logs and dashboards: "Template a.yaml:2: ...", "quotas.yaml:3: ..."."""
+    """Return problems as text for logs and dashboards: "Template a.yaml:2: ...", "quotas.yaml:3: ..."."""
     return [str(problem) if problem.file in RESERVED else f"Template {problem}" for problem in problems]
 
 
 def default_folder() -> Path:
-    """Return the default folder of hub and service: ``$GPUSHARE_TEMPLATES``, else /etc/gpushare/templates."""
+    """Return the default folder of the hub and the service: ``$GPUSHARE_TEMPLATES``, else /etc/gpushare/templates."""
     return Path(os.environ.get("GPUSHARE_TEMPLATES") or DEFAULT_FOLDER)
 
 
@@ -222,8 +223,8 @@ class PolicyFolder:
     """The ``*.yaml`` and ``*.yml`` files of one folder, without its subfolders and without hidden files.
 
     A file with an error does not affect the others. If the file was valid before, its last valid version stays in
-    force, and the problem says so. If two files have the same template name, the first by file name counts. Problems
-    and warnings are logged once, when they appear.
+    force, which the problem's text states. If two files have the same template name, the file whose name sorts first
+    counts. Problems and warnings are logged once, when they appear.
     """
 
     def __init__(self, path: str | Path, log: logging.Logger | None = None) -> None:
@@ -235,22 +236,23 @@ class PolicyFolder:
         self._read_at: float | None = None
 
     def load(self, max_age: float = 0.0) -> Policy:
-        """Return the files in force, and the problems. Cheap while no file changes. Raises nothing.
+        """Return the files in force and the problems. Cheap while no file changes. Raises nothing.
 
-        A result that is at most ``max_age`` seconds old is returned again: the folder can be on a slow disk.
+        A result that is at most ``max_age`` seconds old is reused, because the folder can be on a slow disk.
         """
         now = time.monotonic()
         if self._read_at is not None and now - self._read_at < max_age:
             return self._now
         self._read_at = now
-        # also for equal policies: a field that is written with its default value outranks one that is not written
+        # even if the policies are equal: a field that is written with its default value outranks a field that is not
+        # written
         if self._read_changes():
             before, self._now = self._now, self._gather()
             self._log_changes(before)
         return self._now
 
     def _read_changes(self) -> bool:
-        """Read the changed files. Returns whether there were any."""
+        """Read the changed files. Return whether there were any."""
         try:
             signatures = _entries(self.path)
         except OSError as error:
@@ -313,7 +315,7 @@ class PolicyFolder:
         )
 
     def _beside(self, name: str, problems: list[Problem]) -> Parsed[Any]:
-        """Return a file beside the templates in force, and add its problems to the others."""
+        """Return the version of a reserved file that is in force, and append its problems to ``problems``."""
         file = self._files.get(name)
         if file is None:
             return Parsed(None)
@@ -352,7 +354,7 @@ def _entries(folder: Path) -> dict[str, Signature | None]:
                 continue
             try:
                 status = entry.stat()  # follows links: Kubernetes swaps the target of a ConfigMap's link
-                # a mount without its source is a directory: the file of that name stays in force, and is a problem
+                # a mount without its source is a directory: the file of that name stays in force and has a problem
                 if entry.name in RESERVED or not stat.S_ISDIR(status.st_mode):
                     signatures[entry.name] = signature_of(status)
             except OSError:

@@ -1,9 +1,9 @@
-"""Parser of the text of a template file, or of a file beside the templates. Gives the content or a list of problems.
+"""Parser for the text of a template file or a reserved file, which returns the content or a list of problems.
 
-YAML is parsed by the core schema of YAML 1.2 (``no`` is a word, ``1:30`` is not a number): one document, no tags, no
-merge keys. The parser rejects input early that could exhaust memory or time: text over 1 MiB, deep nesting, aliases
-that expand to many values. Unknown fields are refused by the models (`model.part`) and worded in `problems`. Files on
-disk are in `templates.folder`.
+YAML is parsed with the core schema of YAML 1.2 (``no`` is a string, ``1:30`` is not a number): one document, no tags,
+no merge keys. The parser rejects early any input that could exhaust memory or time: text over 1 MiB, deep nesting,
+aliases that expand to many values. The models (`model.part`) reject unknown fields, and `problems` words the message.
+`templates.folder` reads files from disk.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from gpushare_spawner.templates.problems import FieldPath, Problem, problems_of
 from gpushare_spawner.wording.amounts import reason
 
 MAX_BYTES = 1024 * 1024
-"""A longer file is rejected unread: a template has a few hundred bytes, quotas a few thousand."""
+"""Maximum size of a file; a longer file is rejected unread. A template has a few hundred bytes, quotas a few thousand.
+"""
 MAX_NODES = 10_000
-"""Values in one file, aliases expanded."""
+"""Maximum number of values in one file, with aliases expanded."""
 MAX_DEPTH = 32
-"""Levels of nesting."""
+"""Maximum number of levels of nesting."""
 
 _MAP, _SEQ, _STR = (f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str"))
 
@@ -39,7 +40,7 @@ Content = TypeVar("Content", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Parsed(Generic[Content]):
-    """The content of a file, or problems."""
+    """The content of a file, or its problems."""
 
     content: Content | None
     problems: tuple[Problem, ...] = ()
@@ -55,31 +56,31 @@ class FileKind(Generic[Content]):
 
     model: type[Content]
     title: str
-    """The first word of lines in the log, like "Quotas"."""
+    """The first word of log lines, such as "Quotas"."""
     begin: str
     """The first line of an example."""
     required: str
-    """The least content, for an empty file."""
+    """The advice on the minimum content, for an empty file."""
     usual: str
-    """Usual number of values and levels of such a file."""
+    """The usual number of values and levels in such a file, as a sentence."""
     content: str = ""
-    """What alone such a file has, like "quotas". Empty: one template."""
+    """The only content of such a file, such as "quotas"; empty: one template."""
     most_nodes: int = MAX_NODES
-    """Values in one file, aliases expanded."""
+    """Maximum number of values in one file, with aliases expanded."""
 
     @property
     def kept(self) -> str:
-        """What stays in force after an error in the file."""
+        """The sentence on the version that stays in force after an error in the file."""
         return f"the last valid version of the {self.content} stays in force"
 
     @property
     def one_document(self) -> str:
-        """Advice for a second document."""
+        """The advice for a second document."""
         return f"write the {self.content} in one document" if self.content else "write each template in its own file"
 
     @property
     def split(self) -> str:
-        """Advice for a file that is too long."""
+        """The advice for a file that is too long."""
         what = f"{self.content} only" if self.content else "one template in each file"
         return f"write {what}; keep data and scripts elsewhere"
 
@@ -120,7 +121,7 @@ LAYERS = FileKind(
 
 
 class _Refused(Exception):
-    """The text is not valid YAML of the kind of file."""
+    """The text is not valid YAML for this kind of file."""
 
     def __init__(self, line: int | None, what: str, advice: str = "", where: FieldPath = ()) -> None:
         super().__init__(what)
@@ -131,7 +132,7 @@ class _Refused(Exception):
 
 
 def parse(kind: FileKind[Content], source: bytes | str, file: str) -> Parsed[Content]:
-    """Read one file. ``file`` is its name in problems. Raises nothing for any bytes."""
+    """Parse one file. ``file``: its name in problems. Raises nothing for any bytes."""
     text = ""
     try:
         text = _decoded(kind, source)
@@ -152,7 +153,7 @@ def parse(kind: FileKind[Content], source: bytes | str, file: str) -> Parsed[Con
 
 
 def too_long(kind: FileKind[Any], file: str, size: int) -> Problem:
-    """Return the problem of a file of ``size`` bytes, more than MAX_BYTES."""
+    """Return the problem for a file of ``size`` bytes, which is more than MAX_BYTES."""
     return Problem(file, None, "", f"the file has {size:,} bytes, more than the limit of {MAX_BYTES:,}", kind.split)
 
 
@@ -170,7 +171,7 @@ def _decoded(kind: FileKind[Any], source: bytes | str) -> str:
 
 
 def _guard(kind: FileKind[Any], text: str) -> None:
-    """Reject input that expands to too many values, and more than one document, from the parser's events."""
+    """Reject, on the basis of parser events, input with too many expanded values or more than one document."""
     total = depth = documents = 0
     opened: list[tuple[str | None, int]] = []
     sizes: dict[str, int] = {}
@@ -207,7 +208,7 @@ def _guard(kind: FileKind[Any], text: str) -> None:
 
 
 class _Reader:
-    """Converts nodes to plain data and keeps the line of each field."""
+    """Converter from nodes to plain data, which records the line of each field."""
 
     def __init__(self, kind: FileKind[Any]) -> None:
         self._kind = kind
@@ -226,7 +227,7 @@ class _Reader:
     def _value(self, node: yaml.Node, path: FieldPath) -> Any:
         line = _line(node)
         self.lines.setdefault(path, line)
-        if len(path) > MAX_DEPTH:  # through aliases; the guard has checked nesting that is written out
+        if len(path) > MAX_DEPTH:  # only through aliases; the guard has checked literal nesting
             raise _Refused(line, f"nested more than {MAX_DEPTH} levels deep", self._kind.usual)
         expected = _MAP if isinstance(node, yaml.MappingNode) else _SEQ if isinstance(node, yaml.SequenceNode) else _STR
         if node.tag not in (expected, "!"):
@@ -269,7 +270,7 @@ class _Reader:
 
 
 def _scalar(text: str) -> Any:
-    """Return a plain scalar by YAML 1.2's core schema. Raises ValueError for an ambiguous number."""
+    """Return the value of a plain scalar in YAML 1.2's core schema. Raises ValueError for an ambiguous number."""
     if text in ("", "~", "null", "Null", "NULL"):
         return None
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):

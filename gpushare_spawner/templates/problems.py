@@ -1,7 +1,7 @@
-"""Problems of a template file or of a file beside the templates, in words for its admin.
+"""Problems of a template file or a reserved file, worded for its admin.
 
-`bare_numbers` gives warnings for numbers without a unit: valid, but often a mistake (`memory.limit: 24`). The parser of
-the files is `templates.parser`.
+`bare_numbers` warns about numbers without a unit, which are valid but often a mistake (`memory.limit: 24`). The files
+are parsed by `templates.parser`.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from gpushare_spawner.model.template import IDLE_ORDER, LAYER_CANNOT
 from gpushare_spawner.wording.amounts import duration, memory, printable
 
 FieldPath = tuple[str | int, ...]
-"""The place of a field in a file: names of fields and positions in lists."""
+"""The path of a field in a file: names of fields and positions in lists."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem of a file. ``str()`` gives one line: file, line, field, problem and advice."""
+    """One problem of a file. ``str()`` returns one line: file, line, field, problem and advice."""
 
     file: str
     line: int | None
     """Counted from 1; None if the problem concerns the whole file."""
     field: str
-    """With dots, like ``gpu.fraction``; empty: the whole file."""
+    """The field's path with dots, such as ``gpu.fraction``; empty: the whole file."""
     what: str
     advice: str = ""
 
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         parts = [place, self.field, self.what] if self.field else [place, self.what]
-        # a field's name can be any text
+        # a field name can be any text
         return printable(": ".join(parts) + (f"; {self.advice}" if self.advice else ""))
 
 
@@ -52,13 +52,13 @@ def log_problems(log: Logger, path: Path, before: Sequence[str], now: Sequence[s
         if problem not in before:
             log.error("%s", problem)
     if before and not now:
-        log.info("%s: all problems are solved", path)
+        log.info("%s: all problems are resolved", path)
 
 
 def problems_of(
     error: ValidationError, root: type[BaseModel], file: str, lines: Mapping[FieldPath, int]
 ) -> Iterator[Problem]:
-    """Yield a problem for each field that pydantic rejects. ``root``: the file's model; ``lines``: of each field."""
+    """Yield a problem for each field that pydantic rejects. ``root``: the file's model; ``lines``: field lines."""
     for details in error.errors(include_url=False, include_context=True):
         path = _path(details, root)
         what, advice = _words(details, path, root)
@@ -88,7 +88,7 @@ def _path(details: ErrorDetails, root: type[BaseModel]) -> FieldPath:
 def _part_and_message(details: ErrorDetails, where: FieldPath, root: type[BaseModel]) -> tuple[tuple[str, ...], str]:
     """Return the part of the model at ``where`` that begins a message, like ``memory.engine: ...``, and the rest.
 
-    A rule over several parts of a model fails at the model. Its message begins with the faulty part.
+    A rule that involves several parts of a model fails at the model. Its message begins with the invalid part.
     """
     message = details["msg"].removeprefix("Value error, ")
     start, separator, rest = message.partition(": ")
@@ -104,7 +104,7 @@ def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def _model_at(path: Sequence[str | int], root: type[BaseModel]) -> type[BaseModel] | None:
-    """Return the model of the fields at this path of a file; None within free-form parts and mappings."""
+    """Return the model of the fields at a path in a file; None within free-form parts and mappings."""
     at: Any = root
     for name in path:
         if _is_model(at) and isinstance(name, int):
@@ -114,7 +114,7 @@ def _model_at(path: Sequence[str | int], root: type[BaseModel]) -> type[BaseMode
             field = _fields(at).get(str(name))
             at = field and field.annotation
         else:
-            # a mapping by name: the values' type
+            # a mapping by name: continue with the type of its values
             at = get_args(at)[1] if get_origin(at) is dict else None
         if not _is_model(at) and get_origin(at) is not dict:
             at = next(filter(_is_model, get_args(at)), None)
@@ -180,7 +180,7 @@ def _words(details: ErrorDetails, path: FieldPath, root: type[BaseModel]) -> tup
         case "value_error":
             _, message = _part_and_message(details, details["loc"], root)
             what, _, advice = message.partition(": ")
-            # a message with its advice after a semicolon can have a colon in the advice
+            # in a message with advice after a semicolon, the advice can contain a colon
             return (message, "") if ";" in what else (what, advice)
         case "enum" | "literal_error":
             values = re.findall("'([^']*)'", str(limits.get("expected")))
@@ -202,7 +202,7 @@ def _nearest(name: str, fields: list[str]) -> str:
 
 
 def _close(name: str, names: Sequence[str]) -> str | None:
-    """Return the name that is nearest to a misspelt name; None if there is none. Dashes count as underscores."""
+    """Return the name nearest to a misspelled name; None if there is none. Dashes count as underscores."""
     by_spelling = {_spelling(candidate): candidate for candidate in names}
     close = get_close_matches(_spelling(name), by_spelling, n=1)
     return by_spelling[close[0]] if close else None

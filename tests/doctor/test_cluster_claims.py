@@ -21,7 +21,7 @@ def said(facts: ClaimFacts) -> list[tuple[Level, str, str]]:
 
 def test_a_machine_that_is_no_node_is_not_asked() -> None:
     (finding,) = check_claims(None, Machine(Path("/nowhere"), {}))
-    assert (finding.level, finding.what) == (Level.SKIPPED, "this machine is no node of a cluster")
+    assert (finding.level, finding.what) == (Level.SKIPPED, "this machine is not a node of a cluster")
 
 
 def test_a_node_that_gives_gpus_by_claims() -> None:

@@ -85,4 +85,4 @@ def test_what_cannot_be_read_is_skipped_with_the_reason(
 
 def test_a_machine_that_is_no_node_is_not_asked(tmp_path: Path) -> None:
     (finding,) = check_gpus(Machine(tmp_path, {}))
-    assert (finding.level, finding.what) == (Level.SKIPPED, "this machine is no node of a cluster")
+    assert (finding.level, finding.what) == (Level.SKIPPED, "this machine is not a node of a cluster")

@@ -135,7 +135,7 @@ def test_root_is_the_folder_below_which_a_machine_is_checked(environment: dict[s
     found = {finding["where"]: finding for finding in answer["findings"]}
     assert status == 1
     assert found["containers"]["what"] == f"{root}/var/lib/kubelet, {root}/run/containerd/containerd.sock"
-    assert found["GPU shares by claims"]["what"] != "this machine is no node of a cluster"
+    assert found["GPU shares by claims"]["what"] != "this machine is not a node of a cluster"
     assert str(root / "etc/gpushare/templates") in found
     assert str(root / "run/gpushare/control.sock") in found
 

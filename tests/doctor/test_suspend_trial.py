@@ -18,7 +18,7 @@ CARD = Gpu(0, "GPU-5543a1f8-be84-51d9-b6ef-c988bafad2eb", "NVIDIA L4", 24 * 2**3
 def test_changed_memory_is_a_problem_and_figures_are_said() -> None:
     good, bad = trial_finding("torch", TRIAL), trial_finding("torch", replace(TRIAL, intact=False))
     assert (good.level, bad.level) == (Level.OK, Level.PROBLEM)
-    assert "1.5 GiB of GPU memory were free after 0.90 s, and the program was back after 0.70 s" in good.what
+    assert "1.5 GiB of GPU memory were free after 0.90 s, and the program ran again after 0.70 s" in good.what
     assert trial_finding("torch", TRIAL, simulated=True).what.endswith("(simulated)")
 
 

@@ -71,7 +71,7 @@ def test_several_gpus_are_named_in_the_environment() -> None:
 def test_what_cannot_be_rendered_is_an_error() -> None:
     with pytest.raises(ValueError, match="asks for no GPU"):
         layer(Template(name="cpu", display_name="CPU"))
-    with pytest.raises(ValueError, match="the index of GPU-z on node-1 is not known"):
+    with pytest.raises(ValueError, match="the index of GPU-z on node-1 is unknown"):
         layer(gpus=("GPU-z",))
     with pytest.raises(ValueError, match="the pod has no container"):
         layer().render({})

@@ -186,7 +186,7 @@ def test_each_problem_is_logged_once(folder: Path, caplog: pytest.LogCaptureFixt
     caplog.clear()
     (folder / "15-bad.yaml").unlink()
     loader.load()
-    assert "all problems are solved" in caplog.text
+    assert "all problems are resolved" in caplog.text
 
 
 def test_a_field_written_with_its_default_value_takes_effect(folder: Path) -> None:

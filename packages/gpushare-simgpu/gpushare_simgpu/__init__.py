@@ -1,6 +1,6 @@
-"""A simulated NVIDIA driver and NVML: where they lie, and the PTX of the kernels that the simulated GPU runs.
+"""A simulated NVIDIA driver and NVML: their paths, and the PTX of the kernels that the simulated GPU runs.
 
-docs/reference/simgpu.md of gpushare-spawner says what is simulated.
+docs/reference/simgpu.md of gpushare-spawner describes what is simulated.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parent
 
 KERNELS = _PACKAGE / "kernels.ptx"
-"""PTX text of the built-in kernels; a real GPU runs them too."""
+"""PTX text of the built-in kernels, which also run on a real GPU."""
 
 
 def folder() -> Path:
-    """Folder of ``libcuda.so.1`` and ``libnvidia-ml.so.1``, for LD_LIBRARY_PATH. Raises FileNotFoundError, saying how
-    to build them."""
+    """Return the folder of ``libcuda.so.1`` and ``libnvidia-ml.so.1`` for LD_LIBRARY_PATH. Raises FileNotFoundError."""
     built = _PACKAGE / "lib"
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         if not (built / name).is_file():

@@ -60,22 +60,23 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class PodLayer:
-    """Functions of one layer. They are pure and do not change their arguments."""
+    """The functions of one layer. They are pure and do not change their arguments."""
 
     render: Callable[[PodSpec, LayerRequest], PodSpec]
     """Function that returns the pod with the share. Raises `LayerCannot`."""
     free: Callable[[LayerRequest], LayerCapacity]
     """Function that returns the free capacity for servers of the request's template. Raises `LayerCannot`."""
     objects: Callable[[LayerRequest], tuple[Manifest, ...]] = lambda request: ()
-    """Function that returns objects that must be in the server's namespace before the pod. Equal requests give equal
-    objects with equal names. Raises `LayerCannot`."""
+    """Function that returns the objects that must exist in the server's namespace before the pod. Equal requests give
+    equal objects with equal names. Raises `LayerCannot`.
+    """
     same: Callable[[Manifest, Manifest], bool] = operator.eq
     """Function that returns whether an existing object of that name, as the API server shows it, equals one of
     `objects`: users can create objects in their own namespace."""
 
 
 def _by_resource(choose: Callable[[LayerRequest], ResourceChoice]) -> PodLayer:
-    """Return the functions of a layer with an extended resource. Both raise LayerCannot as ``choose`` does."""
+    """Return the functions of a layer with an extended resource. Both raise LayerCannot like ``choose``."""
 
     def render(form: PodSpec, request: LayerRequest) -> PodSpec:
         choice = choose(request)
@@ -98,7 +99,7 @@ POD_LAYERS: Mapping[LayerName, PodLayer] = {
     LayerName.NVSHARE: _by_resource(replicas.choose_place),
     LayerName.KUBESHARE: PodLayer(kubeshare.render, kubeshare.free),
 }
-"""All layers but the native layer, which the hub's ledger places."""
+"""All layers except the native layer, which the hub places by its ledger."""
 
 
 @dataclass(frozen=True)
