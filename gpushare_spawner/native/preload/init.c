@@ -1,4 +1,4 @@
-/* cuInit starts everything: before it this library has no thread, no socket and no file. Connects the layers. */
+/* Connects the layers. cuInit starts everything; before that this library has no thread, no socket and no file. */
 #include <pthread.h>
 
 #include "contexts/captures.h"
@@ -18,7 +18,7 @@ CUresult wrapped_cuInit(unsigned flags) {
     CUresult result = real.cuInit(flags);
     launch_leave(passage);
     if (result != CUDA_SUCCESS || !settings_share()) return result;
-    libc_watch_forks(); /* before a lock is taken: it is not locked in a child */
+    libc_watch_forks(); /* before a lock is taken, so that it is not locked in a child */
     pthread_mutex_lock(&starting);
     if (!started) {
         started = true;

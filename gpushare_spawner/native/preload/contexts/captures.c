@@ -11,15 +11,15 @@ _Atomic int captures;
 _Atomic uint32_t captures_version = 1;
 static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER; /* captures_lock */
 
-/* A capture in progress: by its stream, so that it does not count for ever when the stream or its context is destroyed
-   instead. */
+/* A capture in progress. Its stream is recorded, so that the capture can be removed when the stream or its context is
+   destroyed. */
 struct capture {
     CUstream stream;
     CUcontext context;
     struct capture *next;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list; taken after all other locks */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects the list; taken after all other locks */
 static struct capture *list;
 
 void captures_lock(void) {
@@ -33,7 +33,7 @@ void captures_unlock(void) {
 bool capture_records(CUstream stream) {
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = real.cuStreamIsCapturing(stream, &status);
-    /* the legacy stream while another stream is captured: the driver refuses work there, and no call need wait */
+    /* the legacy stream during another stream's capture: the driver refuses work there, so no call needs to wait */
     if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true;
     return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
@@ -60,7 +60,7 @@ static void list_add(CUstream stream, CUcontext context) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Remove the captures in this stream, or where that is NULL those of the context. Returns their number. */
+/* Remove the captures in this stream or, if it is NULL, those of the context. Returns their number. */
 static int list_remove(CUstream stream, CUcontext context, bool all) {
     int removed = 0;
     pthread_mutex_lock(&lock);
@@ -110,7 +110,7 @@ CUcontext capture_begin(CUstream stream) {
 
 void capture_begun(CUstream stream, CUcontext context, bool begun) {
     if (begun) list_add(stream, context);
-    changed_by(begun ? 0 : -1); /* another thread may have asked the driver about the stream meanwhile */
+    changed_by(begun ? 0 : -1); /* another thread may have queried the driver for the stream in between */
     captures_unlock();
 }
 

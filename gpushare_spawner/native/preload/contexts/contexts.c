@@ -19,7 +19,7 @@ void context_destruction_begins(struct destruction *entry, CUcontext handle) {
 void context_destruction_ends(struct destruction *entry) {
     struct destruction **link = &destructions;
     while (*link && *link != entry) link = &(*link)->next;
-    if (*link) *link = entry->next; /* not in the list: in a child that was forked meanwhile */
+    if (*link) *link = entry->next; /* it is not in the list in a child forked in between */
 }
 
 bool context_in_destruction(CUcontext handle) {
@@ -47,7 +47,7 @@ struct context *context_entry(CUcontext handle) {
     context->next = contexts;
     contexts = context;
     atomic_fetch_add(&contexts_count, 1);
-    atomic_fetch_add(&contexts_epoch, 1); /* a default stream may now mean another context */
+    atomic_fetch_add(&contexts_epoch, 1); /* a default stream may now belong to another context */
     return context;
 }
 

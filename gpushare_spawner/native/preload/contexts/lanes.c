@@ -56,7 +56,7 @@ static void remember_lane(struct passage *passage, CUstream stream, struct lane 
 }
 
 /* The lane of a default stream, which belongs to the current context. In a process with a single context the handle
-   determines the lane; with several the driver is asked at each launch. */
+   determines the lane; with several contexts the driver is queried at each launch. */
 static struct lane *default_lane(struct passage *passage, CUstream stream) {
     bool single = atomic_load_explicit(&contexts_count, memory_order_relaxed) <= 1;
     struct near_lane *place = &passage->near[(uintptr_t)stream];
@@ -72,7 +72,7 @@ static struct lane *default_lane(struct passage *passage, CUstream stream) {
         if (lane && atomic_load(&contexts_count) <= 1) *place = (struct near_lane){stream, lane};
         return lane;
     }
-    /* remembered under an odd number, which is no handle of a stream */
+    /* stored under an odd number, which is not the handle of a stream */
     CUstream name = (CUstream)(((uintptr_t)context | 1) + (uintptr_t)meant);
     struct lane *lane = near_lane(passage, name);
     if (!lane && (lane = lane_create(passage, meant, context))) remember_lane(passage, name, lane);
@@ -140,5 +140,5 @@ void lanes_remove_context(CUcontext handle) {
 RESET_IN_CHILD(lanes_reset);
 void lanes_reset(void) {
     free_lanes = NULL;
-    lanes_passage = NULL; /* of the thread that forked, the only thread of the child */
+    lanes_passage = NULL; /* belongs to the forking thread, the only thread of the child */
 }

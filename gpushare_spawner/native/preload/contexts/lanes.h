@@ -1,7 +1,7 @@
-/* Lanes: the streams of contexts that work is put into. Passages: the records of threads that launch work.
+/* Lanes: the streams of contexts into which work is put. Passages: the records of threads that launch work.
 
-   A default stream has a lane in each context, the thread's own default stream a lane for each thread and context. A
-   passage remembers the lanes of its thread. */
+   A default stream has a lane in each context; a per-thread default stream has a lane for each thread and context. A
+   passage stores the lanes of its thread. */
 #pragma once
 
 #include "contexts/contexts.h"
@@ -10,13 +10,13 @@ struct pace;
 
 #define PACE_MARKS 8
 
-/* The state of a lane in pace.c; here, so that a launch reaches it from the lane. */
+/* The state of a lane for pace.c, defined here so that a launch can access it through the lane. */
 struct lane_pace {
-    _Atomic uint32_t generation; /* of the pace; figures of another generation do not count */
-    _Atomic uint32_t pending;    /* marks that have not passed */
+    _Atomic uint32_t generation; /* the pace's generation; values of another generation do not count */
+    _Atomic uint32_t pending;    /* number of marks that have not passed */
     _Atomic uint64_t submitted;  /* launches that the driver has taken */
-    _Atomic uint64_t marked;     /* of those, launches with a mark behind them */
-    uint64_t done;               /* of those, launches behind which a mark has passed */
+    _Atomic uint64_t marked;     /* of those, launches followed by a mark */
+    uint64_t done;               /* of those, launches followed by a mark that has passed */
     uint32_t first;              /* the oldest mark */
     struct {
         CUevent event;
@@ -25,22 +25,23 @@ struct lane_pace {
     struct lane *next;
 };
 
-/* A stream of a context that work is put into. Lanes are recycled, never freed: a thread may read a removed lane. */
+/* A stream of a context into which work is put. Lanes are recycled but never freed, because a thread may read a removed
+   lane. */
 struct lane {
     struct gpu *_Atomic gpu;
     struct context *context;
     CUstream stream;
-    const struct passage *thread; /* the thread, of a thread's own default stream; else NULL */
+    const struct passage *thread; /* for a per-thread default stream, its thread; else NULL */
     _Atomic uint32_t burst;       /* the last burst of the GPU in which work was put here */
     CUevent mark;                 /* recorded by the background thread, and passed when the work is done */
     bool pending;                 /* the mark is recorded and has not passed */
-    _Atomic uint32_t uncaptured;  /* captures_version at which the driver said that the stream is not captured */
+    _Atomic uint32_t uncaptured;  /* captures_version at which the driver reported the stream as not captured */
     struct lane_pace pace;
     struct lane *next;
 };
 
-/* Each thread remembers the lanes of the streams it launches into, by the stream's handle: in sets of two, so that 32
-   streams fit in. The three default streams (NULL, 1, 2) have places of their own. */
+/* Each thread caches the lanes of the streams into which it launches, by the stream's handle, in sets of two, so that
+   32 streams fit. The three default streams (NULL, 1, 2) have separate places. */
 #define NEAR_BITS     8
 #define DEFAULTS      3
 #define NO_STREAM     ((CUstream) - 1)
@@ -52,36 +53,36 @@ struct near_lane {
     struct lane *lane;
 };
 
-/* The lane of a default stream in the context that the driver last said to be current, in a process with several
-   contexts. */
+/* In a process with several contexts: the lane of a default stream in the context that the driver last reported as
+   current. */
 struct default_lane {
     CUcontext context; /* NO_CONTEXT: the place is empty */
     struct lane *lane;
 };
 
-/* No handle of a context; the driver's answer for a thread without a context is NULL. */
+/* Not the handle of a context; for a thread without a context the driver returns NULL. */
 #define NO_CONTEXT ((CUcontext) - 1)
 
-/* The request was beyond the session's limit: device memory is not short. */
+/* The request exceeded the session's limit, so device memory is not short. */
 #define LANES_REFUSED UINT64_MAX
 
-/* The record of a thread. Recycled, never freed: the background thread walks the list of all passages. */
+/* The record of a thread. Recycled but never freed, because the background thread walks the list of all passages. */
 struct passage {
-    _Atomic uint32_t depth;    /* wrappers that this thread is inside of */
+    _Atomic uint32_t depth;    /* number of wrappers that this thread is inside */
     uint32_t epoch;            /* contexts_epoch of `near`: entries of another epoch are invalid */
-    struct lane *_Atomic lane; /* of the present launch, or of the last */
-    struct lane *paced;        /* of the present launch, if the pace has counted it; else NULL */
+    struct lane *_Atomic lane; /* of the current or the last launch */
+    struct lane *paced;        /* of the current launch if the pace has counted it; else NULL */
     struct pace *pace;
     uint32_t pace_generation;
-    uint32_t let_through; /* launches that may pass without a lease, after a signal interrupted a wait, */
+    uint32_t let_through; /* number of launches that may pass without a lease after a signal interrupted a wait, */
     uint64_t let_until;   /* up to this instant */
     CUcontext context;    /* the current context; NULL: ask the driver */
-    struct gpu *short_of; /* the present call waited for memory of this GPU (shortage.c), */
-    uint64_t short_bytes; /* for so many bytes */
-    uint64_t counted;     /* with engine `suspend`: bytes that the present call has counted, or LANES_REFUSED */
+    struct gpu *short_of; /* the current call waited for memory of this GPU (shortage.c), */
+    uint64_t short_bytes; /* for this number of bytes */
+    uint64_t counted;     /* with engine `suspend`: bytes that the current call has counted, or LANES_REFUSED */
     struct passage *next;
     _Atomic bool used;
-    _Atomic uint64_t launches[MAX_GPUS]; /* calls that put work on a GPU */
+    _Atomic uint64_t launches[MAX_GPUS]; /* number of calls that put work on a GPU */
     struct default_lane defaults[DEFAULTS];
     struct near_lane near[NEAR_PLACES];
 } __attribute__((aligned(128)));
@@ -99,16 +100,16 @@ static inline struct lane *near_lane(struct passage *passage, CUstream stream) {
     return NULL;
 }
 
-/* The lane of a launch into `stream` by this thread; NULL: its GPU is not arbitrated. Takes contexts_lock, and
-   allocates, where the thread does not remember the lane. */
+/* Return the lane of a launch into `stream` by this thread; NULL: its GPU is not arbitrated. Takes contexts_lock and
+   allocates if the thread has not cached the lane. */
 struct lane *lane_of(struct passage *passage, CUstream stream);
 
-/* In a process with several contexts: the lane of a default stream, where the driver says that the thread's context is
-   the same as at its last launch into that stream. NULL: ask lane_of. */
+/* In a process with several contexts: return the lane of a default stream if the thread's context, according to the
+   driver, is the same as at its last launch into that stream. NULL: call lane_of. */
 static inline struct lane *lane_of_default_again(const struct passage *passage, CUstream stream) {
     if (unlikely(passage->epoch != atomic_load_explicit(&contexts_epoch, memory_order_relaxed))) return NULL;
     const struct default_lane *last = &passage->defaults[(uintptr_t)stream];
-    CUcontext context = NULL; /* stays NULL where the driver fails */
+    CUcontext context = NULL; /* stays NULL if the driver fails */
     real.cuCtxGetCurrent(&context);
     return likely(context == last->context) ? last->lane : NULL;
 }
@@ -116,14 +117,14 @@ static inline struct lane *lane_of_default_again(const struct passage *passage, 
 /* Whether the lane has had work since the device was last quiet. With contexts_lock held. */
 bool lane_is_active(const struct lane *lane);
 
-/* Remove the lanes of a stream that is about to be destroyed; an event is kept behind its work. With contexts_lock
-   held. */
+/* Remove the lanes of a stream that is about to be destroyed; an event recorded behind its work is kept. With
+   contexts_lock held. */
 void lanes_remove_stream(CUstream stream);
 
-/* Remove the lanes of a destroyed context, whose streams and events do not exist any more. With contexts_lock held. */
+/* Remove the lanes of a destroyed context, whose streams and events no longer exist. With contexts_lock held. */
 void lanes_remove_context(CUcontext handle);
 
-/* Forget the current context of the calling thread, which may have changed. */
+/* Invalidate the cached context of the calling thread, which may have changed. */
 static inline void lanes_context_changed(void) {
     struct passage *passage = lanes_passage;
     if (!passage) return;

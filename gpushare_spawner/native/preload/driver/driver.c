@@ -13,8 +13,8 @@ CUresult driver_lacks(void) {
 #define ABSENT (void *)driver_lacks
 
 /* Until the driver's functions have been looked up, each slot holds a stub that looks them up and jumps to the function
-   with its arguments unchanged. So a wrapper works in every program: a program that is linked against libcuda calls
-   this library's exports without dlsym or cuGetProcAddress. */
+   with its arguments unchanged. This makes wrappers work in every program: a program that is linked against libcuda
+   calls this library's exports without dlsym or cuGetProcAddress. */
 #define STUB_BYTES 16
 #if defined __x86_64__
 /* r11 carries the address of the stub; a call may change that register */
@@ -55,7 +55,7 @@ struct real_driver real = {
 #include "driver/driver_calls.h"
 };
 
-/* The tables hold offsets, not pointers: the dynamic linker would have to relocate each pointer in every process. */
+/* The tables hold offsets instead of pointers, which the dynamic linker would have to relocate in every process. */
 static const struct names {
 #define NAMED(name, symbol)                                                                                            \
     char exported_##name[sizeof #name];                                                                                \
@@ -84,7 +84,7 @@ struct entry {
     uint16_t symbol;   /* in `names`: the name for cuGetProcAddress */
     uint16_t version;  /* the first CUDA version ((major*1000 + minor*10) / 10) with this ABI */
     bool per_thread;   /* the form for the per-thread default stream */
-    bool wrapped;      /* false: only called */
+    bool wrapped;      /* false: the function is only called */
 };
 
 /* In the order of struct real_driver: an entry's number is that of its slot, stub and wrapper. */
@@ -117,7 +117,7 @@ static const char *name_at(uint16_t offset) {
     return (const char *)&names + offset;
 }
 
-/* Real pointer -> entry: an open hash that only grows, so that looking up takes no lock. */
+/* Entries by real pointer: an open hash table that only grows, so that a lookup takes no lock. */
 #define PLACES 1024
 _Static_assert(ENTRIES * 2 <= PLACES, "the hash must stay at most half full");
 static struct {
@@ -151,10 +151,10 @@ static _Atomic bool loaded;
 bool driver_load(void) {
     if (atomic_load_explicit(&loaded, memory_order_acquire)) return true;
     if (!libc_load()) return false;
-    /* RTLD_NOLOAD: this library never brings a driver into a program that has none */
+    /* RTLD_NOLOAD: this library never loads a driver into a program that has none */
     void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     if (!library) {
-        dlerror(); /* clears the error: the program's next dlerror() is about its own calls */
+        dlerror(); /* clears the error, so that the program's next dlerror() reports only its own calls */
         return false;
     }
     pthread_mutex_lock(&loading);
@@ -168,13 +168,13 @@ bool driver_load(void) {
         atomic_store_explicit(&loaded, true, memory_order_release);
     }
     pthread_mutex_unlock(&loading);
-    /* the handle stays open: the pointers above must stay valid */
+    /* the handle stays open, because the pointers above must stay valid */
     return true;
 }
 
 RESET_IN_CHILD(driver_reset);
 void driver_reset(void) {
-    pthread_mutex_init(&loading, NULL); /* the driver's functions stay */
+    pthread_mutex_init(&loading, NULL); /* the driver's functions remain valid */
     atomic_store(&driver_suspension, SUSPENSION_NONE);
     atomic_store(&driver_suspension_of_background, false);
 }
@@ -185,8 +185,8 @@ int driver_number_of(const void *pointer) {
 }
 
 bool driver_add_answer(void *pointer, const char *symbol, int version, uint64_t flags) {
-    /* The ABI is the newest of that name up to the requested version. Where the library exports another function for
-       it, the ABI is unknown, and the pointer stays unwrapped. */
+    /* The ABI is the newest of that name up to the requested version. If the library exports another function for it,
+       the ABI is unknown, and the pointer stays unwrapped. */
     int per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
     const struct entry *best = NULL;
     for (size_t i = 0; i < ENTRIES; i++) {

@@ -1,5 +1,5 @@
-/* The CUDA driver as this library uses it: the types, constants and structure layouts of its binary interface, and its
-   functions: `real.cuMemAlloc_v2(...)` calls the real driver. */
+/* The parts of the CUDA driver that this library uses: the types, constants and structure layouts of its binary
+   interface, and its functions. `real.cuMemAlloc_v2(...)` calls the real driver. */
 #pragma once
 
 #include <stdatomic.h>
@@ -133,7 +133,7 @@ typedef struct { /* CUgraphNodeParams: only the type is read here */
     int type;
 } CUgraphNodeParams;
 
-/* The stream that a _ptsz or _ptds twin means: its default stream is the thread's own. */
+/* The stream to which a _ptsz or _ptds twin refers: its default stream is the per-thread default stream. */
 static inline CUstream driver_twin_stream(CUstream stream) {
     return stream ? stream : CU_STREAM_PER_THREAD;
 }
@@ -153,30 +153,29 @@ struct real_driver {
 
 HIDDEN struct real_driver real;
 
-/* The function in each slot for which the driver has none; returns CUDA_ERROR_NOT_FOUND. */
+/* The function in each slot for which the driver has no function; returns CUDA_ERROR_NOT_FOUND. */
 CUresult driver_lacks(void);
 /* Whether the driver has a function. Valid after the driver has been loaded. */
 #define driver_has(name) ((void *)real.name != (void *)driver_lacks)
 
-/* Fill `real` from the libcuda.so.1 that the program has loaded. False while there is none. Any thread; takes a lock of
-   its own the first time, and looks up names under it. */
+/* Fill `real` from the libcuda.so.1 that the program has loaded. False while none is loaded. Any thread; the first call
+   takes a private lock and looks up names under it. */
 bool driver_load(void);
 
-/* The number of a wrapped function's slot in struct real_driver, by its address in the real driver; -1: no wrapped
-   function is at that address. Takes no lock. */
+/* Return the number of a wrapped function's slot in struct real_driver, by its address in the real driver; -1: no
+   wrapped function is at that address. Takes no lock. */
 int driver_number_of(const void *pointer);
 
-/* Record a function that cuGetProcAddress answered with and that the driver's library does not export, under this name
-   at this version. False: no function of that name is wrapped, or the library exports another function. Takes a lock of
-   its own. */
+/* Record, under this name and version, a function that cuGetProcAddress returned and that the driver's library does not
+   export. False: no function of that name is wrapped, or the library exports another function. Takes a private lock. */
 bool driver_add_answer(void *pointer, const char *symbol, int version, uint64_t flags);
 
-/* The suspension of this process by the agent: from SUSPEND to RESUMED. The process may be checkpointed then, and the
-   driver blocks each call that launches work or manages resources; so no such call is made. lease/suspension.c changes
-   these. */
+/* The suspension of this process by the agent, from SUSPEND to RESUMED. During that time the process may be
+   checkpointed and the driver blocks each call that launches work or manages resources, so no such call is made.
+   lease/suspension.c changes these variables. */
 enum { SUSPENSION_NONE, SUSPENSION_ACTIVE };
-HIDDEN _Atomic uint32_t driver_suspension; /* of the program's threads, which wait in front of driver calls; a futex */
-HIDDEN _Atomic bool driver_suspension_of_background; /* the background thread makes no driver call, and takes no lock
+HIDDEN _Atomic uint32_t driver_suspension; /* for the program's threads, which wait before driver calls; a futex */
+HIDDEN _Atomic bool driver_suspension_of_background; /* the background thread makes no driver calls and takes no lock
                                                         that is held during such calls */
 
 static inline bool driver_threads_suspended(void) {

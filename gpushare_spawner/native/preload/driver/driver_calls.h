@@ -1,27 +1,27 @@
-/* Every driver call that this library wraps or makes, in the order of struct real_driver. The words make a call's slot,
-   its stub, its declaration and most wrappers. Calls with engine `suspend` only, calls with a wrapper of their own,
-   then calls that put work on a GPU.
+/* Every driver call that this library wraps or makes, in the order of struct real_driver. The macros define a call's
+   slot, its stub, its declaration and most wrappers. The order is: calls for engine `suspend` only, calls with a
+   handwritten wrapper, then calls that put work on a GPU.
 
    HELD(name, symbol-for name, CUDA version of this ABI, 1 for the _ptsz form, parameters, arguments)
-       wrapped with engine `suspend` only: a suspended process must not make the call, and waits in front of it.
+       is wrapped with engine `suspend` only: a suspended process must not make the call and waits before it.
    COUNTED(as HELD)
-       the wrapper also records ties of the process to others (ties.h), or its contexts.
+       is HELD, and the wrapper also records the process's ties to others (ties.h) or its contexts.
    WRAPPED(name, symbol-for name, CUDA version of this ABI, 1 for the _ptsz form, parameters)
-       wrapped by hand.
+       has a handwritten wrapper.
    WATCHED(as HELD)
-       wrapped by hand; with engine `suspend` it also waits while the process is suspended.
+       has a handwritten wrapper; with engine `suspend` it also waits while the process is suspended.
    CALLED(name, parameters)
-       only called.
+       is called but not wrapped.
    STREAMED(name, symbol-for name, CUDA version of this ABI, version of the _ptsz twin, parameters, arguments, stream)
-       puts work into a stream; the twin `name_ptsz` means the thread's own default stream where the stream is 0.
+       puts work into a stream; for stream 0, the twin `name_ptsz` uses the per-thread default stream.
    IMPLICIT(name, symbol-for name, version, version of the _ptds twin, parameters, arguments)
-       puts work into the default stream; the twin `name_ptds` into the thread's own.
+       puts work into the default stream; the twin `name_ptds` uses the per-thread default stream.
    SINGLE(name, symbol-for name, version, parameters, arguments, stream)
        puts work into a stream; has no twin.
    The wrappers of the last three are in wrappers/gated_calls.c.
 
-   A file defines the words that it needs. COUNTED is HELD, and HELD and WATCHED are WRAPPED, where they are not
-   defined; the others are nothing. All are undefined at the end. */
+   A file defines the macros that it needs. By default, COUNTED expands to HELD, HELD and WATCHED expand to WRAPPED, and
+   the other macros expand to nothing. All macros are undefined at the end. */
 
 #ifndef WRAPPED
 #define WRAPPED(name, symbol, version, per_thread, parameters)
@@ -54,11 +54,11 @@
 /* ---- engine `suspend` only ----
 
    The driver blocks every call of a locked process that launches work, manages resources or changes the GPU's state,
-   and no other process learns that a thread waits there. So the library waits in front of the call and asks for the
-   GPU. Listed are the calls that a notebook's program may make first after a pause (PyTorch's allocator, streams and
+   and no other process can detect that a thread is blocked. So the library waits before the call and requests the GPU.
+   The list contains the calls that a notebook's program may make first after a pause (PyTorch's allocator, streams and
    events; JAX's and Triton's loading of code; garbage collection), and calls that synchronize. Calls that only read the
    host's state (cuCtxGetCurrent, cuCtxGetDevice, cuDeviceGetAttribute, cuGetErrorName, cuDriverGetVersion) are not
-   blocked, and not listed. */
+   blocked and are not listed. */
 
 /* contexts and devices: the first call of a program in a thread, and waiting for all work */
 COUNTED(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, 0, (CUcontext * out, CUdevice device),
@@ -266,7 +266,7 @@ HELD(cuGraphExecKernelNodeSetParams_v2, "cuGraphExecKernelNodeSetParams", 12000,
      (CUgraphExec exec, CUgraphNode node, const void *params), (exec, node, params))
 HELD(cuGraphExecDestroy, "cuGraphExecDestroy", 10000, 0, (CUgraphExec exec), (exec))
 
-/* ties of the process to others, none of which survives a checkpoint */
+/* the process's ties to others, none of which survives a checkpoint */
 COUNTED(cuIpcOpenMemHandle, "cuIpcOpenMemHandle", 4010, 0, (CUdeviceptr * out, CUipcMemHandle handle, unsigned flags),
         (out, handle, flags))
 COUNTED(cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle", 11000, 0,
@@ -297,7 +297,7 @@ COUNTED(cuGraphicsEGLRegisterImage, "cuGraphicsEGLRegisterImage", 7000, 0, (void
         (out, image, flags))
 COUNTED(cuGraphicsUnregisterResource, "cuGraphicsUnregisterResource", 3000, 0, (void *resource), (resource))
 
-/* ---- wrapped by hand, or only called ---- */
+/* ---- with handwritten wrappers, or only called ---- */
 
 WRAPPED(cuInit, "cuInit", 2000, 0, (unsigned flags))
 WRAPPED(cuGetProcAddress, "cuGetProcAddress", 11030, 0,
@@ -443,7 +443,7 @@ CALLED(cuThreadExchangeStreamCaptureMode, (int *mode))
 
 /* ---- calls that put work on a GPU ----
 
-   32-bit forms from before CUDA 3.2 (cuMemcpyHtoD without _v2 and the like) cannot hold a 64-bit address and are not
+   The 32-bit forms from before CUDA 3.2 (such as cuMemcpyHtoD without _v2) cannot hold a 64-bit address and are not
    listed. */
 
 #define GRID unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared

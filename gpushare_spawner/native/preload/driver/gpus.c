@@ -8,7 +8,7 @@ int gpu_count;
 void gpus_read(void) {
     int count = 0;
     if (real.cuDeviceGetCount(&count) != CUDA_SUCCESS) count = 0;
-    if (count > MAX_GPUS) count = MAX_GPUS; /* further GPUs are not arbitrated */
+    if (count > MAX_GPUS) count = MAX_GPUS; /* additional GPUs are not arbitrated */
     for (int i = 0; i < count; i++) {
         struct gpu *gpu = &gpus[i];
         memset(gpu, 0, sizeof *gpu);
@@ -50,5 +50,5 @@ void gpu_send(const struct gpu *gpu, struct frame frame) {
 
 RESET_IN_CHILD(gpus_reset);
 void gpus_reset(void) {
-    gpu_count = 0; /* the child's cuInit reads them again */
+    gpu_count = 0; /* the child's cuInit reads the GPUs again */
 }

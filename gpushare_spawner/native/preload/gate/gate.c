@@ -8,13 +8,13 @@
 #include "contexts/lanes.h"
 #include "platform/wake.h"
 
-/* numbers of membarrier(2), Linux 4.14; glibc 2.17 has no name for them */
+/* commands of membarrier(2), Linux 4.14, for which glibc 2.17 has no names */
 #define MEMBARRIER_PRIVATE_EXPEDITED          (1 << 3)
 #define MEMBARRIER_REGISTER_PRIVATE_EXPEDITED (1 << 4)
 
 bool gate_fences;
 
-static pthread_mutex_t turning = PTHREAD_MUTEX_INITIALIZER; /* of `open` and `fast` together */
+static pthread_mutex_t turning = PTHREAD_MUTEX_INITIALIZER; /* protects `open` and `fast` together */
 
 void gate_prepare(void) {
 #ifdef GATE_ALWAYS_FENCES
@@ -44,7 +44,7 @@ void gate_open(struct gpu *gpu) {
     futex_wake(&gpu->open);
 }
 
-/* Change the state: every later launch sees it, or is seen inside. */
+/* Change the state. Every later launch either sees the new state or is seen inside. */
 static void leave_open_state(struct gpu *gpu, enum gate_state state) {
     pthread_mutex_lock(&turning);
     atomic_store(&gpu->open, state);
@@ -72,14 +72,14 @@ void gate_stir(struct gpu *gpu) {
 
 /* ---- threads that wait ---- */
 
-/* The background thread opens the gate after 30 s without an answer. If that thread hangs itself, launches wait 5 s
+/* The background thread opens the gate after 30 s without an answer. If that thread itself hangs, launches wait 5 s
    longer. */
 #define PATIENCE (35 * SECOND)
 
 /* A signal ends a wait, so that the program's handler takes effect: Python's handler in C only sets a flag, and Python
    raises KeyboardInterrupt when the call returns. The thread's launches on its way out of that call pass as well, but
-   no others: a program with a timer must not pass the gate at each tick. So successive interruptions of a process are
-   granted after 1 s, then 2 s, and so on. */
+   no other launches: a program with a timer must not pass the gate at each tick. So a process's successive
+   interruptions are granted after 1 s, then 2 s, and so on. */
 #define WAY_OUT_LAUNCHES 16
 #define WAY_OUT_TIME     (200 * MILLISECOND)
 #define FIRST_INTERVAL   (1 * SECOND)
@@ -91,8 +91,8 @@ static struct {
 } interruptions = {PTHREAD_MUTEX_INITIALIZER, 0, FIRST_INTERVAL};
 
 bool gate_interrupted(struct passage *passage) {
-    /* the driver would block a call of a suspended process, and no signal ends that; a call that waits for memory
-       returns its error, and makes no further call */
+    /* the driver would block a call of a suspended process, and no signal ends that wait; a call that waits for memory
+       returns its error and makes no further driver call */
     bool suspended = driver_threads_suspended();
     if (suspended && !passage->short_of) return false;
     uint64_t now = clock_now();

@@ -9,7 +9,7 @@
 #include "platform/wake.h"
 
 static struct passage *_Atomic passages;
-static struct gpu nowhere; /* never open; the lane of a thread's record before its first launch belongs to it */
+static struct gpu nowhere; /* never open; the GPU of a thread's lane before its first launch */
 static struct lane no_lane = {.gpu = &nowhere};
 static pthread_key_t thread_end;
 
@@ -48,7 +48,7 @@ static __attribute__((noinline, cold)) struct passage *passage_of_new_thread(voi
     return lanes_passage = passage;
 }
 
-/* The record of the calling thread, created where it has none; NULL: no memory, or no background thread. */
+/* Return the record of the calling thread, created if necessary; NULL: no memory, or no background thread. */
 static struct passage *own_passage(void) {
     struct passage *passage = lanes_passage;
     if (likely(passage)) return passage;
@@ -58,7 +58,8 @@ static struct passage *own_passage(void) {
     return passage;
 }
 
-/* Whether the driver makes this call, inside another call of this thread that has passed the gate; counts it if so. */
+/* Whether the driver makes this call within another call of this thread that has passed the gate. Counts the call if
+   so. */
 static bool goes_deeper(struct passage *passage) {
     uint32_t depth = atomic_load_explicit(&passage->depth, memory_order_relaxed);
     if (likely(!depth)) return false;
@@ -72,7 +73,7 @@ struct passage *launch_enter_slowly(CUstream stream) {
     return launch_pass_slowly(passage, NULL, stream);
 }
 
-/* Mark the thread as outside while it waits, so that no thread waits for it. */
+/* Mark the thread as outside while it waits, so that other threads do not wait for it. */
 static void stand_aside(struct passage *passage) {
     atomic_store_explicit(&passage->depth, 0, memory_order_release);
 }
@@ -119,7 +120,7 @@ struct passage *launch_enter_call(void) {
     return passage;
 }
 
-/* Whether the launch is recorded instead of being done. Asks the driver once in a lane for each captures_version. */
+/* Whether the launch is recorded instead of executed. Queries the driver once per lane and captures_version. */
 static bool is_recorded(struct lane *lane, CUstream stream) {
     uint32_t version = atomic_load(&captures_version);
     if (atomic_load_explicit(&lane->uncaptured, memory_order_relaxed) == version) return false;
@@ -132,7 +133,7 @@ struct passage *launch_pass_slowly(struct passage *passage, struct lane *lane, C
     for (;; lane = NULL) {
         bool capturing = captures_in_progress();
         if (!lane || capturing) {
-            launch_step_inside(passage); /* for driver calls, during which the process must not be suspended */
+            launch_step_inside(passage); /* the process must not be suspended during the following driver calls */
             if (!lane) lane = lane_of(passage, stream);
             /* no current context, a GPU that is not arbitrated, or a call that is only recorded */
             if (!lane || (capturing && is_recorded(lane, stream))) return passage;

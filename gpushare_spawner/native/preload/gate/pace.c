@@ -12,26 +12,26 @@
 #include "contexts/captures.h"
 #include "gate/gate.h"
 
-/* Two launches keep a GPU busy: one runs, the other waits behind it. Launches beyond the driver's own queue have no
+/* Two launches keep a GPU busy: one runs, and the other waits behind it. Launches beyond the driver's own queue have no
    effect. */
 #define LEAST_WINDOW 2
-/* A launch that takes this many paces needs no launch behind it: the gap is far below a hundredth of its time, and a
-   launch behind it could not be withdrawn. The first launch is assumed to be that long. */
+/* A launch that takes this many paces needs no launch queued behind it: the gap is far below 1 % of its time, and a
+   queued launch could not be withdrawn. The first launch is assumed to be that long. */
 #define LONG_LAUNCH 10
 #define MOST_WINDOW 1024
-/* Marks in a window. */
+/* Number of marks in a window. */
 #define SEGMENTS    8
 #define SHORT_SLEEP (50 * MILLISECOND / 1000)
 #define LONG_SLEEP  (2 * MILLISECOND)
-/* Work without progress for this time, while threads wait, may depend on their launches: some are let through, again
-   after twice the time, and so on. */
+/* Work that makes no progress for this time while threads wait may depend on their launches: some launches are let
+   through, more after twice the time, and so on. */
 #define DEADLOCK_PATIENCE (5 * SECOND)
-/* Launches may be long, and slow beside other processes' work: the multiple of their time that is waited. */
+/* Launches may be long, and slowed down by other processes' work: wait for this multiple of their time. */
 #define LAUNCHES_PATIENCE 8
-/* While no launch has ended yet. */
+/* The patience while no launch has ended yet. */
 #define FIRST_PATIENCE (30 * SECOND)
 
-/* Launches into a stream that was destroyed before they were done. */
+/* Launches into a stream that was destroyed before they completed. */
 struct ended_stream {
     CUevent event;
     CUcontext context;
@@ -42,19 +42,20 @@ struct ended_stream {
 
 struct pace {
     _Atomic uint64_t nanoseconds; /* 0: none */
-    /* Upper half: the generation. Lower half: launches that were admitted and are not done for certain. In one word, so
+    /* Upper half: the generation. Lower half: admitted launches that are not known to be done. Both are in one word, so
        that a launch is never subtracted from another generation's account. */
     _Atomic uint64_t account;
     _Atomic uint32_t window, segment;
-    _Atomic uint32_t extra; /* beyond the window: let through by the escape from a deadlock */
+    _Atomic uint32_t extra; /* launches beyond the window, let through to escape from a deadlock */
     _Atomic uint64_t busy_since;
-    pthread_mutex_t lock; /* of the following, and of the lanes' marks. Taken after captures_lock, contexts_lock */
-    struct lane *lanes;   /* with launches in this generation */
+    pthread_mutex_t lock; /* protects the following and the lanes' marks. Taken after captures_lock and contexts_lock */
+    struct lane *lanes;   /* lanes with launches in this generation */
     struct ended_stream *ended;
     uint64_t launch_time; /* nanoseconds of a launch, estimated; 0: no estimate */
     bool backlog;         /* uncounted work of an earlier generation may run before the counted work */
     uint64_t stuck_since, patience;
-    _Atomic uint64_t measured_time; /* nanoseconds of a launch, measured at the last that ended; 0: none has ended */
+    _Atomic uint64_t measured_time; /* nanoseconds of a launch, measured at the last launch that ended; 0: none has
+                                       ended */
 };
 
 static struct pace paces[MAX_GPUS] = {[0 ... MAX_GPUS - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
@@ -124,8 +125,8 @@ void pace_relax(struct gpu *gpu) {
     atomic_fetch_add(&paces[gpu->index].extra, LEAST_WINDOW + atomic_load(&gpu->waiters));
 }
 
-/* Whether the lane is a default stream. It orders the work of other streams too, so that an event is only recorded
-   there beside a launch. */
+/* Whether the lane is a default stream. A default stream also orders the work of other streams, so an event is recorded
+   there only together with a launch. */
 static bool is_default(const struct lane *lane) {
     return lane->stream == NULL || lane->stream == CU_STREAM_PER_THREAD;
 }
@@ -145,7 +146,7 @@ static void begin_lane(struct pace *pace, struct lane *lane, uint32_t generation
     atomic_store(&own->generation, generation);
 }
 
-/* Subtract the launches of the lane up to this number, which are done. Returns how many were not yet subtracted. */
+/* Subtract the lane's completed launches, up to this number. Returns how many were not yet subtracted. */
 static uint64_t complete_up_to(struct pace *pace, struct lane *lane, uint64_t upto) {
     uint64_t launches = upto - lane->pace.done;
     lane->pace.done = upto;
@@ -158,7 +159,7 @@ static uint64_t query_marks(struct pace *pace, struct lane *lane) {
     struct lane_pace *own = &lane->pace;
     uint64_t launches = 0;
     uint32_t pending = atomic_load(&own->pending);
-    /* an error does not delay */
+    /* an error counts as passed */
     while (pending && real.cuEventQuery(own->marks[own->first].event) != CUDA_ERROR_NOT_READY) {
         launches += complete_up_to(pace, lane, own->marks[own->first].upto);
         own->first = (own->first + 1) % PACE_MARKS;
@@ -167,7 +168,7 @@ static uint64_t query_marks(struct pace *pace, struct lane *lane) {
     return launches;
 }
 
-/* Record a mark behind the lane's launches. Where that fails they are no longer counted. */
+/* Record a mark behind the lane's launches. If that fails, the launches are no longer counted. */
 static void record_mark(struct pace *pace, struct lane *lane) {
     struct lane_pace *own = &lane->pace;
     uint32_t pending = atomic_load(&own->pending);
@@ -207,14 +208,14 @@ static void estimate(struct pace *pace, uint64_t launches, bool awaited) {
         pace->stuck_since = now;
         pace->patience = DEADLOCK_PATIENCE;
         if (awaited && empty && atomic_load(&pace->window) > 1) {
-            /* the queue ran empty before this query, however late it was: the window was too small */
+            /* the queue ran empty before this query, even if the query was late: the window was too small */
             if (old && pace->launch_time > old) pace->launch_time = old;
             if (!pace->launch_time) pace->launch_time = atomic_load(&pace->nanoseconds) / LEAST_WINDOW;
             pace->launch_time = pace->launch_time / 2 + 1;
         }
         adapt(pace);
     } else if (since && old && !pace->backlog) {
-        /* no launch is done: a launch takes longer than estimated */
+        /* no launch has completed: a launch takes longer than estimated */
         uint64_t at_least = (now - since) / (2 * atomic_load(&pace->segment));
         if (at_least <= old) return;
         pace->launch_time = at_least;
@@ -248,13 +249,13 @@ static void update_marks(struct pace *pace, const struct lane *own) {
         if (atomic_load(&lane->pace.pending)) continue;
         if (lane == own || !is_default(lane))
             record_mark(pace, lane);
-        else /* fewer than a segment; no event would ever show that they are done */
+        else /* fewer than a segment: no event would ever show their completion */
             complete_up_to(pace, lane, atomic_load(&lane->pace.submitted));
     }
     estimate(pace, launches, true);
 }
 
-/* Let more launches through after a long time without progress. */
+/* Let additional launches through after a long time without progress. */
 static void escape(struct gpu *gpu, struct pace *pace, uint64_t now, uint64_t waiting_since) {
     uint64_t since = pace->stuck_since > waiting_since ? pace->stuck_since : waiting_since;
     if (!pace->patience) pace->patience = DEADLOCK_PATIENCE;
@@ -267,7 +268,7 @@ static void escape(struct gpu *gpu, struct pace *pace, uint64_t now, uint64_t wa
     pace->patience *= 2;
 }
 
-/* ---- without it ---- */
+/* ---- without the lock ---- */
 
 bool pace_admits(struct passage *passage, struct lane *lane, bool through) {
     struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
@@ -281,7 +282,7 @@ bool pace_admits(struct passage *passage, struct lane *lane, bool through) {
             begin_lane(pace, lane, generation);
             pthread_mutex_unlock(&pace->lock);
         }
-        /* during a capture no event may be recorded, and no event would show when there is room */
+        /* during a capture no event may be recorded, so nothing would show when the window has room */
         if ((uint32_t)account >= atomic_load(&pace->window) + atomic_load(&pace->extra) && !through &&
             !captures_in_progress())
             return false;
@@ -294,13 +295,13 @@ bool pace_admits(struct passage *passage, struct lane *lane, bool through) {
 }
 
 void pace_left(struct passage *passage) {
-    if (atomic_load_explicit(&passage->depth, memory_order_relaxed) > 1) return; /* a call inside the admitted one */
+    if (atomic_load_explicit(&passage->depth, memory_order_relaxed) > 1) return; /* a call inside the admitted call */
     struct lane *lane = passage->paced;
     struct pace *pace = passage->pace;
     uint32_t generation = passage->pace_generation;
     struct lane_pace *own = &lane->pace;
     passage->paced = NULL;
-    if (atomic_load(&own->generation) != generation) { /* its stream was destroyed meanwhile */
+    if (atomic_load(&own->generation) != generation) { /* its stream was destroyed in the meantime */
         take_off(pace, generation, 1);
         return;
     }
@@ -321,7 +322,7 @@ void pace_left(struct passage *passage) {
     errno = kept;
 }
 
-/* Block all signals but those that a fault of the thread itself raises. */
+/* Block all signals except those raised by a fault of the thread itself. */
 static void block_signals(sigset_t *before) {
     sigset_t most;
     sigfillset(&most);
@@ -336,7 +337,7 @@ bool pace_wait(struct gpu *gpu, struct lane *lane) {
     int kept = errno;
     bool interrupted = false;
     sigset_t before;
-    block_signals(&before); /* a signal outside of ppoll would not end the wait */
+    block_signals(&before); /* a signal outside ppoll would not end the wait */
     while (!interrupted && atomic_load(&gpu->open) && atomic_load(&pace->nanoseconds)) {
         captures_lock();
         pthread_mutex_lock(&pace->lock);
@@ -359,7 +360,7 @@ bool pace_wait(struct gpu *gpu, struct lane *lane) {
     return interrupted;
 }
 
-/* Record an event behind the lane's work, to be queried after the stream is destroyed. */
+/* Record an event behind the lane's work, to be queried after the stream's destruction. */
 static void add_ended_stream(struct pace *pace, struct lane *lane, uint64_t launches) {
     struct ended_stream *stream = capture_records(lane->stream) ? NULL : malloc(sizeof *stream);
     if (!stream) return;

@@ -7,17 +7,17 @@
 #include "platform/wake.h"
 
 #define MOST_TRIES 3
-/* The request for a call whose need is not known: of a context, a module, a graph. A context of a real driver takes 250
-   to 600 MiB. */
+/* The request for a call whose need is unknown, such as the creation of a context, module or graph. A real driver's
+   context takes 250 to 600 MiB. */
 #define UNKNOWN_BYTES (512ull << 20)
 
 _Atomic bool shortage_answered;
 
-/* Bytes that the call needs; 0: it does not lack device memory. */
+/* Return the bytes that the call needs; 0: it does not lack device memory. */
 static uint64_t missing(const struct passage *passage) {
     if (passage->counted) return passage->counted != LANES_REFUSED ? passage->counted : 0;
     size_t available = 0, total = 0;
-    /* without a context, the context itself has no room */
+    /* without a context, there is no memory for the context itself */
     bool answered = real.cuMemGetInfo_v2(&available, &total) == CUDA_SUCCESS;
     return answered && available >= UNKNOWN_BYTES ? 0 : UNKNOWN_BYTES;
 }
@@ -29,13 +29,13 @@ bool shortage_waited(struct passage *passage, unsigned tries) {
     uint64_t used = account_used(gpu);
     if (!bytes || !atomic_load(&gpu->shared) || !launch_step_outside(passage)) return false;
     uint32_t seen = atomic_load(&gpu->grants), refusals = atomic_load(&gpu->refusals);
-    if (!passage->short_of) { /* at a further try it is counted already */
+    if (!passage->short_of) { /* at a later attempt the call is already counted */
         if (atomic_fetch_add(&gpu->short_of, bytes) == 0) atomic_store(&gpu->short_above, used);
         passage->short_of = gpu;
         passage->short_bytes = bytes;
     }
     atomic_fetch_add(&gpu->shortages, 1);
-    account_changed(gpu); /* the last REQUEST may lack this need */
+    account_changed(gpu); /* the last REQUEST may not include this need */
     enum gate_wait_end end;
     bool refused;
     do {
@@ -57,7 +57,7 @@ void shortage_settled(struct passage *passage) {
     passage->short_of = NULL;
     atomic_fetch_sub(&gpu->short_of, passage->short_bytes);
     passage->short_bytes = 0;
-    /* the last MEMORY included this need: send the account without it */
+    /* the last MEMORY included this need, so send the account without it */
     atomic_store(&gpu->restate, true);
     account_changed(gpu);
 }
