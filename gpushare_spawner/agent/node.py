@@ -21,7 +21,7 @@ from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
 from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed
-from gpushare_spawner.agent.periodic import WELL, GpuHealth, InstanceWatch, Rounds, RoundSettings
+from gpushare_spawner.agent.periodic import WELL, InstanceWatch, Rounds, RoundSettings
 from gpushare_spawner.agent.session_limit import MemoryHolds
 from gpushare_spawner.agent.session_records import Cordons, SessionRecord
 from gpushare_spawner.agent.session_socket import ProcessEndpoints, SessionEndpoints
@@ -248,7 +248,7 @@ class ControlRequests:
         for uuid in request.gpus:
             if uuid not in self._gpus:
                 raise _unknown_gpu(uuid, self._gpus)
-            if (trouble := self._node.health.trouble(uuid)) is not None:
+            if (trouble := self._node.rounds.trouble(uuid)) is not None:
                 raise ControlRefused("unhealthy-gpu", trouble)
             self._check_layer(self._gpus[uuid], request)
         return tuple(self._gpus[uuid] for uuid in request.gpus)
@@ -453,7 +453,6 @@ class Node:
         self.mps = MpsDaemons(whole, folder.mps, sessions, self.wall_clock, self.news)
         self._unstated = UnstatedMemory(self.gpus, context_bytes)
         self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, BypassWatch(self._unstated))
-        self.health = GpuHealth(self.rounds)
         self.instances = InstanceWatch(instances, self.rounds, sessions, self._add_gpu, self._drop_gpu)
         self.cordons = Cordons(folder.cordons, self.wall_clock)
         self.requests = ControlRequests(self)
@@ -515,7 +514,7 @@ class Node:
             utilisation=state.utilisation,
             temperature_celsius=state.temperature_celsius,
             power_watts=state.power_watts,
-            healthy=self.health.healthy(gpu.uuid),
+            healthy=self.rounds.healthy(gpu.uuid),
             simulated=gpu.simulated,
             capacity_units=gpu.capacity(self.settings.capacity_units),
             waiting=len(arbitration.waiting()),

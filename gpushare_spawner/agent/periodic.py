@@ -1,7 +1,7 @@
 """The agent's periodic rounds: session checks, NVML, processes that bypass the library.
 
-The checks themselves are in node.py and sessions/attribution.py. `GpuHealth` decides whether a GPU may be allocated,
-and why not. `InstanceWatch` detects MIG instances that an admin creates and destroys while the agent runs.
+The checks themselves are in node.py and sessions/attribution.py. `Rounds` also decides whether a GPU may be
+allocated, and why not. `InstanceWatch` detects MIG instances that an admin creates and destroys while the agent runs.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Rounds:
         self._query: PatientQuery[dict[str, GpuState]] = PatientQuery()
         self.states: dict[str, GpuState] = dict.fromkeys(gpus, WELL)
         """NVML's last answers, keyed by GPU UUID."""
+        self.withheld: Mapping[str, str] = {}
+        """Reasons why GPUs must not be allocated, keyed by GPU UUID."""
 
     async def start(self, sessions: Mapping[str, Session], check: Callable[[], None]) -> None:
         """Query NVML once, and start the rounds. Each round rereads `sessions` and calls `check`."""
@@ -90,6 +92,17 @@ class Rounds:
         """Stop."""
         for repeated in self._checks:
             await repeated.close()
+
+    def trouble(self, gpu: str) -> str | None:
+        """Return a sentence with the reason why the GPU with this UUID may not be allocated; None if it may."""
+        if gpu in self.withheld:
+            return self.withheld[gpu]
+        state = self.states[gpu]
+        return None if state.healthy else f"{self.gpus[gpu].label} ({gpu}) {state.trouble}"
+
+    def healthy(self, gpu: str) -> bool:
+        """Return whether the GPU with this UUID may be allocated."""
+        return self.trouble(gpu) is None
 
     async def _poll(self, sessions: Mapping[str, Session]) -> None:
         now = asyncio.get_running_loop().time()
@@ -118,26 +131,6 @@ class Rounds:
         states = await self._query.answer(lambda: {uuid: self._source.state(gpu) for uuid, gpu in gpus.items()}, within)
         hangs = GpuState(healthy=False, trouble=f"has not answered its driver for {within:g} s")
         return states if states is not None else dict.fromkeys(self.gpus, hangs)
-
-
-class GpuHealth:
-    """Health of each GPU, based on the driver's state and on allocations outside this agent."""
-
-    def __init__(self, rounds: Rounds) -> None:
-        self._rounds = rounds
-        self.withheld: Mapping[str, str] = {}
-        """Reasons why GPUs must not be allocated, keyed by GPU UUID."""
-
-    def trouble(self, gpu: str) -> str | None:
-        """Return a sentence with the reason why the GPU with this UUID may not be allocated; None if it may."""
-        if gpu in self.withheld:
-            return self.withheld[gpu]
-        state = self._rounds.states[gpu]
-        return None if state.healthy else f"{self._rounds.gpus[gpu].label} ({gpu}) {state.trouble}"
-
-    def healthy(self, gpu: str) -> bool:
-        """Return whether the GPU with this UUID may be allocated."""
-        return self.trouble(gpu) is None
 
 
 class InstanceWatch:

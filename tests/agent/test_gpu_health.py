@@ -97,21 +97,21 @@ async def test_a_gpu_that_comes_and_goes_is_sick(agent: Agent, eventually: Event
     long = RoundSettings(check_every=0.02, poll_every=0.02, well_after=600.0)
     await agent.start(rounds=long)
     agent.source.states[FIRST.uuid] = GpuState(healthy=False)
-    await eventually(lambda: not agent.node.health.healthy(FIRST.uuid))
+    await eventually(lambda: not agent.node.rounds.healthy(FIRST.uuid))
     # it answers again: that says nothing yet
     agent.source.states[FIRST.uuid] = GpuState(healthy=True)
     for _ in range(10):
         await asyncio.sleep(0.05)
-        assert agent.node.health.trouble(FIRST.uuid) is not None
-    assert "a moment ago" in (agent.node.health.trouble(FIRST.uuid) or "")
-    assert agent.node.health.healthy(SECOND.uuid)
+        assert agent.node.rounds.trouble(FIRST.uuid) is not None
+    assert "a moment ago" in (agent.node.rounds.trouble(FIRST.uuid) or "")
+    assert agent.node.rounds.healthy(SECOND.uuid)
     # until it has done so for a while
     agent.node.rounds._settings = replace(long, well_after=0.2)
-    await eventually(lambda: agent.node.health.healthy(FIRST.uuid))
+    await eventually(lambda: agent.node.rounds.healthy(FIRST.uuid))
 
 
 async def test_what_is_wrong_is_said(agent: Agent, eventually: Eventually, caplog: pytest.LogCaptureFixture) -> None:
     agent.source.states[FIRST.uuid] = replace(GpuState(healthy=False), trouble="broke with Xid 79")
-    await eventually(lambda: not agent.node.health.healthy(FIRST.uuid))
-    assert agent.node.health.trouble(FIRST.uuid) == f"GPU 0 ({FIRST.uuid}) broke with Xid 79"
+    await eventually(lambda: not agent.node.rounds.healthy(FIRST.uuid))
+    assert agent.node.rounds.trouble(FIRST.uuid) == f"GPU 0 ({FIRST.uuid}) broke with Xid 79"
     assert f"GPU {FIRST.uuid} broke with Xid 79; its sessions stay" in caplog.text

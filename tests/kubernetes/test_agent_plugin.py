@@ -339,7 +339,7 @@ async def test_a_gpu_that_nvidias_plugin_offers_too_is_not_given_out(agent: Node
     await agent.offered(100, GPU_1)
     report = agent.node.report()
     assert [gpu.healthy for gpu in report.gpus] == [False, True]
-    assert "nvidia.com/gpu" in agent.node.health.withheld[FIRST.uuid]
+    assert "nvidia.com/gpu" in agent.node.rounds.withheld[FIRST.uuid]
     del agent.kubelet.devices.offers["nvidia.com/gpu"]
     agent.on_kubernetes._kubelet.soon()
     await agent.offered(100)

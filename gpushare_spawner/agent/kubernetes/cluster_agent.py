@@ -144,11 +144,11 @@ class OnKubernetes:
         if self._kubelet_is_trusted or not self._kubelet_read:
             withheld = container.withheld(self._node.gpus.values(), handed, self._settings.own_pod)
             for uuid, reason in withheld.items():
-                if uuid not in self._node.health.withheld:
+                if uuid not in self._node.rounds.withheld:
                     log.error("%s", reason)
-            for uuid in self._node.health.withheld.keys() - withheld.keys():
+            for uuid in self._node.rounds.withheld.keys() - withheld.keys():
                 log.info("GPU %d can be shared again", self._node.gpus[uuid].index)
-            self._node.health.withheld = withheld
+            self._node.rounds.withheld = withheld
             self._kubelet_read = True
         self.sessions.handed(self._kubelet_side.joined(handed))
         self._changed()

@@ -182,7 +182,7 @@ async def test_driver_that_does_not_answer_takes_no_instance_away(machine: Machi
 async def test_instances_of_a_gpu_that_does_not_answer_stay(machine: Machine, eventually: Eventually) -> None:
     machine.source.states[SMALL.uuid] = GpuState(healthy=False)
     machine.there = (LARGE,)
-    await eventually(lambda: not machine.node.health.healthy(SMALL.uuid))
+    await eventually(lambda: not machine.node.rounds.healthy(SMALL.uuid))
     await machine.node.instances.check()
     assert SMALL.uuid in machine.uuids
 

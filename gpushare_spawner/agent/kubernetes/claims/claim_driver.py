@@ -131,7 +131,7 @@ class ClaimDriver:
             # There is no await from here on, so the counts stay valid.
             held: dict[str, tuple[str, ...]] = {}
             for uuid, units in allocation.units.items():
-                if (trouble := self._node.health.trouble(uuid)) is not None:
+                if (trouble := self._node.rounds.trouble(uuid)) is not None:
                     raise DevicesRefused(trouble)
                 count, free = devices_for(units, self._held.unit_size), self._held.free_ids(uuid, self._prepared.ids)
                 if len(free) < count:
@@ -205,10 +205,10 @@ class ClaimDriver:
         self._gone = frozenset(gone)
 
     def _healthy(self) -> dict[str, bool]:
-        return {device_name(uuid): self._node.health.healthy(uuid) for uuid in self._node.gpus}
+        return {device_name(uuid): self._node.rounds.healthy(uuid) for uuid in self._node.gpus}
 
     def _trouble(self, gpu: Gpu) -> str | None:
-        if not self._node.health.healthy(gpu.uuid):
+        if not self._node.rounds.healthy(gpu.uuid):
             return UNHEALTHY
         cordoned = any(cordon.gpu in ("", gpu.uuid) for cordon in self._node.cordons.now)
         return CORDONED if cordoned else None

@@ -243,7 +243,7 @@ class DevicePlugins:
 
         `end` ends a session. `registered`: called at each registration.
         """
-        self._health = node.health
+        self._rounds = node.rounds
         self._held = held
         self._allocation = allocation
         self._cdi = cdi
@@ -280,7 +280,7 @@ class DevicePlugins:
         return DevicePlugin(
             resource_name(gpu.index),
             offered=lambda: self._held.offered(gpu.uuid),
-            healthy=lambda: self._health.healthy(gpu.uuid),
+            healthy=lambda: self._rounds.healthy(gpu.uuid),
             grant=lambda devices: self._grant(gpu, devices),
         )
 
@@ -289,7 +289,7 @@ class DevicePlugins:
         await self._kubelet.once()
         cdi_name = await self._cdi.name(gpu.uuid)
         # There is no await from here on, so the counts stay valid.
-        if (trouble := self._health.trouble(gpu.uuid)) is not None:
+        if (trouble := self._rounds.trouble(gpu.uuid)) is not None:
             raise DevicesRefused(trouble)
         self._held.check(gpu.uuid, devices)
         for session in self._held.holders(gpu.uuid, devices):
