@@ -20,6 +20,7 @@ from gpushare_spawner.background import cancel
 from gpushare_spawner.descriptors import Acceptor
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.control import MAX_LINE_BYTES, REQUEST, Answer, ControlRefused, ErrorCode, Failure, Request
+from gpushare_spawner.model.part import faults
 from gpushare_spawner.wording.amounts import reason
 
 log = logging.getLogger(__name__)
@@ -150,7 +151,7 @@ class ControlSocket:
         try:
             request = REQUEST.validate_json(line)
         except ValidationError as error:
-            return _failure("bad-request", _in_words(error))
+            return _failure("bad-request", "; ".join(faults(error, "request")[:5])[:2000])
         try:
             return Answer(result=await self._answer(request))
         except ControlRefused as refusal:
@@ -168,11 +169,6 @@ async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
 
 def _failure(code: ErrorCode, message: str) -> Answer:
     return Answer(error=Failure(code=code, message=message))
-
-
-def _in_words(error: ValidationError) -> str:
-    parts = [f"{'.'.join(map(str, part['loc'])) or 'request'}: {part['msg']}" for part in error.errors()[:5]]
-    return "; ".join(parts)[:2000]
 
 
 def _somebody_listens(path: Path) -> bool:

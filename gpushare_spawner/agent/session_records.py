@@ -27,6 +27,7 @@ from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.controls import NO_CONTROLS, Controls, Cordon, Message
 from gpushare_spawner.model.kubernetes.annotations import ShareChangeAnswer
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.part import faults
 from gpushare_spawner.model.quantity import LATEST, Instant
 from gpushare_spawner.model.report import NO_HITS, NOTHING, Delivered, MemoryLimitHits, Notice, Units
 from gpushare_spawner.model.share import Tier, UseRule
@@ -346,10 +347,7 @@ class RecordFolder:
         self.write(_left_name(record), None)
 
     def _set_aside(self, path: Path, error: Exception) -> None:
-        reason = str(error)
-        if isinstance(error, ValidationError):
-            parts = [f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()]
-            reason = "; ".join(parts)
+        reason = "; ".join(faults(error, "file")) if isinstance(error, ValidationError) else str(error)
         aside = path.with_suffix(".bad")
         log.error("the record %s cannot be read and is set aside as %s: %s", path, aside.name, reason)
         with contextlib.suppress(OSError):

@@ -68,6 +68,11 @@ class MessagePart(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
+def faults(error: ValidationError, whole: str) -> list[str]:
+    """Return the faults of a message or record, each with the path of its field; ``whole`` names the message itself."""
+    return [f"{'.'.join(map(str, part['loc'])) or whole}: {part['msg']}" for part in error.errors(include_url=False)]
+
+
 MAX_PATTERN = 1000
 """Maximum characters of a pattern. Repetitions are limited by the 10 MiB that `regex` allows for a compiled pattern."""
 _LINEAR = ConfigDict(regex_engine="rust-regex")

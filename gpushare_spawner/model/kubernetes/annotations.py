@@ -35,7 +35,7 @@ from gpushare_spawner.model.controls import (
     Message,
 )
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
-from gpushare_spawner.model.part import MessagePart
+from gpushare_spawner.model.part import MessagePart, faults
 from gpushare_spawner.model.quantity import Instant, PercentOrBytes, parse_percent_or_bytes
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule
@@ -347,8 +347,7 @@ def _json(field: str, kind: Any) -> _Annotation:
         try:
             return adapter().validate_json(text)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}") from None
+            raise ValueError(faults(error, "it")[0]) from None
 
     return _Annotation(field, read, lambda value: adapter().dump_json(value).decode())
 

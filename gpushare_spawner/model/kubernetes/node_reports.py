@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from gpushare_spawner.model.controls import ASK_SECONDS
 from gpushare_spawner.model.kubernetes.annotations import HUB, QUOTA, SESSION, TEMPLATE
 from gpushare_spawner.model.kubernetes.objects import REPORT_KEY, is_mirror, misplaced_report, read_report
+from gpushare_spawner.model.part import faults
 from gpushare_spawner.model.report import Report, with_reported_since
 
 IDENTITY = (SESSION, TEMPLATE, QUOTA, HUB)
@@ -57,9 +58,7 @@ class NodeReport:
         try:
             report = read_report(config_map)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or REPORT_KEY
-            problem = f"not a report that this version can read: {where}: {first['msg']}"
+            problem = f"not a report that this version can read: {faults(error, REPORT_KEY)[0]}"
         else:
             if misplaced := misplaced_report(metadata["name"], report):
                 report, problem = None, f"{misplaced}: this report is ignored"
