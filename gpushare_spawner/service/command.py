@@ -1,7 +1,7 @@
 """``gpushare service``: its options, and the start of the idle culler, the dashboard and the REST API.
 
 Builds the parts of the service, connects them, and serves the pages and the API until SIGTERM. Options of
-jupyterhub-idle-culler keep their names. TLS uses the certificates that the hub makes for itself and for its services.
+jupyterhub-idle-culler keep their names. TLS uses the certificates that the hub creates for itself and its services.
 `hub_process` ends the service with the hub.
 """
 
@@ -179,7 +179,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def lacking_setting(options: argparse.Namespace, token: str) -> str:
-    """Return a sentence about a missing or wrong setting; empty: none."""
+    """Return a sentence about a missing or invalid setting; empty: none."""
     if not options.url:
         return "The address of the hub is not set: give --url, or let the hub start the service."
     if not token:
@@ -190,7 +190,7 @@ def lacking_setting(options: argparse.Namespace, token: str) -> str:
 
 
 def culler_settings(options: argparse.Namespace) -> CullerSettings:
-    """Return the culler's settings, each the option of the same name."""
+    """Return the culler's settings, each from the option of the same name."""
     given = {setting.name: getattr(options, setting.name) for setting in fields(CullerSettings)}
     return CullerSettings(**given | {"cull_every": options.cull_every or DEFAULT_CULL_EVERY})
 
@@ -224,12 +224,12 @@ def _boolean(text: str) -> bool:
 
 
 def own_tls() -> ssl.SSLContext | None:
-    """Return the TLS context for the hub's proxy, with the certificates that the hub made for this service."""
+    """Return the TLS context for the hub's proxy, with the certificates that the hub created for this service."""
     return _tls(ssl.Purpose.CLIENT_AUTH, *(os.environ.get(f"JUPYTERHUB_SSL_{part}", "") for part in _PARTS))
 
 
 def hub_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
-    """Return the TLS context for requests to the hub's API; None if there is no TLS with internal certificates."""
+    """Return the TLS context for requests to the hub's API; None without TLS with internal certificates."""
     own = tuple(os.environ.get(f"JUPYTERHUB_SSL_{part}", "") for part in _PARTS)
     if all(own):
         return _tls(ssl.Purpose.SERVER_AUTH, *own)
@@ -253,15 +253,16 @@ def _tls(purpose: ssl.Purpose, key: str, certificate: str, authority: str) -> ss
 
 
 MOST_CONNECTIONS = 4096
-"""Connections, if descriptors suffice. The hub's proxy has one for each running request and each open dashboard."""
+"""Maximum connections, if descriptors suffice. The hub's proxy has one per running request and per open dashboard."""
 MOST_BODY_BYTES = 16 * 1024
-"""Limit on a request's body. The API's bodies have a few hundred bytes. tornado reads a body before the login check."""
+"""Maximum size of a request's body. The API's bodies have a few hundred bytes. tornado reads a body before the login
+check."""
 REQUEST_WITHIN = 60.0
-"""Seconds that a peer has for the head of a request, and for the next request on its connection."""
+"""Maximum seconds for a peer to send a request's headers, or the next request on its connection."""
 BODY_WITHIN = 10.0
-"""Seconds that a peer has for a request's body."""
+"""Maximum seconds for a peer to send a request's body."""
 MOST_BYTES_BUFFERED = 256 * 1024
-"""Bytes that are read from one connection and not yet processed."""
+"""Maximum bytes that are read from one connection and not yet processed."""
 
 log = logging.getLogger("gpushare.service")
 
@@ -275,7 +276,7 @@ def service_application(
 ) -> Application:
     """Return the application of the pages and the API under ``prefix`` (JUPYTERHUB_SERVICE_PREFIX).
 
-    ``history``: None, the service keeps none; ``max_age``: of the API's snapshots, in seconds.
+    ``history``: None if there is no history; ``max_age``: maximum age of the API's snapshots, in seconds.
     """
     prefix = prefix.rstrip("/") + "/"
     snapshots = ServiceSnapshots(sources, max_age)
@@ -286,7 +287,7 @@ def service_application(
 
 
 def service_server(application: Application, tls: ssl.SSLContext | None = None) -> BoundedHTTPServer:
-    """Return the server of the pages and the API. It can be reached through the hub's proxy without a login."""
+    """Return the HTTP server for the pages and the API. The hub's proxy makes it reachable without a login."""
     refusal = Refusal(status=413, message=body_too_large(MOST_BODY_BYTES), code="bad-request")
     return BoundedHTTPServer(
         application,
@@ -304,7 +305,7 @@ def service_server(application: Application, tls: ssl.SSLContext | None = None) 
 
 
 BACKLOG = 4096
-"""Connections that the kernel keeps until they are accepted; it may keep fewer (net.core.somaxconn)."""
+"""Maximum connections that the kernel queues until they are accepted. It may queue fewer (net.core.somaxconn)."""
 
 
 def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
@@ -312,14 +313,14 @@ def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
 
     Returns 2, and logs a sentence, if a setting is missing.
     """
-    # libraries log too much at INFO, also about logins
+    # libraries log too much at INFO, including about logins
     logging.basicConfig(level="WARNING", format="[%(levelname).1s %(asctime)s gpushare] %(message)s")
     logging.getLogger("gpushare").setLevel(options.log_level)
     token = os.environ.get("JUPYTERHUB_API_TOKEN", "")
-    # the address of the hub's API in the environment of pods; --url can be another address of the same API
+    # the hub's API address in the environment of pods; --url can be another address of the same API
     hub_name = os.environ.get("JUPYTERHUB_API_URL", "")
     if options.url:
-        # the dashboard's logins go to the same hub
+        # the dashboard's logins use the same hub
         os.environ["JUPYTERHUB_API_URL"] = options.url
     problem = lacking_setting(options, token)
     if problem:
@@ -400,7 +401,7 @@ def _agents(
 
 
 async def _run_until_stopped(options: argparse.Namespace, work: list[Coroutine[Any, Any, None]]) -> None:
-    """Run the parts of the service until SIGTERM or SIGINT, or with ``--end-with-hub`` the end of the hub."""
+    """Run the parts of the service until SIGTERM or SIGINT or, with ``--end-with-hub``, until the hub ends."""
     tasks = [asyncio.create_task(part) for part in work]
     stop = asyncio.Event()
     if options.end_with_hub is not None:
@@ -437,7 +438,7 @@ async def _stop_without_hub(stop: asyncio.Event, hub: int) -> None:
 
 
 async def _check_scopes(hub: Hub, cull_users: bool, groups: bool, lacking: list[str]) -> None:
-    """Log the missing scopes, and put them on the dashboard."""
+    """Log the missing scopes, and show them on the dashboard."""
     try:
         lacking[:] = missing(await hub.own_scopes(), cull_users, groups)
     except HubFailed as error:
@@ -447,9 +448,9 @@ async def _check_scopes(hub: Hub, cull_users: bool, groups: bool, lacking: list[
 
 
 def _listen(sources: DashboardSources, ip: str | None, history: History | None) -> BoundedHTTPServer | None:
-    """Serve the pages at $JUPYTERHUB_SERVICE_URL; without it, serve none.
+    """Serve the pages at $JUPYTERHUB_SERVICE_URL; without that variable, serve none.
 
-    ``ip``: for a URL with a host that is not this machine, like a Kubernetes Service; *: all addresses.
+    ``ip``: the address to listen on if the URL's host is not this machine, like a Kubernetes Service; *: all addresses.
     """
     url = urlparse(os.environ.get("JUPYTERHUB_SERVICE_URL") or "")
     if not url.hostname:

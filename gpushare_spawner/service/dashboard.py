@@ -1,11 +1,11 @@
-"""The dashboard: a page made of the answers of the REST API's operations. Its HTML and scripts are in `web`.
+"""The dashboard: a page built from the answers of the REST API's operations. Its HTML and scripts are in `web`.
 
-The service renders the page, also after a change: the script merges the new page into the displayed page. So there is
-one renderer, and the page shows the same without scripts. Filters, order and pages are in the query of the dashboard's
-address, so that links and the browser's history keep them.
+The service also renders the page after a change, and the script merges the new page into the displayed one. So there is
+only one renderer, and the page shows the same without scripts. Filters, order and pages are in the query of the
+dashboard's URL, so that links and the browser's history preserve them.
 
-`DialogTargets` gives the dialogs their targets: the address of a session, GPU, node or spawn in the REST API, and the
-forms that the caller may use now. The API checks each request again.
+`DialogTargets` provides the dialogs' targets: the path of a session, GPU, node or spawn in the REST API, and the forms
+that the caller may use now. The API checks each request again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _COLUMNS = (
     ("Memory", "-memory"),
     ("Next idle action", "next"),
 )
-"""Titles, and the order after a click on the title; a second click reverses it."""
+"""Column titles, and the order after a click on the title; a second click reverses the order."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Column:
     title: str
     name: str
     link: str
-    """Sorts by the column."""
+    """The link that sorts by the column."""
     direction: str
     """`ascending` or `descending`; empty: the table is not sorted by it."""
 
 
 @dataclass(frozen=True)
 class DashboardAddress:
-    """The requested content of the page."""
+    """The content of the page that a URL requests."""
 
     prefix: str
     query: SessionsQuery = field(default_factory=SessionsQuery)
@@ -69,7 +69,7 @@ class DashboardAddress:
 
     @classmethod
     def of(cls, prefix: str, arguments: Mapping[str, str]) -> DashboardAddress:
-        """Return the address with these arguments. Wrong and unknown arguments are ignored."""
+        """Return the address with these arguments. Invalid and unknown arguments are ignored."""
         number = arguments.get(_NODES_FROM, "")
         nodes_from = min(int(number), _LARGEST_OFFSET) if number.isascii() and number.isdigit() else 0
         requested = {name: arguments[name] for name in SessionsQuery.model_fields if arguments.get(name)}
@@ -88,11 +88,11 @@ class DashboardAddress:
 
     @property
     def unfiltered(self) -> str:
-        """The address with all sessions, in the same order."""
+        """The address of all sessions, in the same order."""
         return self._address({name: value for name, value in self._fields().items() if name == "sort"})
 
     def link(self, **changes: Any) -> str:
-        """Return the address with other arguments, without empty arguments. Another list begins with its first page."""
+        """Return the address with changed arguments, without empty ones. A different list starts on page one."""
         fields = self._fields() | changes
         if "offset" not in changes and _NODES_FROM not in changes:
             fields.pop("offset", None)
@@ -120,8 +120,9 @@ class DashboardAddress:
 
 
 Target = Mapping[str, Any]
-"""For JSON. `address`: below the API's prefix. `may`: names of forms of `web/pages/parts/dialogs.html`. `show`: texts.
-`choices`: of lists, as pairs of a value and its text. `chosen`: the preselected values of lists."""
+"""A dialog's target, for JSON. `address`: path below the API's prefix. `may`: names of forms in
+`web/pages/parts/dialogs.html`. `show`: texts. `choices`: the lists' choices, as pairs of a value and its text.
+`chosen`: the lists' preselected values."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +134,10 @@ class DialogTargets:
     """Seconds since the epoch."""
 
     def session(self, session: answers.SessionEntry) -> Target:
-        """Return a session that the caller may act on."""
+        """Return the target of a session that the caller may act on."""
         limits, all_sessions, reach = session.keep_limits, self.caller.acts_on_all, LAYERS[session.layer].reach
         may_keep = min(limits.longest_seconds, limits.per_day, limits.at_once) > 0
-        # the message of a drain ends with the drain
+        # a drain's message ends with the drain
         withdrawable = [message.text for message in session.messages if message.cause is not MessageCause.DRAIN]
         forms = {
             "keep": all_sessions or may_keep,
@@ -188,16 +189,16 @@ class DialogTargets:
         ]
 
     def node(self, node: answers.NodeEntry) -> Target:
-        """Return a node."""
+        """Return the target of a node."""
         return _target(f"nodes/{quote(node.name, safe='')}", _of_place(node.cordon), name=words.node_name(node.name))
 
     def gpu(self, node: answers.NodeEntry, gpu: answers.GpuEntry) -> Target:
-        """Return a GPU of a node."""
+        """Return the target of a node's GPU."""
         address = f"nodes/{quote(node.name, safe='')}/gpus/{quote(gpu.uuid, safe='')}"
         return _target(address, _of_place(gpu.cordon), name=words.gpu_name(gpu.index, node.name))
 
     def spawn(self, spawn: answers.SpawnEntry) -> Target:
-        """Return a spawn that the caller may act on."""
+        """Return the target of a spawn that the caller may act on."""
         forms = ("requeue", "cancel") if self.caller.acts_on_all else ("cancel",)
         name = words.server_name(spawn.user, spawn.server)
         return _target(spawn.address, forms, name=name, terms=spawn.display_name)
@@ -208,10 +209,10 @@ def _target(address: str, may: Sequence[str], **show: str) -> Target:
 
 
 def choices_of_sessions(caller: Caller, templates: Iterable[Template]) -> Mapping[str, Sequence[tuple[str, str]]]:
-    """Return the choices of the lists in sessions' dialogs: values with their texts.
+    """Return the choices for the lists in sessions' dialogs, as values with their texts.
 
-    The same for all sessions that a caller may act on: the templates that the caller may use, or all templates for a
-    caller that may act on all sessions.
+    They are the same for all sessions that a caller may act on: the templates that the caller may use, or all templates
+    for a caller who may act on all sessions.
     """
     allowed = [
         template for template in templates if caller.acts_on_all or template.access.allows(caller.name, caller.groups)
@@ -230,7 +231,7 @@ def _of_place(cordon: answers.CordonEntry | None) -> Sequence[str]:
 
 
 def _larger_share(session: answers.SessionEntry) -> str:
-    """Return the next larger free share, the most frequent choice; empty: none is free."""
+    """Return the next larger free share, which is the most frequent choice; empty: none is free."""
     larger = (units for units in session.share_choices if session.share_units < units <= session.largest_share_units)
     return next((f"{units / UNITS_PER_GPU:g}" for units in larger), "")
 
@@ -246,11 +247,11 @@ def _shares(session: answers.SessionEntry) -> Sequence[tuple[str, str]]:
 
 
 MOST_GPUS = 48
-"""Approximate number on one page; a node is never split."""
+"""Approximate maximum number of GPUs on one page. A node is never split."""
 MOST_ROWS = 100
-"""Rows of the queue and of quotas; the API has all. A page of sessions has the same number."""
+"""Maximum rows of the queue and of quotas; the API returns all. A page of sessions has the same number."""
 FEW = 10
-"""Users with at most this number of sessions get no filter."""
+"""Maximum number of sessions for which a user gets no filter."""
 
 Option = tuple[str, str]
 """A value and its text."""
@@ -267,7 +268,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """All data of the page."""
+    """The data of the page."""
 
     caller: Caller
     address: DashboardAddress
@@ -280,7 +281,7 @@ class Dashboard:
     """Choices of the filters."""
     targets: DialogTargets
     session_choices: Mapping[str, Sequence[Option]]
-    """Choices of the lists in the dialogs of sessions."""
+    """Choices for the lists in sessions' dialogs."""
     nodes_on_page: int
     most: int = MOST_ROWS
 
@@ -290,13 +291,13 @@ class Dashboard:
 
     @property
     def earlier_sessions(self) -> str:
-        """The address of the previous page; empty: this is the first page."""
+        """The address of the previous page of sessions; empty on the first page."""
         query = self.address.query
         return self.address.link(offset=max(0, query.offset - query.limit)) if query.offset else ""
 
     @property
     def later_sessions(self) -> str:
-        """The address of the next page; empty: this is the last page."""
+        """The address of the next page of sessions; empty on the last page."""
         end = self.sessions.offset + len(self.sessions.sessions)
         return self.address.link(offset=end) if self.sessions.sessions and end < self.sessions.total else ""
 
@@ -365,9 +366,9 @@ def _choices(snapshot: ServiceSnapshot, caller: Caller) -> Choices:
 class DashboardPage(Page):
     """The dashboard: GPUs, their shares, the queue, the sessions, and quotas.
 
-    Admins and users with the scope `custom:gpushare:read` see every session. Other users see their own sessions, and
-    totals without names. `q`, `node`, `template`, `tier`, `user`, `group`, `own`, `sort`, `offset`: as for the API's
-    sessions.
+    Admins and users with the scope `custom:gpushare:read` see every session. Other users see their own sessions and
+    totals without names. The arguments `q`, `node`, `template`, `tier`, `user`, `group`, `own`, `sort` and `offset` are
+    those of the API's sessions.
     """
 
     def initialize(self, services: Services) -> None:

@@ -1,6 +1,6 @@
-"""Ends the service with its hub: the service of a killed hub would block the port of the next hub's service.
+"""Ends the service with its hub, because the service of a killed hub would block the port of the next hub's service.
 
-Runs before all other imports, so this module imports only the standard library.
+This module runs before all other imports, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Sequence
 log = logging.getLogger("gpushare.service")
 
 EVERY = 1.0
-"""Seconds between two checks whether the hub still runs: a kernel without PR_SET_PDEATHSIG sends no signal."""
+"""Seconds between checks of whether the hub still runs, because a kernel without PR_SET_PDEATHSIG sends no signal."""
 ENDED = "The hub that started this service has ended; the service ends too"
 _PR_SET_PDEATHSIG = 1
-"""include/uapi/linux/prctl.h."""
+"""From include/uapi/linux/prctl.h."""
 _PARENT = os.getppid()
 
 
@@ -38,9 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def end_with_hub(arguments: Sequence[str]) -> None:
-    """Have the kernel send SIGTERM when the hub ends, if the service's arguments say so.
+    """Have the kernel send SIGTERM when the hub ends, if the service's arguments request it.
 
-    Ends the process if the hub has already ended: the kernel sends the signal only for an end after this call.
+    If the hub has already ended, end this process, because the kernel sends the signal only for an end after this call.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     configure(parser)

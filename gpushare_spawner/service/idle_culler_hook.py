@@ -1,6 +1,6 @@
-"""A `cull_arbiter_hook` for jupyterhub-idle-culler 2.0 and later: lets it run beside this service.
+"""A `cull_arbiter_hook` for jupyterhub-idle-culler 2.0 and later, so that it can run together with this service.
 
-In the file that is given to jupyterhub-idle-culler as ``--config``::
+In the file for jupyterhub-idle-culler's option ``--config``::
 
     from gpushare_spawner.service.idle_culler_hook import cull_arbiter
 
@@ -21,12 +21,13 @@ from gpushare_spawner.templates.folder import default_folder
 
 
 def cull_arbiter(templates_dir: Path | str | None = None) -> Callable[..., bool]:
-    """Return the hook. ``templates_dir``: the hub's folder of templates, read again when it changes.
+    """Return the hook. ``templates_dir``: the hub's folder of templates, which is reread when it changes.
 
-    jupyterhub-idle-culler never culls servers of templates with a GPU: it sees neither GPU work nor busy kernels, and
-    this service stops them. It culls servers of other templates after their `idle.stop_after`, and never if that is
-    not given or with `idle.dry_run`. Defaults, limits and quiet hours of `idle.yaml` count; of its groups, the most
-    generous. It culls all other servers after its own time-out.
+    With the hook, jupyterhub-idle-culler never culls servers of templates with a GPU, because it detects neither GPU
+    work nor busy kernels, and this service stops them. It culls servers of other templates after their
+    `idle.stop_after`, and never if that is not given or with `idle.dry_run`. The defaults, limits and quiet hours of
+    `idle.yaml` apply, and the most generous of its groups. All other servers are culled after jupyterhub-idle-culler's
+    own timeout.
     """
     templates = TemplateSource(Path(templates_dir) if templates_dir is not None else default_folder())
 

@@ -1,6 +1,6 @@
-"""The agents as the service uses them, and the reports of all agents.
+"""The service's interface to the agents, and the reports of all agents.
 
-`Agent` and `Agents` are the interfaces. The agent of this machine is here; agents of a cluster are in
+`Agent` and `Agents` are the interfaces. The agent of this machine is implemented here; the agents of a cluster are in
 `service.kubernetes`.
 """
 
@@ -22,33 +22,33 @@ from gpushare_spawner.model.template import Template
 
 
 class UnconfirmedSession(BaseModel):
-    """A session that is only in a node's report: its identity is not confirmed, and it is not counted."""
+    """A session that is only in a node's report. Its identity is not confirmed, and it is not counted."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     id: str
-    """The id in the report: any text."""
+    """The id in the report, which can be any text."""
     since: float
-    """The time at which the service saw it first, in seconds since the epoch."""
+    """The time at which the service first saw it, in seconds since the epoch."""
 
 
 class KnownReport(Report):
     """A node's report with only those `sessions` that have a confirmed identity.
 
-    On Kubernetes the protected annotations of a node's pods decide the user and the share of a session
-    (`service.kubernetes.pod_sessions.joined_report`). On one machine the agent repeats the values that the hub's
-    spawner gave when it opened the session, on a protected socket (`MachineAgent`). A report adds figures to these
-    sessions, and never adds a session. No other place makes a KnownReport, and `Agent.report` returns nothing else.
+    On Kubernetes, the protected annotations of a node's pods determine a session's user and share
+    (`service.kubernetes.pod_sessions.joined_report`). On one machine, the agent repeats the values that the hub's
+    spawner sent when it opened the session, on a protected socket (`MachineAgent`). A report adds figures to these
+    sessions, and never adds a session. Nothing else creates a KnownReport, and `Agent.report` returns nothing else.
     """
 
     unconfirmed: tuple[UnconfirmedSession, ...] = ()
     """Sessions without a confirmed identity, shown to admins."""
     others: tuple[SessionReport, ...] = ()
-    """Units of pods of other hubs, and of older pods of the same sessions: only units, without users."""
+    """Units of other hubs' pods and of older pods of the same sessions, without users."""
 
     @property
     def allocated_to(self) -> tuple[SessionReport, ...]:
-        """The sessions that have units of the node's GPUs, including sessions of other hubs."""
+        """The sessions that hold units of the node's GPUs, including those of other hubs."""
         return self.sessions + self.others
 
     @classmethod
@@ -59,17 +59,17 @@ class KnownReport(Report):
         unconfirmed: tuple[UnconfirmedSession, ...] = (),
         others: tuple[SessionReport, ...] = (),
     ) -> KnownReport:
-        """Return a report with these sessions instead of its own."""
+        """Return the report with these sessions instead of its own."""
         return cls.model_construct(
             **{**dict(report), "sessions": sessions, "unconfirmed": unconfirmed, "others": others}
         )
 
 
 class Agent(Protocol):
-    """The interface of a node's agent for the service.
+    """The service's interface to a node's agent.
 
-    Implementations: `MachineAgent` on this machine, `service.kubernetes.cluster.NodeAgent` in a cluster. Methods raise
-    `AgentUnreachable` or `ControlRefused`.
+    The implementations are `MachineAgent` for this machine and `service.kubernetes.cluster.NodeAgent` for a cluster.
+    Methods raise `AgentUnreachable` or `ControlRefused`.
     """
 
     async def report(self) -> KnownReport: ...
@@ -82,20 +82,20 @@ class Agent(Protocol):
     async def carried_out(self, request: TierRequest, /) -> bool:
         """Wait until the session has the tier that an earlier call of `send` requested, and return True.
 
-        False: the agent has not confirmed it in time, and can still carry it out. Refused with code ``busy`` if the
-        session has got another tier since.
+        Return False if the agent has not confirmed it in time; it may still carry it out. Raises ControlRefused with
+        code ``busy`` if the session has since changed to another tier.
         """
 
 
 class Agents(Protocol):
-    """The agents of all nodes; nodes of a cluster come and go."""
+    """The agents of all nodes. A cluster's nodes can change."""
 
     def __iter__(self) -> Iterator[Agent]: ...
 
     async def asking(self) -> Sequence[Agent]:
-        """Wait until notebook servers ask something of the service, and return the agents of their nodes.
+        """Wait until notebook servers have asks for the service, and return the agents of their nodes.
 
-        The same agents can be returned again until an answer has reached them.
+        The same agents can be returned repeatedly until an answer has reached them.
         """
 
 
@@ -107,11 +107,11 @@ class NodeSnapshot:
     report: KnownReport | None
     problem: str = ""
     age: float = 0.0
-    """Age of the report in seconds; it does not contain later events."""
+    """Age of the report in seconds. The report has no later events."""
 
 
 async def ask(agent: Agent) -> NodeSnapshot:
-    """Return the agent's report. Raises nothing: ``problem`` has the reason of a failure."""
+    """Return the agent's report. Raises nothing; ``problem`` has the reason for a failure."""
     try:
         report = await agent.report()
         return NodeSnapshot(agent, report, age=agent.report_age())
@@ -120,7 +120,7 @@ async def ask(agent: Agent) -> NodeSnapshot:
 
 
 async def ask_all(agents: Iterable[Agent]) -> list[NodeSnapshot]:
-    """Ask all agents at once; a failure does not delay the others."""
+    """Read the reports of all agents concurrently. A failure does not delay the others."""
     return list(await asyncio.gather(*(ask(agent) for agent in agents)))
 
 
@@ -130,7 +130,7 @@ def answered(snapshots: Iterable[NodeSnapshot]) -> list[KnownReport]:
 
 
 class RecentReports:
-    """Reports that are at most ``max_age`` seconds old: many open dashboards cost each agent one request a second."""
+    """Cache of reports at most ``max_age`` seconds old. Many open dashboards cost each agent one request a second."""
 
     def __init__(self, agents: Iterable[Agent], max_age: float = 1.0) -> None:
         self._agents = agents
@@ -148,36 +148,37 @@ class RecentReports:
             return self._snapshots
 
     def outdated(self) -> None:
-        """Mark the reports as old: the next caller requests new reports."""
+        """Mark the reports as outdated, so that the next caller requests new ones."""
         self._requested_at = float("-inf")
 
 
 LONG_POLL = 30.0
-"""Seconds for which the agent holds back the answer while no notebook server asks anything."""
+"""Seconds for which the agent delays its answer while there are no asks."""
 AGENT_BACK = 1.0
-"""Seconds between two attempts while the agent does not answer."""
+"""Seconds between attempts while the agent does not answer."""
 
 
 class NoAgents(RuntimeError):
-    """The options give no usable way to the agents; the text states the reason."""
+    """Error: the agents cannot be used with these options. The text states the reason."""
 
 
 ClusterAgents = Callable[
     [str, bool, Callable[[], None], str, Callable[[], Mapping[str, Template]]], AbstractAsyncContextManager[Agents]
 ]
-"""`service.kubernetes.agents.agents_of_cluster`, which cli.py passes: only a cluster needs its packages."""
+"""Type of `service.kubernetes.agents.agents_of_cluster`, which cli.py passes, because only a cluster needs its
+packages."""
 
 
 class MachineAgent(AgentClient):
     """The agent of this machine, an `Agent`.
 
-    Its report is as reliable as the hub's own list of sessions: only a request of the hub's spawner on the control
-    socket opens a session, with its user, server, template and share. Only root and the agent's own user can use that
+    Its report is as reliable as the hub's own list of sessions: only a request from the hub's spawner on the control
+    socket opens a session, with its user, server, template and share. Only root and the agent's user can use that
     socket and write the agent's state, and no message on a session's socket changes these fields.
     """
 
     async def report(self) -> KnownReport:
-        """Return the agent's report: the hub has opened all its sessions."""
+        """Return the agent's report. The hub has opened all its sessions."""
         report = await super().report()
         return KnownReport.of(report, report.sessions)
 
@@ -192,13 +193,13 @@ class MachineAgents:
         return iter([self._agent])
 
     async def asking(self) -> Sequence[Agent]:
-        """Wait until notebook servers ask something. Asks the agent once in `LONG_POLL` seconds."""
+        """Wait until notebook servers have asks. Query the agent once every `LONG_POLL` seconds."""
         while True:
             try:
                 if await self._agent.asked(LONG_POLL):
                     return [self._agent]
             except ControlRefused:
-                # an older agent without this request; it can be updated
+                # an older agent without this request, which may be updated later
                 await asyncio.sleep(LONG_POLL)
             except AgentUnreachable:
                 await asyncio.sleep(AGENT_BACK)

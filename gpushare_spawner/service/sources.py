@@ -1,4 +1,4 @@
-"""Snapshots of all data that pages, the API and metrics show, and their sources: agents, hub, templates, culler."""
+"""Snapshots of all data for pages, the API and metrics, and their sources: agents, hub, templates, culler."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AVAILABLE: tuple[Kind, ...] = ("lent", "free")
 
 @dataclass(frozen=True)
 class ServiceSnapshot:
-    """Agents, decisions, templates and queue at one instant."""
+    """The reports, decisions, templates and queue at one instant."""
 
     taken_at: float
     """Seconds since the epoch."""
@@ -40,14 +40,14 @@ class ServiceSnapshot:
     pending: Sequence[HubServer] | None = None
     """The servers that the hub is starting; None: unknown."""
     waiting: Sequence[WaitingSpawn] | None = None
-    """The spawns that wait; None: unknown."""
+    """The waiting spawns; None: unknown."""
     quotas: Quotas | None = None
     notes: Sequence[str] = ()
-    """Sentences for callers that see all sessions."""
+    """Sentences for callers who see all sessions."""
     version: int = 0
-    """Grows with each change."""
+    """Version number, which increases with each change."""
     orders: dict[str, list[SessionDecision]] = field(default_factory=dict)
-    """The rows in each requested order; a cache of `api.reading`."""
+    """Cache of `api.reading`: the rows in each requested order."""
 
     @cached_property
     def reports(self) -> list[KnownReport]:
@@ -56,7 +56,7 @@ class ServiceSnapshot:
 
     @cached_property
     def by_id(self) -> Mapping[str, SessionDecision]:
-        """The sessions by id; of two sessions with the same id, the younger."""
+        """The sessions by id. Of two sessions with the same id, the younger."""
         return {row.session.id: row for row in sorted(self.decisions, key=lambda row: row.session.opened_at)}
 
     @cached_property
@@ -69,15 +69,15 @@ class ServiceSnapshot:
 
     @cached_property
     def to_own(self) -> UnitsToOwn:
-        """Units for offers of a restart; none while spawns wait.
+        """Units for restart offers; none while spawns wait.
 
-        A restarted session would wait behind them, and free units can be held for one of them.
+        A restarted session would wait behind those spawns, and free units may be held for one of them.
         """
         return UnitsToOwn(self.reports if not self.waiting else ())
 
     @cached_property
     def usage(self) -> QuotaUsage | None:
-        """Use of the quotas; None: there are no quotas."""
+        """The use of the quotas; None if there are no quotas."""
         return quota_use(self.quotas, self.reports) if self.quotas is not None else None
 
     @cached_property
@@ -96,7 +96,7 @@ class ServiceSnapshot:
 
     @cached_property
     def counted_gpus(self) -> list[tuple[KnownReport, GpuReport]]:
-        """Each GPU once, with its node's report. A GPU that several nodes report counts for the node that has it."""
+        """Each GPU once, with its node's report. A GPU that several nodes report counts for its owner node."""
         node_of = {uuid: nodes[0] for uuid, nodes in doubled_gpus(self.reports).items()}
         return [
             (report, gpu)
@@ -107,7 +107,7 @@ class ServiceSnapshot:
 
     @cached_property
     def available_units(self) -> int:
-        """The lent and free units of the GPUs that take new sessions."""
+        """The lent and free units of the GPUs that accept new sessions."""
         return sum(
             units_of(self.bars[report.node, gpu.uuid], kind)
             for report, gpu in self.counted_gpus
@@ -132,16 +132,16 @@ class DashboardSources:
     context: ActionContext
     reports: RecentReports
     decide: Callable[[Sequence[NodeSnapshot], Mapping[str, Template], float], list[SessionDecision]]
-    """The culler's decisions on the sessions of these reports at an instant."""
+    """Function that returns the culler's decisions on the sessions of these reports at an instant."""
     notes: Callable[[], Sequence[str]] = lambda: ()
-    """Sentences for admins: missing scopes, templates with errors."""
+    """Function that returns sentences for admins: missing scopes, templates with errors."""
     progress: Callable[[Sequence[HubServer]], Awaitable[Mapping[tuple[str, str], QueueProgress]]] = _no_progress
-    """Returns the queue progress that the hub shows to the users of these spawns, by user and server name."""
+    """Function that returns the queue progress that the hub shows to these spawns' users, by user and server name."""
 
     async def take(self, with_progress: bool = True) -> ServiceSnapshot:
-        """Return a snapshot of all data now.
+        """Return a snapshot of all current data.
 
-        ``with_progress``: request also the progress that the hub shows to the users of waiting spawns. Without any
+        ``with_progress``: whether to also request the progress that the hub shows to waiting spawns' users. Without any
         report, it is unknown which spawns wait.
         """
         context, snapshots = self.context, await self.reports.snapshots()

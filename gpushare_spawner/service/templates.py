@@ -1,8 +1,8 @@
 """The templates in force under the admin's idle policy, and the quotas, for the culler and the dashboard.
 
-`SessionTemplates` has the templates with the idle actions that apply to each user's sessions. Functions at the end
-choose the templates with a share that a running session can change to. `service.actions.share` checks whether the units
-are free and a quota allows them.
+`SessionTemplates` has the templates with the idle actions that apply to each user's sessions. The functions at the end
+select the templates to whose share a running session can change. `service.actions.share` checks whether the units are
+free and whether a quota allows them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from gpushare_spawner.service.hub.client import HubUser
 from gpushare_spawner.templates.folder import Policy, PolicyFolder, described
 
 GroupsOf = Callable[[str], Collection[str] | None]
-"""Returns a user's groups; None: unknown."""
+"""Function that returns a user's groups; None: unknown."""
 
 
 def unknown_groups(user: str) -> None:
-    """Return None: no groups are known."""
+    """Return None, because no groups are known."""
 
 
 class UserGroups:
-    """The groups of the users of running servers, by the hub's last list."""
+    """The groups of running servers' users, from the hub's last list."""
 
     def __init__(self, users: Callable[[], Iterable[HubUser] | None]) -> None:
         self._users = users
@@ -46,7 +46,7 @@ class UserGroups:
 
 
 class SessionTemplates(Mapping[str, Template]):
-    """Templates by name. As a mapping it shows the templates for users without a group of the policy."""
+    """Templates by name. As a mapping, it has the templates for users without a group in the policy."""
 
     def __init__(
         self,
@@ -61,16 +61,16 @@ class SessionTemplates(Mapping[str, Template]):
         self._groups_of = groups_of
         self._layers = layers or LayersFile()
         self._made: dict[tuple[str, str | None], Template] = {}
-        """Templates by name and group of the policy; empty: no group, None: unknown."""
+        """Templates by name and policy group; empty: no group; None: unknown."""
 
     @classmethod
     def of(cls, templates: Mapping[str, Template]) -> SessionTemplates:
-        """Return the argument if it is of this class, else its templates without a policy."""
+        """Return the argument if it is an instance of this class, else its templates without a policy."""
         return templates if isinstance(templates, cls) else cls(templates)
 
     @property
     def quiet_until(self) -> QuietUntil:
-        """The earliest time of an idle action."""
+        """Function that returns the earliest time of an idle action."""
         return self._policy.quiet_until if self._policy is not None else never_quiet
 
     def native(self, template: Template) -> bool:
@@ -114,10 +114,10 @@ class SessionTemplates(Mapping[str, Template]):
 
 
 class TemplateSource:
-    """The folder of templates, read again when files change. Call it to get the templates."""
+    """The folder of templates, reread when files change. Call it to get the templates."""
 
     def __init__(self, path: Path, groups_of: GroupsOf = unknown_groups) -> None:
-        """Read the folder. ``groups_of``: a user's groups, for the idle policy."""
+        """Read the folder. ``groups_of`` returns a user's groups, for the idle policy."""
         self.path = path
         self._folder = PolicyFolder(path)
         self._groups_of = groups_of
@@ -154,7 +154,7 @@ def templates_of_kind(
 ) -> list[Template]:
     """Return the templates with a share of one GPU of the session's kind, and with memory of the same kind.
 
-    ``gpus``: of the session's node. Empty for a session on several GPUs: it has whole GPUs.
+    ``gpus``: those of the session's node. The result is empty for a session on several GPUs, because it has whole GPUs.
     """
     on = [gpu for gpu in gpus if gpu.uuid in session.gpus]
     own = templates.get(session.template)
@@ -175,7 +175,7 @@ def templates_of_kind(
 
 
 def allowed(templates: Iterable[Template], user: str, groups: Collection[str] | None) -> list[Template]:
-    """Return the templates that a user may use. ``groups``: the user's groups; None: unknown, no group counts."""
+    """Return the templates that a user may use. ``groups``: the user's groups; None: unknown, treated as none."""
     return [template for template in templates if template.access.allows(user, frozenset(groups or ()))]
 
 
@@ -185,5 +185,5 @@ def units_of(template: Template) -> int:
 
 
 def other_units(session: SessionReport, templates: Iterable[Template]) -> tuple[int, ...]:
-    """Return the shares of templates in units, without the session's own, the smallest first."""
+    """Return the templates' shares in units, without the session's own, smallest first."""
     return tuple(sorted({units_of(template) for template in templates} - {session.share_units, 0}))

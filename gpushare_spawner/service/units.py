@@ -1,4 +1,4 @@
-"""The units of GPUs for pages, the API and metrics. Pure.
+"""GPUs' units for pages, the API and metrics. Pure.
 
 `gpu_bar` shows a GPU's units as a bar of owned, borrowed, lent and free units. `UnitsToOwn` finds a node where a
 borrower could own its full share after a restart.
@@ -18,14 +18,14 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.request import suits
 
 Kind = Literal["owned", "borrowed", "lent", "free"]
-"""Owned: guaranteed to their owner, also while it is idle. Borrowed: lent, and used by another session. Lent: lent, and
-not borrowed. Free: not allocated."""
+"""Kinds of units. Owned: guaranteed to their owner, even while it is idle. Borrowed: lent and used by another session.
+Lent: lent and not borrowed. Free: not allocated."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment of the bar. ``session``: the id of the session that uses it (owned, borrowed) or lends it."""
+    """A segment of the bar. ``session``: the id of the session that uses the units (owned, borrowed) or lends them."""
 
     kind: Kind
     units: int
@@ -33,9 +33,9 @@ class Segment:
 
 
 def gpu_bar(gpu: GpuReport, sessions: Iterable[SessionReport]) -> list[Segment]:
-    """Return the GPU's bar, from the sessions of its node, the oldest first.
+    """Return the GPU's bar from its node's sessions, oldest first.
 
-    The units add up to the GPU's capacity, or to the allocated units if these are more.
+    The units add up to the GPU's capacity, or to the allocated units if those exceed it.
     """
     here = sorted(
         (session for session in sessions if gpu.uuid in session.gpus),
@@ -69,7 +69,7 @@ def units_of(bar: Iterable[Segment], kind: Kind) -> int:
 
 
 class UnitsToOwn:
-    """Units without an owner, on all nodes. They are counted once, at the first call of `node_for`."""
+    """Units without an owner on all nodes. They are counted once, at the first call of `node_for`."""
 
     def __init__(self, reports: Sequence[Report]) -> None:
         self._reports = reports
@@ -77,9 +77,9 @@ class UnitsToOwn:
     def node_for(self, session: SessionReport, template: Template | None) -> str | None:
         """Return the first node with enough units without an owner.
 
-        None if there is no such node, or the session has all its units. Units that idle sessions lend do not count: a
-        session that restarts on them would borrow again. The session's own units count as free, since a restart
-        releases them. The template counts as it is now. CPU and memory of nodes are not checked.
+        Return None if there is no such node or the session has all its units. Units that idle sessions lend do not
+        count, because a session that restarts on them would borrow again. The session's own units count as free,
+        because a restart releases them. The current template applies. The nodes' CPU and memory are not checked.
         """
         if session.tier is not Tier.ACTIVE or session.borrowed_now >= session.borrowed_units:
             return None
@@ -98,7 +98,7 @@ class UnitsToOwn:
 
     @cached_property
     def _free(self) -> list[tuple[str, list[tuple[GpuReport, int, Counter[str]]]]]:
-        """The nodes with their GPUs that take native sessions: free units of each, and owned units by session."""
+        """The nodes with their GPUs for native sessions, each with its free units and owned units by session."""
         nodes = []
         for report in self._reports:
             owned: dict[str, Counter[str]] = {gpu.uuid: Counter() for gpu in report.gpus}

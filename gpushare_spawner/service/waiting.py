@@ -1,8 +1,8 @@
-"""The queue of spawns and the use of quotas, derived from the hub and the agents' reports. Pure.
+"""The queue of spawns and the use of quotas, from the hub's list and the agents' reports. Pure.
 
 A spawn waits if the hub is starting its server and no agent reports its share. The queue itself is in the hub's process
-(`spawner.queue`). The queue progress that the hub shows to a spawn's user has precedence; without it, positions follow
-the queue's rule.
+(`spawner.queue`). The queue progress that the hub shows to a spawn's user takes precedence; without it, positions
+follow the queue's rule.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from gpushare_spawner.quota.accounts import Charge, QuotaAccounts, QuotaUsage
 from gpushare_spawner.service.hub.client import HubServer
 
 PendingServers = Callable[[], Awaitable[Sequence[HubServer] | None]]
-"""Returns the servers that the hub is starting, the longest wait first; None: unknown."""
+"""Function that returns the servers that the hub is starting, longest wait first; None: unknown."""
 
 
 async def pending_unknown() -> None:
-    """Return None: the servers that the hub is starting are unknown."""
+    """Return None, because the servers that the hub is starting are unknown."""
 
 
 @dataclass(frozen=True)
 class WaitingSpawn:
-    """One spawn that waits for a GPU."""
+    """A spawn that waits for a GPU."""
 
     server: HubServer
     template: Template
     position: int
-    """Position in the queue, first = 1: only spawns that could use the same GPUs count."""
+    """Position in the queue, first = 1. Only spawns that could use the same GPUs count."""
     progress: QueueProgress | None = None
     """The progress that the hub shows to its user; None: unknown."""
 
@@ -43,10 +43,10 @@ def waiting_spawns(
     reports: Sequence[Report],
     templates: Mapping[str, Template],
 ) -> list[WaitingSpawn]:
-    """Return the spawns that wait.
+    """Return the waiting spawns.
 
-    ``pending``: the hub's servers, the longest wait first; ``reports``: of all agents. A spawn does not wait if its
-    template has no GPU, or if an agent reports its share.
+    ``pending``: the hub's servers, longest wait first; ``reports``: those of all agents. A spawn does not wait if its
+    template has no GPU or if an agent reports its share.
     """
     placed = {(session.user, session.server) for report in reports for session in report.sessions}
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
@@ -66,9 +66,9 @@ def waiting_spawns(
 def in_order(
     waiting: Sequence[WaitingSpawn], progress_of: Mapping[tuple[str, str], QueueProgress]
 ) -> Sequence[WaitingSpawn]:
-    """Return the spawns with the progress that the hub shows to their users, in the order of its queue.
+    """Return the spawns with the progress that the hub shows to their users, in the hub's queue order.
 
-    ``progress_of``: by user and server name.
+    ``progress_of``: the progress by user and server name.
     """
     if not progress_of:
         return waiting
@@ -82,7 +82,7 @@ def in_order(
 
 
 def quota_use(quotas: Quotas, reports: Iterable[Report]) -> QuotaUsage:
-    """Return the use of the quotas by the sessions of all reports."""
+    """Return the use of the quotas by the sessions in all reports."""
     accounts = QuotaAccounts(quotas)
     usage = QuotaUsage(accounts)
     for report in reports:

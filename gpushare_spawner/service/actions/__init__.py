@@ -1,1 +1,1 @@
-"""Actions of users and admins on sessions: keep, release, stop and so on. The API and the asks call them."""
+"""Actions of users and admins on sessions, such as keep, release and stop. The API and the asks call them."""

@@ -1,12 +1,13 @@
 """Common parts of the actions: their context, actor, target, outcome and refusal, and the log of actions.
 
-The actions are functions of the modules `keeps`, `share`, `restart` and `drains`, each with the `ActionContext` as its
-first argument. They serve the REST API, the asks of notebook servers and the culler. Each returns an `ActionOutcome`,
-or raises `ActionRefused` with a sentence and a code, and each is idempotent. They check limits and not the actor's
-right to act on the target: the API does so for each operation, and a notebook server asks only for its own session.
+The actions are functions in the modules `keeps`, `share`, `restart` and `drains`, each with the `ActionContext` as its
+first argument. They serve the REST API, the asks of notebook servers, and the culler. Each action is idempotent, and
+returns an `ActionOutcome` or raises `ActionRefused` with a sentence and a code. Actions check limits, but not the
+actor's right to act on the target: the API checks that for each operation, and a notebook server asks only for its own
+session.
 
-Each action with an effect is logged as one line with its figures and entered in the history. Controls have one writer
-for each user at a time.
+Each action that has an effect is logged on one line with its figures and recorded in the history. A lock per user
+serializes changes of controls.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ from gpushare_spawner.wording import actions as words
 
 @dataclass(frozen=True)
 class Actor:
-    """The person that acts, or a program on a person's behalf."""
+    """The person who acts, or a program on a person's behalf."""
 
     name: str
     is_admin: bool = False
-    """An admin may act on the sessions of all users, without limits."""
+    """Whether the actor is an admin, who may act on all users' sessions without limits."""
 
 
 @dataclass(frozen=True)
 class ActionOutcome:
-    """The outcome of an action. The same action a second time changes nothing."""
+    """The outcome of an action. Repeating the action changes nothing."""
 
     changed: bool
     text: str
-    """A sentence or two for the actor."""
+    """One or two sentences for the actor."""
 
 
 class RefusalCode(StrEnum):
@@ -66,11 +67,11 @@ class RefusalCode(StrEnum):
 
     BAD_REQUEST = "bad-request"
     LIMIT = "limit"
-    """A limit of the template or of the service does not allow it."""
+    """A limit of the template or the service does not allow the action."""
     CAPACITY = "capacity"
-    """The GPU has not enough free units, or spawns wait for them."""
+    """The GPU has too few free units, or spawns wait for them."""
     BUSY = "busy"
-    """The session works on the GPU, or has changed meanwhile: try again."""
+    """The session works on the GPU or has changed in the meantime. The actor can try again."""
     UNKNOWN_SESSION = "unknown-session"
     OLDER_AGENT = "older-agent"
     """The agent of the session's node is too old for this action."""
@@ -81,7 +82,7 @@ class RefusalCode(StrEnum):
 class ActionRefused(Exception):
     """A refused action: nothing was changed. The text is a sentence for the actor.
 
-    ``to_admins``: the sentence for readers that may see all, where it has more detail.
+    ``to_admins``: a more detailed sentence for readers who may see everything.
     """
 
     def __init__(self, text: str, code: RefusalCode, to_admins: str | None = None) -> None:
@@ -93,16 +94,16 @@ class ActionRefused(Exception):
 
 @dataclass(frozen=True)
 class ReceivedAsk:
-    """An ask of a session's notebook server, with the time of the service's clock."""
+    """An ask of a session's notebook server, with its time on the service's clock."""
 
     ask: Ask
-    """The ask. Its instant is by the agent's clock."""
+    """The ask. Its time is on the agent's clock."""
     at: float
-    """Time of the ask by the service's clock: seconds since the epoch."""
+    """Time of the ask on the service's clock, seconds since the epoch."""
 
 
 class Target(Protocol):
-    """The session of an action, from the last report. A `SessionDecision` is a target."""
+    """The session that an action affects, from the last report. A `SessionDecision` is a target."""
 
     @property
     def agent(self) -> Agent: ...
@@ -115,7 +116,7 @@ class Target(Protocol):
 
 
 async def current(target: Target) -> SessionReport:
-    """Return the session as its agent reports it now. Raises ActionRefused."""
+    """Return the session as its agent currently reports it. Raises ActionRefused."""
     with refusals():
         session = (await target.agent.report()).session(target.session.id)
     if session is None:
@@ -125,7 +126,7 @@ async def current(target: Target) -> SessionReport:
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Translate the errors of agents and of the hub to ActionRefused."""
+    """Translate errors of the agents and the hub to ActionRefused."""
     try:
         yield
     except ControlRefused as error:
@@ -145,12 +146,12 @@ def refusals() -> Iterator[None]:
 
 
 def _agent_refused(why: str) -> ActionRefused:
-    """Return the refusal. ``why`` is for admins; it can name sockets, namespaces and pods."""
+    """Return the refusal. ``why`` is for admins, because it can name sockets, namespaces and pods."""
     return ActionRefused(words.AGENT_FAILED, RefusalCode.AGENT_UNAVAILABLE, to_admins=words.agent_failed(why))
 
 
 def hub_refused(error: HubFailed, sentence: Callable[[str], str]) -> ActionRefused:
-    """Return the refusal after an error of the hub. ``sentence`` makes the sentence from the error's text."""
+    """Return the refusal for an error of the hub. ``sentence`` builds the sentence from the error's text."""
     return ActionRefused(sentence(error.to_users), RefusalCode.HUB_UNAVAILABLE, to_admins=sentence(str(error)))
 
 
@@ -159,11 +160,11 @@ log = logging.getLogger("gpushare.service.actions")
 RESTART = "restart"
 """The name of a restart in the history."""
 CULLER = "culler"
-"""The actor in the log and in the history, where no person acts."""
+"""The actor in the log and the history if no person acts."""
 
 
 class ActionLog:
-    """The log of actions. ``record`` enters an action in the history; ``clock``: seconds since the epoch."""
+    """The log of actions. ``record`` adds an action to the history; ``clock`` returns seconds since the epoch."""
 
     def __init__(self, record: Callable[[Action], None], clock: Callable[[], float]) -> None:
         self._record = record
@@ -181,9 +182,9 @@ class ActionLog:
         reason: str = "",
         dry_run: bool = False,
     ) -> float:
-        """Log an action on a session, and return its time in seconds since the epoch.
+        """Log an action on a session. Return its time in seconds since the epoch.
 
-        ``units``: its effective units afterwards, on each of its GPUs; None: as before.
+        ``units``: the effective units after the action, on each of its GPUs; None: unchanged.
         """
         entry = Action.on(session, node, self._clock(), action, actor, group_of_session(session, {}))
         units = units if units is not None else entry.units
@@ -214,7 +215,7 @@ class ActionLog:
 
 
 def line(action: Action) -> str:
-    """Return an action as ``name=value`` pairs (logfmt), without empty values; the log has the time."""
+    """Return an action as ``name=value`` pairs (logfmt), without empty values. The log adds the time."""
     pairs = asdict(action) | {"at": "", "dry_run": "true" if action.dry_run else ""}
     return " ".join(f"{name}={_value(value)}" for name, value in pairs.items() if value != "")
 
@@ -225,13 +226,14 @@ def _value(value: object) -> str:
 
 
 _TURN_AROUND = frozenset(range(0x202A, 0x202F)) | frozenset(range(0x2066, 0x206A))
-"""Unicode's marks that change the direction of the text after them (UAX 9). Letters have a direction without them."""
+"""Unicode marks that change the direction of the text after them (UAX 9). Letters have a direction without such
+marks."""
 
 
 def harmless(text: str) -> str:
-    """Return a text without a terminal's control characters, and without marks that change the direction of text.
+    """Return a text without control characters and without marks that change the text's direction.
 
-    `gpushare status` prints messages in users' terminals. Line breaks stay.
+    `gpushare status` prints messages in users' terminals. Line breaks are preserved.
     """
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return "\n".join("".join(map(_shown, line)) for line in lines).strip()
@@ -240,12 +242,12 @@ def harmless(text: str) -> str:
 def _shown(letter: str) -> str:
     if ord(letter) in _TURN_AROUND:
         return ""
-    # control characters of both kinds, and line separators that only some programs support
+    # control characters, and line separators that only some programs support
     return " " if unicodedata.category(letter) in ("Cc", "Zl", "Zp") else letter
 
 
 PAUSES = (0.3, 1.0)
-"""Pauses in seconds before a write is repeated, where the agent changed the session's pod at the same time."""
+"""Pauses in seconds before a write is repeated because the agent changed the session's pod at the same time."""
 
 
 @dataclass(frozen=True)
@@ -257,14 +259,14 @@ class RunningRestart:
 
 
 WAIT_BOUNDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-"""Upper bounds of the buckets of waits in seconds: from an immediate placement to an hour in the queue."""
+"""Upper bounds of the histogram buckets of waits, in seconds: from an immediate placement to an hour in the queue."""
 
 
 Component = Literal["agent", "hub", "session", "round"]
 
 
 class SpawnWaits:
-    """The waits of a template's spawns, by length."""
+    """Histogram of the waits of a template's spawns."""
 
     def __init__(self) -> None:
         self._buckets = [0] * (len(WAIT_BOUNDS) + 1)
@@ -276,28 +278,28 @@ class SpawnWaits:
         self.seconds += seconds
 
     def cumulative(self) -> list[int]:
-        """Return the numbers of waits of at most each of `WAIT_BOUNDS`, and the number of all waits."""
+        """Return the number of waits up to each of `WAIT_BOUNDS`, and the total number."""
         return list(accumulate(self._buckets))
 
 
 class Counters:
-    """Counts idle actions, notices, failures, and waits of spawns since the start of the service.
+    """Counters of idle actions, notices, failures, and waits of spawns since the start of the service.
 
-    For the metrics only: no decision depends on them.
+    Only the metrics use them; no decision depends on them.
     """
 
     def __init__(self) -> None:
         self.actions: Counter[Tier] = Counter()
         self.notices: Counter[Tier] = Counter()
         self.withdrawn: Counter[Tier] = Counter()
-        """Notices that were withdrawn."""
+        """Number of withdrawn notices, by tier of the action."""
         self.failures: Counter[Component] = Counter()
         self.waits: dict[str, SpawnWaits] = {}
         """Waits of spawns that got a GPU, by template."""
         self.given_up: Counter[str] = Counter()
-        """Spawns that got no GPU, by template."""
+        """Number of spawns that got no GPU, by template."""
         self.last_round: float | None = None
-        """End of the last round in seconds since the epoch; None if no round has ended yet."""
+        """End of the last round, in seconds since the epoch; None if no round has ended yet."""
 
     def waited(self, wait: Wait) -> None:
         if wait.outcome is WaitOutcome.STARTED:
@@ -308,70 +310,71 @@ class Counters:
 
 @dataclass(eq=False)
 class ActionContext:
-    """The parts of the service that actions, the culler and the pages use, and the state of running actions."""
+    """The parts of the service that the actions, the culler and the pages use, and the state of running actions."""
 
     agents: Iterable[Agent]
-    """Iterated over anew each time: nodes of a cluster come and go."""
+    """The agents. Iterate again for each use, because a cluster's nodes change."""
     hub: Hub
     templates: Callable[[], Mapping[str, Template]]
     record: Callable[[Action], None] = lambda action: None
-    """Enters an action in the history."""
+    """Adds an action to the history."""
     clock: Callable[[], float] = time.time
     """Seconds since the epoch."""
     quotas: Callable[[], Quotas | None] = lambda: None
     """Returns the quotas in force."""
     pending: PendingServers = pending_unknown
     journal: History | None = None
-    """Stores running restarts; None: they are not stored."""
+    """The store of running restarts; None: they are not stored."""
     nodes_are_added: bool = False
-    """Later nodes can take shares that no present node can."""
+    """Whether nodes can be added later that can take shares that no current node can."""
     patience: float = 60.0
-    """Seconds that a server has to stop, as the hub's settings `slow_stop_timeout` and `poll_interval` together."""
+    """Maximum seconds to wait for a server to stop: the sum of the hub's settings `slow_stop_timeout` and
+    `poll_interval`."""
 
     def __post_init__(self) -> None:
         self.log = ActionLog(self.record, self.clock)
         self.counters = Counters()
         self.notes = ServerNotes(self.hub)
-        """Notes of stops for the hub's pages."""
+        """Notes about stops for the hub's pages."""
         self.share_lock = asyncio.Lock()
-        """One change of a share at a time: two sessions of an account must not grow beyond its quota together."""
+        """Lock that serializes changes of shares, so that two sessions cannot exceed their account's quota together."""
         self.followed: set[asyncio.Task[None]] = set()
-        """Changes of tiers that wait for an agent's decision after their answer."""
+        """Tier changes that were answered and still wait for an agent's decision."""
         self.restarts: dict[tuple[str, str], RunningRestart] = {}
         """Running restarts, by user and server."""
         self.keeps_began: dict[str, Counter[tuple[str, float]]] = {}
-        """By user: ids of sessions, and when their keeps began. Agents forget the keeps of an ended session, and a user
-        can restart a server at any time."""
+        """Session ids and start times of keeps, by user. Agents discard the keeps of an ended session, and a user can
+        restart a server at any time."""
         self.standing_keeps: dict[str, tuple[str, str, Keep]] = {}
-        """By id of the session: its user, its node and its keep. They count while the node's agent is unavailable."""
+        """User, node and keep, by session id. They count while the node's agent is unavailable."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def reports(self) -> list[KnownReport]:
-        """Return the reports of all agents that answer."""
+        """Return the reports of all available agents."""
         return answered(await ask_all(self.agents))
 
     def template_of(self, session: SessionReport) -> Template | None:
-        """Return the template as it applies to the session's user; None if it is gone."""
+        """Return the template as it applies to the session's user; None if it was removed."""
         return SessionTemplates.of(self.templates()).of_user(session.template, session.user)
 
     def title(self, template: str) -> str:
-        """Return the display name of a template; its name if it is gone."""
+        """Return a template's display name, or its name if it was removed."""
         match = self.templates().get(template)
         return match.display_name if match is not None else template
 
     @contextlib.asynccontextmanager
     async def controls_of(self, target: Target) -> AsyncIterator[tuple[SessionReport, Controls]]:
-        """Lock the controls of the user's sessions against other changes; yield the session and its controls now."""
+        """Lock the controls of the user's sessions, and yield the session and its current controls."""
         async with self._locks.setdefault(target.session.user, asyncio.Lock()):
             yield await self.read_controls(target)
 
     async def read_controls(self, target: Target) -> tuple[SessionReport, Controls]:
-        """Return the session and its controls as they are in force now."""
+        """Return the session and its controls that are in force now."""
         session = await current(target)
         return session, in_force(session.controls, self.clock())
 
     async def write_controls(self, target: Target, controls: Controls, answer: AskAnswer | None = None) -> None:
-        """Set a session's controls, and answer the ask behind them."""
+        """Set a session's controls, and answer the ask that requested them."""
         request = ControlsRequest.of(target.session.id, controls, answer)
         with refusals():
             for pause in (*PAUSES, None):
@@ -386,16 +389,16 @@ class ActionContext:
 
 
 def answer_to(received: ReceivedAsk | None, text: str, at: float) -> AskAnswer | None:
-    """Return the answer that an ask was carried out."""
+    """Return the answer to an ask that was carried out."""
     return None if received is None else AskAnswer(number=received.ask.number, done=True, text=text, at=at)
 
 
 SAME = 5.0
-"""Seconds. A decision that ends within this time of the standing decision is the same: a request that is sent twice."""
+"""Seconds. A decision whose end differs by at most this from the current decision's is the same request, sent twice."""
 
 
 def same_instant(end: float | None, other: float | None) -> bool:
-    """Return whether two decisions end at the same time; None: never."""
+    """Return whether two decisions end at about the same time; None: never."""
     if end is None or other is None:
         return end is other
     return abs(end - other) <= SAME

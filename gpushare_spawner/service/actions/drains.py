@@ -20,26 +20,26 @@ class CordonTarget:
     agent: Agent
     node: str
     gpu: str = ""
-    """UUID; empty: the node."""
+    """The GPU's UUID; empty: the node."""
 
     def name(self, report: Report) -> str:
-        """Return its name for people."""
+        """Return its name for texts."""
         index = next((gpu.index for gpu in report.gpus if gpu.uuid == self.gpu), None)
         return f"GPU {index} of node {self.node}" if index is not None else f"Node {self.node}"
 
 
 async def cordon(context: ActionContext, place: CordonTarget, actor: Actor, reason: str = "") -> ActionOutcome:
-    """Keep new sessions away. A drain becomes a cordon."""
+    """Exclude a GPU or node from new sessions. A drain becomes a cordon."""
     return await _set(context, place, Cordon(gpu=place.gpu, by=actor.name, reason=reason, since=context.clock()))
 
 
 async def drain(
     context: ActionContext, place: CordonTarget, actor: Actor, reason: str = "", stop_after: float | None = None
 ) -> ActionOutcome:
-    """Keep new sessions away, and have the users of present sessions notified.
+    """Exclude a GPU or node from new sessions, and have the users of its running sessions notified.
 
-    ``stop_after``: seconds from now until their servers are stopped; None: never. The culler notifies the users and
-    stops the servers.
+    ``stop_after``: seconds until their servers are stopped; None: never. The culler notifies the users and stops the
+    servers.
     """
     now = context.clock()
     stop_at = now + stop_after if stop_after is not None else None
@@ -48,7 +48,7 @@ async def drain(
 
 
 async def uncordon(context: ActionContext, place: CordonTarget, actor: Actor) -> ActionOutcome:
-    """End a cordon or a drain: new sessions are placed there again."""
+    """End a cordon or drain, so that new sessions are placed there again."""
     with refusals():
         report = await place.agent.report()
         standing = report.cordon(place.gpu)

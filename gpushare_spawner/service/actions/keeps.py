@@ -1,6 +1,6 @@
-"""Actions that change no share: keeps of users, and exemptions and messages of admins.
+"""Actions that change no share: users' keeps, and admins' exemptions and messages.
 
-Changes of shares and tiers: see `share`. Stops and restarts: see `restart`.
+Changes of shares and tiers are in `share`, stops and restarts in `restart`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ EXEMPT, EXEMPTION_ENDED = "exempt", "exempt-ended"
 MESSAGE, MESSAGE_WITHDRAWN = "message", "message-withdrawn"
 """Names of these actions in the history."""
 SAME_MESSAGE = 60.0
-"""Seconds. A message with the same text within this time is the same message."""
+"""Seconds. A message with the same text within this time is treated as the same message."""
 
 
 async def keep(
@@ -62,10 +62,10 @@ async def keep(
     until: float | None = None,
     received: ReceivedAsk | None = None,
 ) -> ActionOutcome:
-    """Keep a share, extend a keep, or let it end sooner. The limits do not apply to a sooner end.
+    """Keep a share, or extend or shorten a keep. The limits do not apply if it is shortened.
 
-    ``seconds``: the length, or ``until``: the end in seconds since the epoch. ``received``: the ask behind this action;
-    the same ask again leads to the same end of the keep.
+    ``seconds``: the length, or ``until``: the end in seconds since the epoch. ``received``: the ask that requested
+    this; repeating the same ask gives the same end of the keep.
     """
     async with context.controls_of(target) as (session, controls):
         now = context.clock()
@@ -91,7 +91,7 @@ async def keep(
 async def end_keep(
     context: ActionContext, target: Target, actor: Actor, received: ReceivedAsk | None = None
 ) -> ActionOutcome:
-    """End a keep: idle actions apply again, each after its notice."""
+    """End a keep. Idle actions apply again, each after its notice."""
     async with context.controls_of(target) as (session, controls):
         if controls.keep is None:
             return ActionOutcome(False, words.NO_KEEP)
@@ -103,7 +103,7 @@ async def end_keep(
 
 
 async def ask_left(context: ActionContext, target: Target) -> ActionOutcome:
-    """Return how many keeps the session's user has left, as a sentence. Changes nothing."""
+    """Return the remaining keeps of the session's user, as a sentence. Changes nothing."""
     session, controls = await context.read_controls(target)
     others, _ = await controls_of_others(context, session)
     now = context.clock()
@@ -111,9 +111,9 @@ async def ask_left(context: ActionContext, target: Target) -> ActionOutcome:
 
 
 def left(context: ActionContext, session: SessionReport, controls: Mapping[str, Controls], now: float) -> KeepsLeft:
-    """Return the keeps that a session's user has left, with the limits.
+    """Return the remaining keeps of the session's user, and the limits.
 
-    ``controls``: in force for all sessions of the user, by their ids.
+    ``controls``: those in force for all of the user's sessions, by id.
     """
     return keeps_left(_rule(context, session), _begun(context, session.user, controls, now), now)
 
@@ -124,17 +124,17 @@ def _rule(context: ActionContext, session: SessionReport) -> KeepRule:
 
 
 def _begun(context: ActionContext, user: str, controls: Mapping[str, Controls], now: float) -> list[float]:
-    """Return when keeps of a user's sessions began, ended keeps included."""
+    """Return the start times of all keeps of a user's sessions, including ended ones."""
     began = _counted(controls)
-    # keeps later than now are from before the clock was set back, and the reports date them as now
+    # keeps after now are from before the clock was set back, and the reports date them as now
     began |= _filtered(context.keeps_began.get(user, Counter()), lambda begin: begin <= now)
     return [begin for _, begin in began.elements()]
 
 
 async def settle(context: ActionContext, target: Target) -> bool:
-    """Remove expired controls, and date keeps of the future as of now. Returns whether that was necessary.
+    """Remove expired controls, and move keeps in the future to now. Return whether that was necessary.
 
-    Otherwise a clock that is set back would restore an expired keep, and keeps would count as of today until the clock
+    Otherwise, a clock that is set back would restore an expired keep, and keeps would count as today's until the clock
     has caught up.
     """
     async with context.controls_of(target) as (session, controls):
@@ -152,7 +152,7 @@ async def settle(context: ActionContext, target: Target) -> bool:
 async def controls_of_others(
     context: ActionContext, session: SessionReport
 ) -> tuple[dict[str, Controls], frozenset[str]]:
-    """Return the controls in force of the user's other sessions, by id, and the nodes whose agents answer."""
+    """Return the controls in force for the user's other sessions, by id, and the nodes with available agents."""
     reports, now = await context.reports(), context.clock()
     controls = {
         other.id: in_force(other.controls, now)
@@ -169,7 +169,7 @@ async def _extended(
     now = context.clock()
     keep = Keep(until=until, since=now, by=actor.name)
     if actor.is_admin:
-        # an admin's keep does not count for the user
+        # an admin's keep does not count against the user's limits
         return controls.model_copy(update={"keep": keep})
     others, nodes = await controls_of_others(context, session)
     began = _begun(context, session.user, others | {session.id: controls}, now)
@@ -187,7 +187,7 @@ async def _extended(
 
 
 def _remember(context: ActionContext, session: SessionReport, node: str, controls: Controls, now: float) -> None:
-    """Remember the keep, and when keeps began, as long as they count."""
+    """Record the keep and the start times of keeps, for as long as they count."""
     standing = {name: entry for name, entry in context.standing_keeps.items() if holds(entry[2], now)}
     if controls.keep is not None:
         standing[session.id] = session.user, node, controls.keep
@@ -221,7 +221,7 @@ def has_to_settle(session: SessionReport, now: float) -> bool:
 async def exempt(
     context: ActionContext, target: Target, actor: Actor, until: float | None = None, reason: str = ""
 ) -> ActionOutcome:
-    """Exempt a session from idle actions until an instant (seconds since the epoch); None: without end."""
+    """Exempt a session from idle actions until an instant (seconds since the epoch); None: indefinitely."""
     reason = harmless(reason)
     async with context.controls_of(target) as (session, controls):
         now = context.clock()
@@ -239,7 +239,7 @@ async def exempt(
 
 
 async def end_exemption(context: ActionContext, target: Target, actor: Actor) -> ActionOutcome:
-    """End an exemption: idle actions apply again, each after its notice."""
+    """End an exemption. Idle actions apply again, each after its notice."""
     async with context.controls_of(target) as (session, controls):
         if controls.exemption is None:
             return ActionOutcome(False, words.NOT_EXEMPT)
@@ -272,9 +272,9 @@ async def message(
 
 
 async def explain(context: ActionContext, target: Target, actor: Actor, text: str) -> bool:
-    """Show the session's user the action of another person, with its reason. Returns False if that failed.
+    """Show the session's user another person's action and its reason. Return False if that failed.
 
-    The action is carried out in any case, and has its own line in the history.
+    The action is carried out in any case, and has a separate entry in the history.
     """
     if actor.name == target.session.user:
         return True
@@ -291,7 +291,7 @@ async def explain(context: ActionContext, target: Target, actor: Actor, text: st
 
 @contextlib.asynccontextmanager
 async def explained_before(context: ActionContext, target: Target, actor: Actor, text: str) -> AsyncIterator[None]:
-    """Show the session's user the end of the server right before it: afterwards no JupyterLab shows it.
+    """Show the session's user the stop of the server just before it, because JupyterLab is gone afterward.
 
     The message is withdrawn if the action fails.
     """
@@ -315,7 +315,7 @@ async def withdraw_messages(
             return ActionOutcome(False, words.NO_MESSAGE)
         for number, shown in enumerate(standing):
             if number:
-                await context.read_controls(target)  # on Kubernetes the pod has changed
+                await context.read_controls(target)  # on Kubernetes, the pod has changed
             with refusals():
                 await target.agent.send(MessageRequest.withdraw(session.id, shown.cause))
     reason = " ".join(shown.text for shown in standing)

@@ -1,10 +1,10 @@
-"""Actions through the hub: restart or stop a session's server, cancel a spawn or put it at the end of the queue.
+"""Actions through the hub: restart or stop a session's server, and cancel or requeue a spawn.
 
-A restart stops the server, then starts it with the options of the same or another template. All checks that are
-possible come first: a server is not stopped for a template that its user may not use, or that no GPU can take. The
-agents' reports name models, units and number of GPUs. The spawner also checks CPU, memory, taints and labels of nodes;
-the service has no right to read nodes. A restart is stored before the server is stopped: if the service is killed, the
-next service starts the server.
+A restart stops the server, then starts it with the options of the same or another template. All possible checks come
+first, so that a server is not stopped for a template that its user may not use or that no GPU can take. The agents'
+reports provide the models, units and number of GPUs. The spawner also checks CPU, memory, taints and labels of nodes,
+which the service may not read. A restart is stored before the server is stopped: if the service is killed, the next
+service starts the server.
 
 The queue is in the hub's process (`spawner.queue`). To requeue a spawn, the service stops the starting server and
 starts it again.
@@ -50,24 +50,25 @@ from gpushare_spawner.wording import spawn_failures, spawn_form
 log = logging.getLogger("gpushare.service.actions")
 
 FINISHED_WITHIN = 600.0
-"""Seconds from the stop of a server within which the next service finishes its restart. Our value: as long as a spawn
-waits in the queue by default; after that its user has begun something else."""
+"""Maximum seconds between the stop of a server and the completion of its restart by the next service. Our choice: the
+default wait of a spawn in the queue; after that, its user has probably turned to other work."""
 RETRY_PAUSE = 5.0
-"""Seconds between two requests to a hub that does not answer."""
+"""Seconds between requests to a hub that does not answer."""
 CANCEL, REQUEUE = "cancel", "requeue"
 """Names of these actions in the history."""
 SPAWN_PATIENCE = 30.0
-"""Seconds that a spawn has to end."""
+"""Maximum seconds to wait for a spawn to end."""
 
 
 def never_placed(template: Template, snapshots: Sequence[NodeSnapshot]) -> str:
-    """Return why no node can take the template's share even without sessions, as a sentence; empty: a node can.
+    """Return the sentence why no node could take the template's share even without sessions; empty if one could.
 
-    Also empty while an agent does not answer, since its node might, and after an error in placement, which is logged.
+    The result is also empty while an agent does not answer, because its node might, and after an error in placement,
+    which is logged.
     """
     if template.gpu is None:
         return ""
-    # sessions end: only the GPUs count
+    # sessions end, so only the GPUs count
     reports = [report.model_copy(update={"sessions": ()}) for report in answered(snapshots)]
     if len(reports) < len(snapshots):
         return ""
@@ -82,10 +83,10 @@ def never_placed(template: Template, snapshots: Sequence[NodeSnapshot]) -> str:
 
 
 async def restart(context: ActionContext, target: Target, actor: Actor, template: str, why: str = "") -> ActionOutcome:
-    """Stop a server, and start it with a template. The same restart again, while it runs, changes nothing.
+    """Stop a server, and start it with a template. Repeating the request while the restart runs changes nothing.
 
-    ``why``: the actor's comment; if another person acts, the session's user reads it before the stop and on the hub's
-    page of the new server.
+    ``why``: the actor's comment. If another person acts, the session's user sees it before the stop and on the hub's
+    page for the new server.
     """
     server = (target.session.user, target.session.server)
     running = context.restarts.get(server)
@@ -93,12 +94,12 @@ async def restart(context: ActionContext, target: Target, actor: Actor, template
         if running.template != template:
             raise ActionRefused(words.RESTARTS_ALREADY, RefusalCode.BUSY)
         return ActionOutcome(False, (await asyncio.shield(running.task)).text)
-    # a client that disconnects leaves no server stopped
+    # a client that disconnects must not leave a server stopped
     return await asyncio.shield(_run(context, server, template, _restart(context, target, actor, template, why)))
 
 
 async def finish_restarts(context: ActionContext) -> None:
-    """Finish the restarts of a service that was killed between the stop of a server and its start."""
+    """Finish the restarts of a service that was killed between the stop and the start of a server."""
     begun = await context.journal.begun_restarts() if context.journal is not None else ()
     tasks = [
         _run(context, (restart.user, restart.server), restart.template, _finish(context, restart)) for restart in begun
@@ -155,7 +156,7 @@ async def _restart(context: ActionContext, target: Target, actor: Actor, name: s
 
 @contextlib.asynccontextmanager
 async def _stored(context: ActionContext, begun: BegunRestart) -> AsyncIterator[None]:
-    """Delete the stored restart when it is over. A restart that the end of the service cancels is not over."""
+    """Delete the stored restart when it is finished. A shutdown of the service does not finish a restart."""
     try:
         yield
     except ActionRefused:
@@ -170,7 +171,7 @@ async def _forget(context: ActionContext, begun: BegunRestart) -> None:
 
 
 async def _start(context: ActionContext, begun: BegunRestart, reason: str) -> ActionOutcome:
-    """Start the server with the new options, or else with its old options, and enter it in the history."""
+    """Start the server with the new options, or else with its old options, and record it in the history."""
     title = context.title(begun.template)
     try:
         await context.hub.start(begun.user, begun.server, begun.options)
@@ -186,11 +187,11 @@ async def _start(context: ActionContext, begun: BegunRestart, reason: str) -> Ac
 
 
 async def _finish(context: ActionContext, begun: BegunRestart) -> ActionOutcome:
-    """Start the server of a restart that was interrupted, unless it runs, or too much time has passed."""
+    """Start the server of an interrupted restart, unless it runs or too much time has passed."""
     reason = words.restarted_by(begun.actor, context.title(begun.template))
     async with _stored(context, begun):
         while True:
-            # This applies even if the clock was set back. By now the user has begun something else.
+            # By now the user has probably turned to other work. abs() covers a clock that was set back.
             if abs(context.clock() - begun.at) > FINISHED_WITHIN:
                 context.log.restart(begun, f"{reason} {words.RESTART_TOO_LATE}")
                 return ActionOutcome(False, words.RESTART_TOO_LATE)
@@ -202,7 +203,7 @@ async def _finish(context: ActionContext, begun: BegunRestart) -> ActionOutcome:
                 if server is None or not (server.ready or server.pending):
                     return await _start(context, begun, f"{reason} {words.RESTART_FINISHED}")
                 if server.pending != "stop":
-                    # the server was not stopped, or it has been started
+                    # the server was not stopped, or has already been started
                     return ActionOutcome(False, words.restarts(context.title(begun.template)))
             await asyncio.sleep(RETRY_PAUSE)
 
@@ -218,7 +219,7 @@ async def _options(
         if most is not None and sum(server.profile == template.name for server in others) >= most:
             raise ActionRefused(spawn_form.limit_reached(most, template.display_name), RefusalCode.LIMIT)
         snapshots = await ask_all(context.agents)
-        # later nodes can take shares that no present node can
+        # nodes that are added later can take shares that no current node can
         if not context.nodes_are_added and (why := never_placed(template, snapshots)):
             raise ActionRefused(why, RefusalCode.CAPACITY)
         account = _account(context, session, template, groups, snapshots)
@@ -227,7 +228,7 @@ async def _options(
             raise
         raise ActionRefused(words.would_refuse(session.user, refused.text), refused.code) from None
     if name == old.profile:
-        # other choices on the card too
+        # including other choices on the card
         return old.options
     return {"profile": name} | ({"quota": account.name} if account is not None and old.quota else {})
 
@@ -239,9 +240,9 @@ def _account(
     groups: frozenset[str] | None,
     snapshots: Sequence[NodeSnapshot],
 ) -> Account | None:
-    """Return the account of the new share, the session's own if its user still has it.
+    """Return the account for the new share: the session's own if its user still has it.
 
-    None if there are no quotas.
+    Return None if there are no quotas.
     """
     quotas = context.quotas()
     if quotas is None or template.gpu is None:
@@ -260,7 +261,7 @@ def _account(
 
 
 def _allowed(templates: Mapping[str, Template], name: str, user: str, groups: frozenset[str] | None) -> Template:
-    """Return the template of that name. ``groups``: of the user; None: unknown."""
+    """Return the template with that name. ``groups``: the user's groups; None: unknown."""
     allowed = [choice for choice in templates.values() if choice.access.allows(user, groups or frozenset())]
     names = [spawn_form.named(choice.display_name, choice.name) for choice in allowed]
     template = templates.get(name)
@@ -275,9 +276,9 @@ def _allowed(templates: Mapping[str, Template], name: str, user: str, groups: fr
 
 
 async def stop(context: ActionContext, target: Target, actor: Actor, why: str = "") -> ActionOutcome:
-    """Stop the server of a session. A named server stays in its user's list.
+    """Stop a session's server. A named server stays in its user's list.
 
-    ``why``: the actor's comment; if another person acts, the session's user reads it before the stop and on the hub's
+    ``why``: the actor's comment. If another person acts, the session's user sees it before the stop and on the hub's
     pages.
     """
     session, reason = target.session, words.stopped_by(actor.name, harmless(why))
@@ -297,7 +298,7 @@ async def stop(context: ActionContext, target: Target, actor: Actor, why: str = 
 
 
 async def cancel(context: ActionContext, user: str, name: str, actor: Actor, why: str = "") -> ActionOutcome:
-    """End a spawn. ``name``: of the server. ``why``: the comment for its user, unless the user is the actor."""
+    """Cancel a spawn. ``name``: the server's name. ``why``: the comment for its user, unless the user is the actor."""
     with refusals():
         server = await _waiting(context, user, name)
         if server is None:
@@ -330,7 +331,7 @@ async def requeue(context: ActionContext, user: str, name: str, actor: Actor, wh
 
 
 async def _waiting(context: ActionContext, user: str, name: str) -> HubServer | None:
-    """Return the server if it is starting, or else None."""
+    """Return the server if it is starting, otherwise None."""
     server = await context.hub.server(user, name)
     if server is not None and server.ready and not server.pending:
         raise ActionRefused(words.RUNS_ALREADY, RefusalCode.BUSY)

@@ -1,8 +1,8 @@
 """Changes of a running session's share and tier, by its user or by an admin.
 
-A user changes the share within templates and quota, and can release it; an admin can set any share and any tier. Only
-the agent decides whether units are free: a spawn or another change can take them at the same time. Idle actions: see
-`service.culler`.
+A user can change the share within the limits of templates and quota, and can release it; an admin can set any share and
+any tier. Only the agent decides whether units are free, because a spawn or another change can take them at the same
+time. Idle actions are in `service.culler`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from gpushare_spawner.wording import service as quota_words
 log = logging.getLogger("gpushare.service.actions")
 
 SHARE = "share"
-"""The name of a change in the history."""
+"""The name of a share change in the history."""
 FOLLOWED_FOR = 600.0
-"""Seconds for which the service waits for an agent's decision after the answer that the change is under way. An agent
+"""Seconds for which the service waits for an agent's decision after answering that the change is in progress. An agent
 that restarts answers again within a minute."""
 YIELD_SECONDS = 600.0
-"""Seconds for which the agent keeps units for spawns in quota without a further request of the service: as long as it
-waits for the server of a session that was opened (`OpenRequest.confirm_within`). A running service ends this sooner,
-or repeats the request in time."""
+"""Seconds for which the agent reserves units for spawns in quota without another request from the service. Equals the
+time that it waits for the server of an opened session (`OpenRequest.confirm_within`). A running service ends this
+earlier, or repeats the request in time."""
 
 
 async def change_share(
@@ -56,8 +56,8 @@ async def change_share(
 ) -> ActionOutcome:
     """Change the share to a fraction of its GPU, like 0.5. Kernels keep running.
 
-    The memory limit is that of the user's template with this share. ``why``, here and below: the actor's comment, for
-    the session's user if another person acts; can be empty.
+    The memory limit is that of the user's template with this share. ``why``, here and below: the actor's comment, or
+    empty. It is shown to the session's user if another person acts.
     """
     try:
         units = units_from_fraction(fraction)
@@ -71,7 +71,7 @@ async def change_share(
             raise ActionRefused(words.WHOLE_GPUS, RefusalCode.BAD_REQUEST)
         if session.yields:
             raise ActionRefused(words.MAKES_WAY, RefusalCode.CAPACITY)
-        # no template, quota or queue limits an admin
+        # admins are not limited by templates, quotas or the queue
         template = None if actor.is_admin else await _template_for(context, session, units)
         await _resize(target, session, units, template, words.changed_by(actor.name, session.share_units, units))
         after = await current(target)
@@ -83,9 +83,9 @@ async def change_share(
 
 
 async def other_shares(context: ActionContext, target: Target) -> tuple[int, ...]:
-    """Return the shares in units that the user can change to by templates, the smallest first; never empty.
+    """Return the shares, in units, to which the user's templates allow a change, smallest first; never empty.
 
-    Changes nothing. Does not check whether the units are free and within the quota.
+    This changes nothing, and does not check whether the units are free and within the quota.
     """
     session = await current(target)
     if len(session.gpus) != 1:
@@ -97,7 +97,7 @@ async def other_shares(context: ActionContext, target: Target) -> tuple[int, ...
 
 
 async def _explained(context: ActionContext, target: Target, actor: Actor, reason: str, text: str) -> ActionOutcome:
-    """Show the session's user the action of another person, and return the outcome."""
+    """Show the session's user another person's action, and return the outcome."""
     shown = await explain(context, target, actor, reason)
     return ActionOutcome(True, text if shown else f"{text} {words.NOT_NOTIFIED}")
 
@@ -116,7 +116,7 @@ async def _resize(target: Target, session: SessionReport, units: int, template: 
 
 
 async def _template_for(context: ActionContext, session: SessionReport, units: int) -> Template:
-    """Return the template that allows a user the share. Raises ActionRefused, also because of a quota or the queue."""
+    """Return the template that allows the user the share. Raises ActionRefused, also for a quota or the queue."""
     reports = await context.reports()
     choices = await _choices(context, session, reports)
     matching = [template for template in choices if units_of(template) == units]
@@ -133,7 +133,7 @@ async def _template_for(context: ActionContext, session: SessionReport, units: i
 
 
 async def _choices(context: ActionContext, session: SessionReport, reports: Iterable[Report]) -> list[Template]:
-    """Return the templates with shares that the session's user may have on its GPU."""
+    """Return the templates whose shares the session's user may have on its GPU."""
     with refusals():
         server = await context.hub.server(session.user, session.server)
     gpus = [gpu for report in reports for gpu in report.gpus]
@@ -156,7 +156,7 @@ def _check_quota(context: ActionContext, session: SessionReport, units: int, rep
 async def _check_queue(
     context: ActionContext, session: SessionReport, template: Template, reports: Sequence[Report]
 ) -> None:
-    """Raise ActionRefused if spawns wait for the units: free units go to them."""
+    """Raise ActionRefused if spawns wait for the units, because free units go to them first."""
     pending = await context.pending()
     if not pending:
         return
@@ -171,7 +171,7 @@ async def _check_queue(
 
 
 def _is_full(template: Template, session: SessionReport, reports: Sequence[Report]) -> bool:
-    """Return whether the user has as many servers with the template, or with its share, as it allows."""
+    """Return whether the user already has the template's maximum number of servers, with it or with its share."""
     most = template.limits.per_user
     if most is None:
         return False
@@ -189,9 +189,9 @@ def _is_full(template: Template, session: SessionReport, reports: Sequence[Repor
 async def release(
     context: ActionContext, target: Target, actor: Actor, why: str = "", received: ReceivedAsk | None = None
 ) -> ActionOutcome:
-    """Release the share of an idle session; GPU work that lasts restores it.
+    """Release an idle session's share. Sustained GPU work restores it.
 
-    ``received``: the ask behind this action; GPU work since then prevents it.
+    ``received``: the ask that requested this. GPU work since then prevents the release.
     """
     session = await current(target)
     if session.tier is Tier.RELEASED:
@@ -204,9 +204,9 @@ async def release(
 
 
 async def change_tier(context: ActionContext, target: Target, actor: Actor, tier: Tier, why: str = "") -> ActionOutcome:
-    """Change the tier of a session to active, downgraded or released, by an admin's decision.
+    """Change a session's tier to active, downgraded or released, as an admin decided.
 
-    GPU work that lasts restores the share, and a session that becomes active counts as idle from now on.
+    Sustained GPU work restores the share. A session that becomes active counts as idle from now on.
     """
     session = await current(target)
     units = _units(context, session, tier)
@@ -231,7 +231,7 @@ def _units(context: ActionContext, session: SessionReport, tier: Tier) -> int:
 
 
 def _request(context: ActionContext, session: SessionReport, tier: Tier, units: int, reason: str) -> TierRequest:
-    """Return the request to the agent. Units are taken only from an idle session, since work restores them."""
+    """Return the request to the agent. Units are taken only from an idle session, because work restores them."""
     taken = units < session.effective_units
     if taken and (session.gpu_busy or session.waiting):
         raise ActionRefused(words.GPU_BUSY, RefusalCode.BUSY)
@@ -251,9 +251,9 @@ def _request(context: ActionContext, session: SessionReport, tier: Tier, units: 
 
 @dataclass(frozen=True)
 class _Change:
-    """A change of a session's tier, and the steps after it.
+    """A change of a session's tier, and the follow-up steps.
 
-    A change that the agent can still undo is neither recorded nor shown to the user.
+    A change is recorded and shown to the user only when the agent can no longer undo it.
     """
 
     context: ActionContext
@@ -262,22 +262,22 @@ class _Change:
     session: SessionReport
     request: TierRequest
     reason: str
-    """For the history and the session's user."""
+    """Reason for the history and the session's user."""
 
     async def carry_out(self, text: str) -> ActionOutcome:
-        """Have the agent change the tier. ``text``: the answer if the agent has done so in time."""
+        """Have the agent change the tier. ``text``: the answer if the agent does so in time."""
         with refusals():
             await self.target.agent.send(self.request)
         if await self._decided():
             return await self._done(text)
-        # the actor has an answer already; asyncio keeps only weak references to tasks
+        # the actor already has an answer; asyncio keeps only weak references to tasks
         task = asyncio.create_task(self._follow())
         self.context.followed.add(task)
         task.add_done_callback(self.context.followed.discard)
         return ActionOutcome(True, words.TIER_UNDER_WAY)
 
     async def _decided(self) -> bool:
-        """Return whether the agent has reported the new tier in time.
+        """Return whether the agent reports the new tier in time.
 
         Raises ActionRefused if the agent has undone the change.
         """

@@ -1,7 +1,7 @@
-"""The operations that act: on a session, on a spawn that waits, and on GPUs and nodes (cordon, drain).
+"""The operations that act on a session, on a waiting spawn, or on GPUs and nodes (cordon, drain).
 
-Checks that the caller may act on the target, and turns refusals into HTTP errors. `service.actions` does the work;
-`reading` has the operations that only show something.
+They check that the caller may act on the target, and convert refusals to HTTP errors. `service.actions` carries out the
+actions; `reading` has the operations that only return data.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _STATUSES = {
     RefusalCode.AGENT_UNAVAILABLE: 502,
     RefusalCode.HUB_UNAVAILABLE: 502,
 }
-"""HTTP statuses of refusals. All others are 409."""
+"""HTTP statuses of refusals. All other refusals have status 409."""
 
 _HALF_WAY = (RefusalCode.HUB_UNAVAILABLE, RefusalCode.AGENT_UNAVAILABLE)
-"""Refusals after which a restart or a change can be half done. After all others nothing has changed, so the agents are
-not asked again: otherwise any user could keep the service busy with refused requests."""
+"""Refusals after which a restart or change may be partly done. After all others, nothing has changed, and the agents
+are not queried again; otherwise any user could keep the service busy with refused requests."""
 
 OPERATIONS: list[Operation] = []
 operation = partial(Operation, OPERATIONS)
@@ -61,12 +61,12 @@ At = Annotated[FiniteFloat, Field(ge=0)]
 
 
 class KeepBody(Arguments):
-    """How long the share is kept: either `hours` or `until`."""
+    """The end of a keep: either `hours` or `until`."""
 
     hours: Annotated[FiniteFloat, Field(gt=0)] | None = None
-    """Hours from now on."""
+    """Hours from now."""
     until: At | None = None
-    """An instant, in seconds since the epoch."""
+    """The end, in seconds since the epoch."""
 
     @model_validator(mode="after")
     def _either(self) -> KeepBody:
@@ -79,7 +79,7 @@ class ReasonBody(Arguments):
     """The reason of an action."""
 
     reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
-    """A sentence for the users that the action affects, and for the history."""
+    """A sentence for the users affected by the action, and for the history."""
 
 
 class RestartBody(ReasonBody):
@@ -99,14 +99,14 @@ class ShareBody(ReasonBody):
     """The new share."""
 
     fraction: Annotated[FiniteFloat, Field(gt=0, le=1)]
-    """Of one GPU, in steps of 0.01."""
+    """Fraction of one GPU, in steps of 0.01."""
 
 
 class ExemptionBody(Arguments):
     """The end and the reason of an exemption."""
 
     until: At | None = None
-    """An instant, in seconds since the epoch; not given: without end."""
+    """The end, in seconds since the epoch; not given: indefinitely."""
     reason: Annotated[str, Field(max_length=MAX_TEXT_LETTERS)] = ""
 
 
@@ -120,7 +120,7 @@ class MessageBody(Arguments):
 async def keep(call: Call[Nothing, KeepBody]) -> Done:
     """Keep the share against idle actions, within the limits of the template.
 
-    A keep in force is extended or shortened. No limit applies to admins.
+    A keep in force is extended or shortened. The limits do not apply to admins.
     """
     seconds = (call.body.hours or 0.0) * 3600
     return await on_session(call, keeps.keep, seconds=seconds, until=call.body.until)
@@ -134,50 +134,52 @@ async def end_keep(call: Call[Nothing, Nothing]) -> Done:
 
 @operation("POST", "sessions/{id}/release", "Release a share", Needs.OWN)
 async def release(call: Call[Nothing, ReasonBody]) -> Done:
-    """Release the share of a session that does no GPU work now.
+    """Release the share of a session that is doing no GPU work.
 
-    Kernels keep running; GPU work that lasts restores the share. On a cluster the answer waits up to 10 s for the
-    node's agent. If another person releases the share, JupyterLab shows the user that person and the reason.
+    Kernels keep running, and sustained GPU work restores the share. On a cluster, the answer can take up to 10 s, until
+    the node's agent has confirmed. If another person releases the share, JupyterLab shows the user that person's name
+    and the reason.
     """
     return await on_session(call, shares.release, call.body.reason)
 
 
 @operation("POST", "sessions/{id}/stop", "Stop a server", Needs.OWN)
 async def stop(call: Call[Nothing, ReasonBody]) -> Done:
-    """Stop the server of a session.
+    """Stop a session's server.
 
     Its kernels end. A named server stays in its user's list. If another person stops the server, JupyterLab shows that
-    person and the reason immediately before.
+    person's name and the reason immediately before the stop.
     """
     return await on_session(call, servers.stop, call.body.reason)
 
 
 @operation("POST", "sessions/{id}/restart", "Restart with a template", Needs.OWN, example={"template": "half-gpu"})
 async def restart(call: Call[Nothing, RestartBody]) -> Done:
-    """Stop the server of a session and start it with a template. Its kernels end.
+    """Stop a session's server and start it with a template. Its kernels end.
 
     The server is not stopped if the user may not use the template, if a limit or quota refuses the new share, or if no
     node has GPUs that could take it when empty. If the hub still refuses the start, the server is started with its old
-    template, and the answer is 502. The new server waits in the queue while no GPU is free for it. The answer comes
-    when the hub has begun to start it, which can take a minute. If the service stops meanwhile, it finishes the restart
-    when it starts again within 10 minutes, provided that there is a history. If another person restarts the server,
-    JupyterLab shows that person and the reason immediately before; so does the hub's page while the new server starts.
+    template, and the answer is 502. The new server waits in the queue while no GPU is free for it. The answer is sent
+    when the hub has begun to start the server, which can take a minute. If the service stops during the restart, it
+    finishes the restart when it starts again within 10 minutes, provided that the history is enabled. If another person
+    restarts the server, JupyterLab shows that person's name and the reason immediately before the stop, and the hub's
+    page shows them while the new server starts.
     """
     return await on_session(call, servers.restart, call.body.template, call.body.reason)
 
 
 @operation("PUT", "sessions/{id}/tier", "Change the tier", Needs.ACT, example={"tier": "downgraded"})
 async def tier(call: Call[Nothing, TierBody]) -> Done:
-    """Change the tier of a session. GPU work that lasts restores the share."""
+    """Change a session's tier. Sustained GPU work restores the share."""
     return await on_session(call, shares.change_tier, Tier(call.body.tier), call.body.reason)
 
 
 @operation("PUT", "sessions/{id}/share", "Change the share", Needs.OWN, example={"fraction": 0.5})
 async def share(call: Call[Nothing, ShareBody]) -> Done:
-    """Change the share of a running session on its GPU; kernels keep running.
+    """Change the share of a running session on its GPU. Kernels keep running.
 
-    Users can choose among the shares of templates that they may use. No template, quota or queue limits an admin.
-    Without free units on that GPU the answer is 409.
+    Users can choose among the shares of templates that they may use. Admins are not limited by templates, quotas or the
+    queue. If the GPU has too few free units, the answer is 409.
     """
     return await on_session(call, shares.change_share, call.body.fraction, call.body.reason)
 
@@ -198,14 +200,14 @@ async def end_exemption(call: Call[Nothing, Nothing]) -> Done:
 async def message(call: Call[Nothing, MessageBody]) -> Done:
     """Show the session's user a text in JupyterLab and in `gpushare status`.
 
-    The last text stands until it is withdrawn.
+    The last message is shown until it is withdrawn.
     """
     return await on_session(call, keeps.message, call.body.text)
 
 
 @operation("DELETE", "sessions/{id}/message", "Withdraw a message", Needs.ACT)
 async def withdraw_message(call: Call[Nothing, Nothing]) -> Done:
-    """Withdraw the admins' message to the session's user, and the reason of an admin's last action.
+    """Withdraw the admins' message to the session's user, and the reason for an admin's last action.
 
     The message of a drain ends with the drain.
     """
@@ -223,14 +225,14 @@ async def on_session(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> Done:
-    """Act on the session that the address names. Raises ApiError."""
+    """Act on the session in the request's path. Raises ApiError."""
     row = visible_session(await call.services.snapshots.current(), call)
     call.needs.check(call.caller, row.session)
     return await done(call, act(call.services.actions, row, actor_of(call), *args, **kwargs))
 
 
 async def done(call: Call[Any, Any], action: Awaitable[ActionOutcome]) -> Done:
-    """Carry out an action, return its outcome, and have pages show the change. Raises ApiError."""
+    """Carry out an action, update the pages, and return its outcome. Raises ApiError."""
     try:
         outcome = await action
     except ActionRefused as error:
@@ -245,13 +247,13 @@ async def done(call: Call[Any, Any], action: Awaitable[ActionOutcome]) -> Done:
 
 @operation("DELETE", "queue/{user}/{server}", "Cancel a spawn", Needs.OWN)
 async def cancel(call: Call[ReasonBody, Nothing]) -> Done:
-    """Cancel a spawn. Nothing stays reserved. The hub's page names the person and the reason."""
+    """Cancel a spawn. Nothing stays reserved. The hub's page shows the person's name and the reason."""
     return await _on_spawn(call, servers.cancel, call.query.reason)
 
 
 @operation("POST", "queue/{user}/{server}/requeue", "Requeue a spawn", Needs.ACT)
 async def requeue(call: Call[Nothing, ReasonBody]) -> Done:
-    """Put a spawn at the end of the queue: it is cancelled, and started anew with the same options.
+    """Put a spawn at the end of the queue: cancel it, and start it again with the same options.
 
     The hub's page names the person and the reason.
     """
@@ -263,7 +265,7 @@ async def _on_spawn(
     act: Callable[[ActionContext, str, str, Actor, str], Awaitable[ActionOutcome]],
     why: str,
 ) -> Done:
-    """Act on the spawn of the server that the address names. Raises ApiError, also if the caller may not see it."""
+    """Act on the spawn of the server in the request's path. Raises ApiError, also if the caller may not see it."""
     server = HubServer(call.path["user"], server_of(call.path["server"]))
     if not call.caller.may_see(server):
         raise ApiError(404, "unknown", words.unknown_spawn(server.label))
@@ -275,19 +277,19 @@ class DrainBody(ReasonBody):
     """The reason of a drain, and whether servers are stopped."""
 
     stop_after: Annotated[FiniteFloat, Field(ge=0, le=366 * 86400)] | None = None
-    """Seconds from now on, after which the remaining servers are stopped; not given: never. Each user has at least the
-    notice period of the template (`idle.warn_before`) after the notice."""
+    """Seconds from now after which the remaining servers are stopped; not given: never. Each user has at least the
+    template's notice period (`idle.warn_before`) after the notice."""
 
 
 @operation("PUT", f"{_NODE}/cordon", "Cordon a node", Needs.DRAIN, example=_REASON)
 async def cordon_node(call: Call[Nothing, ReasonBody]) -> Done:
-    """Keep new sessions away from all GPUs of a node. Running sessions keep their shares. A drain becomes a cordon."""
+    """Exclude all GPUs of a node from new sessions. Running sessions keep their shares. A drain becomes a cordon."""
     return await _on_place(call, drains.cordon, call.body.reason)
 
 
 @operation("DELETE", f"{_NODE}/cordon", "End a node's cordon", Needs.DRAIN)
 async def uncordon_node(call: Call[Nothing, Nothing]) -> Done:
-    """Allow new sessions on a node again. Cordons of single GPUs stay."""
+    """Allow new sessions on a node again. Cordons of individual GPUs remain."""
     return await _on_place(call, drains.uncordon)
 
 
@@ -305,7 +307,7 @@ async def end_drain_of_node(call: Call[Nothing, Nothing]) -> Done:
 
 @operation("PUT", f"{_GPU}/cordon", "Cordon a GPU", Needs.DRAIN, example=_REASON)
 async def cordon_gpu(call: Call[Nothing, ReasonBody]) -> Done:
-    """Keep new sessions away from one GPU. Running sessions keep their shares. A drain becomes a cordon."""
+    """Exclude one GPU from new sessions. Running sessions keep their shares. A drain becomes a cordon."""
     return await _on_place(call, drains.cordon, call.body.reason)
 
 
@@ -333,7 +335,7 @@ async def _on_place(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> Done:
-    """Act on the GPU or node that the address names. Raises ApiError if there is none."""
+    """Act on the GPU or node in the request's path. Raises ApiError if it does not exist."""
     node, gpu = call.path["node"], call.path.get("uuid", "")
     snapshots = (await call.services.snapshots.current()).snapshots
     found = [(seen.agent, seen.report) for seen in snapshots if seen.report is not None and seen.report.node == node]

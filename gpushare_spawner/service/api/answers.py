@@ -1,6 +1,6 @@
 """The models of the API's answers.
 
-Units are 1 % of a GPU, amounts of memory bytes, times seconds, instants seconds since the epoch.
+Units are 1 % of a GPU. Memory is in bytes, durations are in seconds, and instants in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class ApiModel(BaseModel):
 
 
 class Refusal(ApiModel):
-    """The reason why a request is refused."""
+    """The reason for the refusal of a request."""
 
     status: int
     message: str
     """A sentence for people."""
     code: str
-    """For programs, like `unknown` or `forbidden`."""
+    """A code for programs, like `unknown` or `forbidden`."""
 
 
 class Done(ApiModel):
     """The result of an action."""
 
     changed: bool
-    """False: the requested state was in force already."""
+    """False: the requested state was already in force."""
     message: str
     """A sentence for people."""
 
@@ -56,31 +56,31 @@ class ViewerAnswer(ApiModel):
     """The caller."""
 
     name: str
-    """Empty: a program that is no user."""
+    """The user's name; empty: a program that is not a user."""
     admin: bool
     scopes: tuple[str, ...]
-    """Scopes of this service."""
+    """The caller's scopes for this service."""
     may: CallerRights
 
 
 class Units(ApiModel):
-    """Units of one or more GPUs. They add up to the capacity, or to the allocated units if these are more."""
+    """Units of one or more GPUs. They add up to the capacity, or to the allocated units if those exceed it."""
 
     owned: int
-    """Guaranteed to their owners."""
+    """Units guaranteed to their owners."""
     borrowed: int
-    """Lent by idle sessions, and used by other sessions."""
+    """Units lent by idle sessions and used by other sessions."""
     lent: int
-    """Lent by idle sessions, and not used."""
+    """Units lent by idle sessions and not used."""
     free: int
-    """Not allocated."""
+    """Units that are not allocated."""
 
 
 class Summary(ApiModel):
-    """Totals over all nodes with an agent that answers."""
+    """Totals over all nodes with an available agent."""
 
     version: int
-    """Grows with each change; see `events`."""
+    """Version number that increases with each change; see `events`."""
     at: float
     nodes: int
     gpus: int
@@ -88,29 +88,29 @@ class Summary(ApiModel):
     capacity_units: int
     units: Units
     available_units: int
-    """Lent and free units of GPUs that take new sessions: healthy, and not cordoned."""
+    """Lent and free units of GPUs that accept new sessions: healthy and not cordoned."""
     sessions: dict[Tier, int]
     """The number of sessions in each tier, of all users."""
     own_sessions: int
     working: int
-    """Sessions with GPU work that runs or waits now."""
+    """Number of sessions with GPU work that runs or waits now."""
     waiting: int
-    """Sessions with GPU work that waits for a lease."""
+    """Number of sessions with GPU work that waits for a lease."""
     memory_bytes: int
-    """Of all GPUs."""
+    """Memory of all GPUs."""
     memory_used_bytes: int
     allocated_bytes: int
-    """Memory that sessions have allocated."""
+    """Device memory that sessions have allocated."""
     resident_bytes: int
     """The part of the allocated memory that is on the GPUs."""
     host_memory_budget_bytes: int | None
-    """Null: no node has a budget."""
+    """Host memory for paged-out GPU memory; null: no node has a budget."""
     host_memory_needed_bytes: int | None
     paged_out_bytes: int | None
     queue: int | None
-    """Spawns that wait; null: the hub does not report them."""
+    """Number of waiting spawns; null: the hub does not report them."""
     problems: tuple[str, ...]
-    """Sentences about data that cannot be shown, with the reason."""
+    """Sentences about data that cannot be shown, with reasons."""
     complete: bool
     """Whether all agents answered."""
 
@@ -121,10 +121,10 @@ class SegmentEntry(ApiModel):
     kind: Kind
     units: int
     user: str | None
-    """Null: free, or the caller may not see it."""
+    """The session's user; null: the units are free, or the caller may not see the session."""
     server: str | None
     over_limit: bool
-    """Whether the session has more GPU memory than its limit; false where the caller may not see the session."""
+    """Whether the session has more GPU memory than its limit; false if the caller may not see the session."""
     own: bool
 
 
@@ -132,7 +132,7 @@ class CordonEntry(ApiModel):
     """A cordon or drain of a GPU or node."""
 
     by: str
-    """The name of the admin."""
+    """The admin's name."""
     reason: str
     since: float
     drain: bool
@@ -150,31 +150,31 @@ class GpuEntry(ApiModel):
     simulated: bool
     healthy: bool
     utilisation: float | None
-    """0 to 1; null: the driver does not report it."""
+    """Utilization from 0 to 1; null: the driver does not report it."""
     temperature_celsius: float | None
     power_watts: float | None
     memory_bytes: int
     memory_used_bytes: int
     paged_out_bytes: int
-    """Of its sessions, by the agent's estimate."""
+    """Paged-out memory of its sessions, as estimated by the agent."""
     context_bytes: int
     """GPU memory of its sessions' CUDA contexts."""
     layers: tuple[str, ...]
-    """Titles of other sharing layers that give this GPU to sessions."""
+    """Titles of other sharing layers that share this GPU."""
     trouble: tuple[str, ...]
-    """Problems of these layers, as sentences."""
+    """These layers' problems, as sentences."""
     capacity_units: int
     units: Units
     sessions: int
     working: int
     waiting: int
     suspended: int
-    """Sessions that have all their memory and CUDA contexts in host memory."""
+    """Number of sessions that have all their memory and CUDA contexts in host memory."""
     cordoned: bool
-    """No new sessions come, because of this GPU's cordon or its node's."""
+    """Whether a cordon of this GPU or its node excludes new sessions."""
     drained: bool
     cordon: CordonEntry | None
-    """Of this GPU alone."""
+    """The cordon of this GPU only."""
     bar: tuple[SegmentEntry, ...]
 
 
@@ -187,12 +187,12 @@ class NodeEntry(ApiModel):
     drained: bool
     cordon: CordonEntry | None
     host_memory: HostMemoryReport | None
-    """For GPU memory that is paged out."""
+    """Host memory for paged-out GPU memory."""
     layers: tuple[str, ...]
-    """Titles of other sharing layers that give sessions GPUs of this node without a report of an agent."""
+    """Titles of other sharing layers that share GPUs of this node without an agent's report."""
     gpus: tuple[GpuEntry, ...]
     unconfirmed: tuple[UnconfirmedSession, ...]
-    """Sessions in the node's report that no pod confirms. They are not counted. For admins; always empty for others."""
+    """Sessions in the node's report that no pod confirms. They are not counted. Only for admins; empty for others."""
 
 
 class NodePage(ApiModel):
@@ -213,21 +213,21 @@ class NextAction(ApiModel):
     notified: bool
     """Whether the user has a notice of it."""
     dry_run: bool
-    """The action is not carried out."""
+    """Whether the action is only simulated."""
     action: str
     reason: str
 
 
 class KeepLimitsAnswer(ApiModel):
-    """Limits on the keeps of the session's user. If any limit is 0, the user may keep nothing."""
+    """Limits on the keeps of the session's user. If any limit is 0, the user may not keep shares."""
 
     longest_seconds: float
     per_day: int
-    """Keeps within 24 hours, over all sessions of the user."""
+    """Maximum keeps within 24 hours, over all sessions of the user."""
     at_once: int
-    """Sessions of the user that are kept at a time."""
+    """Maximum number of the user's sessions kept at the same time."""
     left: int
-    """Keeps of `per_day` that the user has left now."""
+    """Remaining keeps of `per_day`."""
     again_at: float | None
     """The time at which the user can keep a share again, seconds since the epoch; null: now, or never."""
 
@@ -239,7 +239,7 @@ class SessionEntry(ApiModel):
     node: str
     user: str
     server: str
-    """Empty: the default server."""
+    """The server's name; empty: the default server."""
     own: bool
     may_act: bool
     """Whether the caller may act on it."""
@@ -248,17 +248,17 @@ class SessionEntry(ApiModel):
     group: str
     """The group to which the session is charged; empty: none."""
     gpus: tuple[int, ...]
-    """Indices on its node; empty if another sharing layer gives the GPU and no agent knows its index."""
+    """Indices of its GPUs on its node; empty if another sharing layer provides the GPU and no agent knows the index."""
     gpu_count: int
     layer: LayerName
-    """The sharing layer that gives the GPU."""
+    """The sharing layer that provides the GPU."""
     layer_title: str
     layer_trouble: str
-    """The layer's problem with this session; empty: no problem is known."""
+    """The layer's problem with this session; empty: no known problem."""
     sharing: str
     """The effect of the layer on the session, as sentences; empty for `native`."""
     measured: bool
-    """Whether an agent measures its GPU work; if not, figures of GPU work and memory are 0."""
+    """Whether an agent measures its GPU work. If not, the figures for GPU work and memory are 0."""
     tier: Tier
     starting: bool
     opened_at: float
@@ -272,7 +272,7 @@ class SessionEntry(ApiModel):
     gpu_idle_seconds: float
     gpu_seconds: float
     delivered: DeliveredReport
-    """GPU time while other sessions competed."""
+    """Entitled and received GPU time while other sessions competed."""
     kernels: int | None
     kernels_busy: int | None
     memory_bytes: int
@@ -280,9 +280,9 @@ class SessionEntry(ApiModel):
     memory_limit_bytes: int
     engine: MemoryEngine
     suspended: bool
-    """All its processes are suspended: its memory and its CUDA contexts are in host memory."""
+    """Whether all its processes are suspended, with its memory and CUDA contexts in host memory."""
     not_suspendable: str
-    """The reason why a session of engine `suspend` cannot be suspended or resumed now; empty: it can."""
+    """The reason why a session with engine `suspend` cannot be suspended or resumed now; empty: it can."""
     context_bytes: int
     """GPU memory of its CUDA contexts, in addition to `memory_bytes`."""
     over_memory_limit: bool
@@ -290,40 +290,40 @@ class SessionEntry(ApiModel):
     host_memory_needed_bytes: int
     host_memory_budget_bytes: int | None
     short_work: str
-    """For callers that see all: a note that short GPU work did not keep the share; else empty."""
+    """For callers who see all sessions: a note that short GPU work did not keep the share; otherwise empty."""
     bypassing: int
-    """Processes that use the GPU with the library removed."""
+    """Number of processes that use the GPU with the library removed."""
     offer: str
-    """The gain of a restart, as a sentence."""
+    """The benefit of a restart, as a sentence."""
     lacking: str
     why: str
-    """The reason why no idle action comes."""
+    """The reason why no idle action is due."""
     next: NextAction | None
     quota: str | None
-    """The quota to which the session is charged, in words; null: there are no quotas."""
+    """The name of the quota to which the session is charged; null: there are no quotas."""
     in_quota: bool | None
     keep: Keep | None
     exemption: Exemption | None
     message: Message | None
     """The last of `messages`."""
     messages: tuple[Message, ...]
-    """Messages of admins to the session's user, the earliest first: at most one of each cause."""
+    """Admins' messages to the session's user, earliest first, at most one per cause."""
     keep_limits: KeepLimitsAnswer
     share_choices: tuple[int, ...]
-    """Shares that the caller can choose, in units of 1 % of the GPU, where they are free. An admin can choose any other
-    share too."""
+    """Shares that the caller can choose if they are free, in units of 1 % of the GPU. An admin can also choose any
+    other share."""
     largest_share_units: int
-    """The largest share for which the session's GPU has free or lent units now."""
+    """The largest share for which the session's GPU currently has free or lent units."""
 
 
 class Sessions(ApiModel):
     """A page of sessions."""
 
     total: int
-    """Sessions that match the filters."""
+    """Number of sessions that match the filters."""
     offset: int
     others: int
-    """Sessions that the caller may not see."""
+    """Number of sessions that the caller may not see."""
     sessions: tuple[SessionEntry, ...]
 
 
@@ -331,9 +331,9 @@ class SpawnEntry(ApiModel):
     """A spawn that waits for free GPU capacity."""
 
     address: str
-    """Below the API's prefix, for requests about this spawn."""
+    """Path below the API's prefix for requests about this spawn."""
     position: int
-    """First = 1. Only spawns that could use the same GPUs count."""
+    """Position in the queue, first = 1. Only spawns that could use the same GPUs count."""
     user: str
     server: str
     own: bool
@@ -344,21 +344,21 @@ class SpawnEntry(ApiModel):
     since: float | None
     seconds: float | None
     estimated_minutes: int | None
-    """Estimate of the remaining wait, as on the hub's page of the spawn; null: unknown."""
+    """Estimate of the remaining wait, as on the hub's page for the spawn; null: unknown."""
     waits_for: str
-    """The reason of the wait, as a sentence; empty: unknown."""
+    """The reason for the wait, as a sentence; empty: unknown."""
     cancelled_at: float | None
     """The time at which the spawn is cancelled if it still waits; null: unknown."""
 
 
 class Queue(ApiModel):
-    """The spawns that wait."""
+    """The waiting spawns."""
 
     known: bool
     """False: the hub does not report its queue."""
     spawns: tuple[SpawnEntry, ...]
     others: int
-    """Spawns that the caller may not see."""
+    """Number of spawns that the caller may not see."""
 
 
 class QuotaAnswer(ApiModel):
@@ -367,10 +367,10 @@ class QuotaAnswer(ApiModel):
     kind: AccountKind
     name: str
     department: str
-    """Empty: none."""
+    """The department of a team; empty: none."""
     guaranteed_units: int
     maximum_units: int | None
-    """Null: there is no maximum."""
+    """Maximum units; null: no maximum."""
     weight: float
     used_units: int
     over_units: int
@@ -393,11 +393,11 @@ class HistoryAnswer(ApiModel):
     until: float
     by: tuple[str, ...]
     rows: tuple[dict[str, Any], ...]
-    """Each row has its keys (`user`, `group`, ...) and the amounts."""
+    """Rows, each with its keys (`user`, `group`, ...) and the amounts."""
 
 
 class ActionAnswer(ApiModel):
-    """An idle action, or an action of a user or admin."""
+    """An idle action, or a user's or admin's action."""
 
     id: int
     at: float
@@ -415,7 +415,7 @@ class ActionAnswer(ApiModel):
 
 
 class ActionsAnswer(ApiModel):
-    """Actions, the newest first."""
+    """Actions, newest first."""
 
     actions: tuple[ActionAnswer, ...]
 

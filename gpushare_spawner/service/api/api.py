@@ -54,7 +54,7 @@ _RETRY_AFTER = {
 
 
 def document(operations: Sequence[Operation], version: str, prefix: str) -> dict[str, Any]:
-    """Return the document. ``version``: of the package; ``prefix``: of all addresses, on the hub's site."""
+    """Return the document. ``version``: the package's version; ``prefix``: the path prefix on the hub's site."""
     schemas, refs = _schemas(operations)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
@@ -86,8 +86,8 @@ def document(operations: Sequence[Operation], version: str, prefix: str) -> dict
 
 
 def statuses_of(operation: Operation) -> dict[int, str]:
-    """Return the error statuses of an operation, with their meaning."""
-    statuses = {403, 413}  # the server reads a body before the operation is known
+    """Return an operation's error statuses and their meanings."""
+    statuses = {403, 413}  # the server reads the body before the operation is known
     if operation.query is not Nothing:
         statuses.add(400)
     if "{" in operation.path:
@@ -107,7 +107,7 @@ def _operation(operation: Operation, refs: Mapping[tuple[Any, JsonSchemaMode], A
         "description": " ".join(operation.description.split()),
         "tags": [operation.path.partition("/")[0]],
         "parameters": [*_of_path(operation.path), *_of_query(operation.query), *_of_headers(operation)],
-        # a caller needs all scopes of one entry; here each scope suffices alone, so each is an entry of its own
+        # a caller needs all scopes of one entry; here each scope is sufficient, so each is a separate entry
         "security": [*({"token": [scope]} for scope in operation.needs.scopes or ()), {"login": []}]
         if operation.needs.scopes
         else [{"token": []}, {"login": []}],
@@ -174,7 +174,7 @@ def _of_query(query: type[BaseModel]) -> list[dict[str, Any]]:
 
 
 def _inlined(part: Any, schema: dict[str, Any]) -> Any:
-    """Replace references to the schema's own definitions: parameters have no definitions."""
+    """Inline references to the schema's own definitions, because parameters cannot have definitions."""
     if isinstance(part, list):
         return [_inlined(item, schema) for item in part]
     if not isinstance(part, dict):
@@ -200,7 +200,7 @@ def _of_headers(operation: Operation) -> list[dict[str, Any]]:
 
 
 ADDRESS = "api/v1/"
-"""Below the service's prefix."""
+"""Path below the service's prefix."""
 
 
 OPERATIONS = [*reading.OPERATIONS, *acting.OPERATIONS]
@@ -208,12 +208,12 @@ OPERATIONS = [*reading.OPERATIONS, *acting.OPERATIONS]
 
 @Operation(OPERATIONS, "GET", "openapi.json", "This document", answer=Document)
 async def openapi(call: Call[Nothing, Nothing]) -> Raw:
-    """Return this document: OpenAPI 3.1."""
+    """Return this OpenAPI 3.1 document."""
     return Raw(_text(call.services.prefix))
 
 
 def openapi_document(prefix: str) -> dict[str, object]:
-    """Return the OpenAPI document. ``prefix``: of the service, with a slash at its end."""
+    """Return the OpenAPI document. ``prefix``: the service's prefix, with a trailing slash."""
     return document(OPERATIONS, __version__, prefix + ADDRESS)
 
 
@@ -223,5 +223,5 @@ def _text(prefix: str) -> str:
 
 
 def api_routes(services: Services) -> list[Rule]:
-    """Return the rules of the API's addresses."""
+    """Return the routing rules of the API."""
     return routes(OPERATIONS, services, services.prefix + ADDRESS)

@@ -1,9 +1,9 @@
-"""Makes the entries of the answers for one caller: nodes, GPUs, sessions and spawns. The dashboard shows the same.
+"""Builds the entries of the answers for one caller: nodes, GPUs, sessions and spawns. The dashboard shows the same.
 
-A field that an entry and the agent's report have under one name has the report's value. `reading` has the operations.
+A field with the same name in an entry and in the agent's report has the report's value. `reading` has the operations.
 
-The address of a spawn below the API's prefix is ``queue/USER/SERVER``. The default server has no name, and a part of an
-address cannot be empty: `~` stands for it. A name that begins with `~` gets one more `~` in front.
+The path of a spawn below the API's prefix is ``queue/USER/SERVER``. The default server has no name, and a path segment
+cannot be empty, so `~` stands for it. A name that begins with `~` gets another `~` in front.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ DEFAULT_SERVER = "~"
 
 
 def address_of(user: str, server: str) -> str:
-    """Return the address of the spawn of a user's server."""
+    """Return the path of the spawn of a user's server."""
     part = DEFAULT_SERVER + server if not server or server.startswith(DEFAULT_SERVER) else server
     return f"queue/{quote(user, safe='')}/{quote(part, safe='')}"
 
 
 def server_of(part: str) -> str:
-    """Return the name of the server that the last part of an address stands for."""
+    """Return the server's name from the last segment of a path."""
     return part.removeprefix(DEFAULT_SERVER)
 
 
 def problems(snapshots: Sequence[NodeSnapshot], caller: Caller, notes: Sequence[str]) -> tuple[str, ...]:
     """Return sentences about data that cannot be shown.
 
-    For callers that see all also about GPUs that two nodes report, unconfirmed sessions, agents that cannot write their
-    records, and ``notes``.
+    For callers who see all sessions, these include GPUs that two nodes report, unconfirmed sessions, agents that cannot
+    write their records, and ``notes``.
     """
     silent = [snapshot.problem for snapshot in snapshots if snapshot.report is None]
     if not caller.sees_all:
@@ -73,7 +73,7 @@ def problems(snapshots: Sequence[NodeSnapshot], caller: Caller, notes: Sequence[
 
 
 def spawn_entry(spawn: WaitingSpawn, caller: Caller, now: float) -> answers.SpawnEntry:
-    """Return a spawn that waits."""
+    """Return the entry of a waiting spawn."""
     share, progress, since = spawn.template.share, spawn.progress, spawn.server.started
     return answers.SpawnEntry(
         address=address_of(spawn.server.user, spawn.server.name),
@@ -94,12 +94,12 @@ def spawn_entry(spawn: WaitingSpawn, caller: Caller, now: float) -> answers.Spaw
 
 
 def _of_report(entry: type[BaseModel], report: BaseModel) -> dict[str, Any]:
-    """Return the fields that an entry and a report have under the same names."""
+    """Return the report's fields that the entry also has."""
     return {name: getattr(report, name) for name in entry.model_fields if hasattr(report, name)}
 
 
 def node_entry(report: KnownReport, caller: Caller) -> answers.NodeEntry:
-    """Return a node with its GPUs. Users are named only if the caller may see them."""
+    """Return the entry of a node with its GPUs. Users are named only if the caller may see them."""
     uuids, whole = {gpu.uuid for gpu in report.gpus}, report.cordon()
     return answers.NodeEntry(
         name=report.node,
@@ -118,7 +118,7 @@ def _gpu(gpu: GpuReport, report: KnownReport, caller: Caller) -> answers.GpuEntr
     bar, whole, alone = gpu_bar(gpu, report.allocated_to), report.cordon(), report.cordon(gpu.uuid)
     here = [session for session in report.sessions if gpu.uuid in session.gpus]
     shown = {
-        # sessions on several GPUs have their memory spread over them
+        # sessions on several GPUs have their memory spread over these
         "paged_out_bytes": sum(
             max(0, session.memory_bytes - session.resident_bytes) // len(session.gpus) for session in here
         ),
@@ -146,7 +146,7 @@ def _cordon(cordon: Cordon | None) -> answers.CordonEntry | None:
 
 
 def _other_layers(sessions: Iterable[SessionReport]) -> tuple[str, ...]:
-    """Return the titles of other sharing layers; the title of ours would add nothing."""
+    """Return the titles of other sharing layers. The title of our own is omitted."""
     return _distinct(LAYERS[session.layer].title for session in sessions if session.layer is not LayerName.NATIVE)
 
 
@@ -170,7 +170,7 @@ def _segment(segment: Segment, report: KnownReport, caller: Caller) -> answers.S
 def session_entry(
     snapshot: ServiceSnapshot, row: SessionDecision, caller: Caller, now: float, actions: ActionContext
 ) -> answers.SessionEntry:
-    """Return a session that the caller may see. This is the one view of a session for people."""
+    """Return the entry of a session that the caller may see. All views of a session for people use it."""
     session, decision, layer = row.session, row.decision, LAYERS[row.session.layer]
     template, usage = snapshot.templates.get(session.template), snapshot.usage
     better = snapshot.to_own.node_for(session, template)
@@ -219,7 +219,7 @@ def session_entry(
 
 
 def _short_work(decision: SessionDecision) -> str:
-    """Return a note that short GPU work would have kept the share; otherwise an empty text."""
+    """Return a note if short GPU work would have kept the share, otherwise an empty text."""
     work = decision.observation.short_work
     return idle_decisions.kept_by_short_work(work.rule) if work is not None and decision.kept_by_short_work else ""
 
@@ -244,9 +244,10 @@ def _keeps_left(snapshot: ServiceSnapshot, session: SessionReport, now: float, a
 
 
 def _largest_share(snapshot: ServiceSnapshot, row: SessionDecision) -> int:
-    """Return the largest share that the session's agent would grant now, by the last report.
+    """Return the largest share that the session's agent would grant now, according to the last report.
 
-    An idle session can get more free units and cannot borrow. A GPU that is cordoned or unhealthy gives no more units.
+    An idle session can get more free units but cannot borrow. A GPU that is cordoned or unhealthy provides no more
+    units.
     """
     session, report = row.session, row.report
     kinds = AVAILABLE if session.effective_units == session.share_units else ("free",)
@@ -266,6 +267,6 @@ def _share_choices(snapshot: ServiceSnapshot, row: SessionDecision, caller: Call
         return ()
     choices = templates_of_kind(session, row.report.gpus, snapshot.templates)
     if not caller.acts_on_all:
-        # a caller without the right to act on all sessions can act on their own
+        # a caller without the right to act on all sessions can act on its own
         choices = allowed(choices, session.user, caller.groups)
     return other_units(session, choices)

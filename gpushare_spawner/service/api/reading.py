@@ -1,7 +1,7 @@
-"""The operations that show something: nodes, sessions, the queue, quotas, events, and the history.
+"""The operations that return data: nodes, sessions, the queue, quotas, events, and the history.
 
-Filters and sorts the sessions of a request. `acting` has the operations that act; `answers` has the models of the
-answers.
+The module also filters and sorts the sessions of a request. `acting` has the operations that act, and `answers` the
+models of the answers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ operation = partial(Operation, OPERATIONS)
 _ERRORS = {404: "The service keeps no history.", 503: "The database does not answer."}
 
 MOST = 1000
-"""Sessions or nodes on one page."""
+"""Maximum number of sessions or nodes on one page."""
 
 Column = Literal[
     "user", "node", "template", "tier", "share", "delivered", "idle", "memory", "kernels", "next", "opened"
@@ -62,7 +62,7 @@ class SessionsQuery(PageArguments):
     """Session filters and sort order."""
 
     q: Annotated[str, Field(max_length=200)] = ""
-    """A part of the name of the user, server, node, template or group; case is ignored."""
+    """Part of the name of the user, server, node, template or group, ignoring case."""
     node: str = ""
     """Only sessions on this node."""
     template: str = ""
@@ -76,11 +76,11 @@ class SessionsQuery(PageArguments):
     own: bool = False
     """Only the caller's own sessions."""
     sort: Sort = "user"
-    """The column to sort by; with `-` before it the largest first."""
+    """The column to sort by; with a leading `-`, in descending order."""
 
 
 def matching_rows(snapshot: ServiceSnapshot, query: SessionsQuery, viewer: Caller) -> list[SessionDecision]:
-    """Return the sessions that match the query and that the viewer may see, in order; all pages."""
+    """Return all sessions that match the query and that the viewer may see, in order."""
     rows = _ordered(snapshot, query.sort)
     if query.own or not viewer.sees_all:
         rows = [row for row in rows if row.session.user == viewer.name]
@@ -99,7 +99,7 @@ _FILTERED: dict[str, Callable[[SessionDecision], str]] = {
     "tier": lambda row: row.session.tier,
     "group": lambda row: group_of_session(row.session, {}),
 }
-"""The value that a filter of `SessionsQuery` compares."""
+"""Functions that return the value that a filter of `SessionsQuery` compares."""
 
 
 def _ordered(snapshot: ServiceSnapshot, sort: Sort) -> list[SessionDecision]:
@@ -107,7 +107,7 @@ def _ordered(snapshot: ServiceSnapshot, sort: Sort) -> list[SessionDecision]:
     if rows is None:
         column, largest_first = sort.removeprefix("-"), sort.startswith("-")
         by_name = sorted(snapshot.decisions, key=_KEYS["user"])
-        # sorting is stable: equal rows stay in the order of names
+        # sorting is stable, so equal rows stay in the order of names
         rows = by_name if sort == "user" else sorted(by_name, key=_KEYS[column], reverse=largest_first)
         snapshot.orders[sort] = rows
     return rows
@@ -123,7 +123,7 @@ def _text(row: SessionDecision, snapshot: ServiceSnapshot) -> str:
 
 def _delivered(row: SessionDecision) -> float:
     time = row.session.delivered
-    # without competition no time is owed
+    # without competition, no time is owed
     return time.delivered_seconds / time.entitled_seconds if time.entitled_seconds else 1.0
 
 
@@ -156,15 +156,14 @@ MOST_ACTIONS = 1000
 
 
 class PeriodQuery(Arguments):
-    """A period, and filters."""
+    """A period and filters."""
 
     since: str = ""
-    """An instant: ISO 8601 (UTC where no zone is given), or seconds since the epoch. Not given: 30 days before
-    `until`."""
+    """Start in ISO 8601 (UTC if without a zone) or in seconds since the epoch. Not given: 30 days before `until`."""
     until: str = ""
-    """Not given: now."""
+    """End, in the same format. Not given: now."""
     user: str = ""
-    """Only this user. Other users need the right to see all sessions."""
+    """Only this user. For other users, the caller needs the right to see all sessions."""
     group: str = ""
     """Only this group."""
     template: str = ""
@@ -172,21 +171,21 @@ class PeriodQuery(Arguments):
 
 
 class HistoryQuery(PeriodQuery):
-    """A period, the division of its sums, and the format."""
+    """A period, the keys of its sums, and the format."""
 
     by: str = ""
-    """Keys of the sums, separated by commas: user, group, template, model, node, gpu, hour, day."""
+    """Keys to group the sums by, separated by commas: user, group, template, model, node, gpu, hour, day."""
     format: Literal["json", "csv"] = "json"
     """`csv`: for a spreadsheet."""
 
 
 class ActionsQuery(PeriodQuery):
-    """A period, and a page of its actions."""
+    """A period and a page of its actions."""
 
     limit: Annotated[int, Field(ge=1, le=MOST_ACTIONS)] = 100
     """Largest number of entries to return."""
     before: Annotated[int, Field(ge=1, le=2**62)] | None = None
-    """Only actions with a smaller `id`: the next page."""
+    """Only actions with a smaller `id`, for the next page."""
 
 
 @operation(
@@ -200,7 +199,7 @@ class ActionsQuery(PeriodQuery):
 async def history(call: Call[HistoryQuery, Nothing]) -> Raw:
     """Return sums of GPU time in GPU-hours.
 
-    The amounts: `reserved`, `idle`, `recovered`, `borrowed`, `used`, `entitled`, `delivered`; `waits` is a number.
+    The amounts are `reserved`, `idle`, `recovered`, `borrowed`, `used`, `entitled` and `delivered`; `waits` is a count.
     """
     period = _period(call)
     try:
@@ -214,7 +213,7 @@ async def history(call: Call[HistoryQuery, Nothing]) -> Raw:
 
 @operation("GET", "actions", "The log of actions", answer=answers.ActionsAnswer, errors=_ERRORS)
 async def actions(call: Call[ActionsQuery, Nothing]) -> Raw:
-    """Return the newest actions: idle actions, restored shares, and actions of users and admins."""
+    """Return the latest actions: idle actions, restored shares, and actions of users and admins."""
     period, query = _period(call), call.query
     return Raw(
         await _query_history(call, lambda connection: actions_text(connection, period, query.limit, query.before))
@@ -246,7 +245,7 @@ class NodesQuery(PageArguments):
     """Filter of nodes."""
 
     q: str = ""
-    """A part of the name of the node, or of a model or UUID of its GPUs; case is ignored."""
+    """Part of the node's name, or of the model or UUID of one of its GPUs, ignoring case."""
 
 
 PlainCall = Call[Nothing, Nothing]
@@ -301,7 +300,7 @@ async def summary(call: PlainCall) -> answers.Summary:
 
 @operation("GET", "nodes", "Nodes and their GPUs")
 async def nodes(call: Call[NodesQuery, Nothing]) -> answers.NodePage:
-    """Return the nodes with an agent that answers, and their GPUs. Users are named only if the caller may see them."""
+    """Return the nodes with an available agent, and their GPUs. Users are named only if the caller may see them."""
     snapshot = await call.services.snapshots.current()
     search_text = call.query.q.casefold()
     listed = sorted(
@@ -358,7 +357,7 @@ async def session(call: PlainCall) -> answers.SessionEntry:
 
 
 def visible_session(snapshot: ServiceSnapshot, call: PlainCall) -> SessionDecision:
-    """Return the session that the address names. Raises ApiError if there is none, or the caller may not see it."""
+    """Return the session in the request's path. Raises ApiError if there is none or the caller may not see it."""
     row = snapshot.by_id.get(call.path["id"])
     if row is None or not call.caller.may_see(row.session):
         raise ApiError(404, "unknown", words.unknown_session(call.path["id"]))
@@ -367,7 +366,7 @@ def visible_session(snapshot: ServiceSnapshot, call: PlainCall) -> SessionDecisi
 
 @operation("GET", "queue", "The queue")
 async def queue(call: PlainCall) -> answers.Queue:
-    """Return the spawns that wait for a GPU, the longest wait first; spawns of other users only as a number."""
+    """Return the spawns that wait for a GPU, longest wait first. Other users' spawns are only counted."""
     snapshot = await call.services.snapshots.current()
     waiting, viewer, now = snapshot.waiting, call.caller, call.services.actions.clock()
     if waiting is None:
@@ -382,7 +381,7 @@ async def queue(call: PlainCall) -> answers.Queue:
 
 @operation("GET", "quotas", "Quotas")
 async def quotas(call: PlainCall) -> answers.QuotasAnswer:
-    """Return the quotas and their use: all quotas, or the quotas of the caller and the caller's groups."""
+    """Return the quotas and their use: all quotas, or those of the caller and the caller's groups."""
     snapshot = await call.services.snapshots.current()
     usage = snapshot.usage
     if usage is None:
@@ -427,10 +426,10 @@ def _accounts(usage: QuotaUsage, snapshot: ServiceSnapshot, caller: Caller) -> I
     streams=True,
 )
 async def events(call: PlainCall) -> AsyncIterator[str]:
-    """Stream an event after each change, at most one in 2 s. A page then requests the changed parts again.
+    """Stream an event after each change, at most one every 2 s. A page then requests the changed parts again.
 
-    The stream carries a comment every 15 s without an event, and ends after an hour. In a browser, send the XSRF token
-    as the argument `_xsrf`: an EventSource cannot send headers.
+    The stream sends a comment after every 15 s without an event, and ends after an hour. In a browser, send the XSRF
+    token as the argument `_xsrf`, because an EventSource cannot send headers.
     """
     try:
         async for event in call.services.events.stream(call.caller.label):

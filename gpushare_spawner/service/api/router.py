@@ -1,10 +1,10 @@
-"""The declaration of an operation, and the request handlers: login, rights, arguments, errors, rate limits.
+"""The declaration of operations, and the request handlers: login, rights, arguments, errors, rate limits.
 
-`reading` and `acting` declare the operations; `api` makes the document of the same declarations.
+`reading` and `acting` declare the operations; `api` generates the document from the same declarations.
 
-A request with an idempotency key that a client repeats, because it got no answer, is carried out once. The answers are
-kept in memory. After a restart of the service a repeated request is carried out again; all actions are such that this
-changes nothing.
+If a client repeats a request with an idempotency key because it got no answer, the request is carried out only once.
+The answers are stored in memory. After a restart of the service, a repeated request is carried out again; because all
+actions are idempotent, this changes nothing.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Services:
     """The parts of the service that the API shows and uses."""
 
     prefix: str
-    """The beginning of the service's addresses, with a slash at its end."""
+    """Prefix of the service's paths, with a trailing slash."""
     snapshots: ServiceSnapshots
     events: Events
     actions: ActionContext
     history: History | None = None
-    """None: the service keeps none."""
+    """The history; None if there is none."""
 
     def changed(self) -> None:
-        """Show the result of an action at once, and notify the pages."""
+        """Make the result of an action visible immediately, and notify the pages."""
         self.snapshots.outdated()
         self.events.poll_now()
 
@@ -57,7 +57,7 @@ Method = Literal["GET", "POST", "PUT", "DELETE"]
 
 
 class Arguments(BaseModel):
-    """Arguments that a client sends: an unknown field is an error, not an argument without effect."""
+    """Arguments from a client. An unknown field is an error, not an argument without effect."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -67,10 +67,10 @@ class Nothing(Arguments):
 
 
 class Needs(Enum):
-    """The right that a caller needs beyond the access to the service. The value is the scope of a token."""
+    """The right that a caller needs in addition to access to the service. The value is a token's scope."""
 
     LOGIN = ""
-    """No further right. The answer is limited to the sessions that the caller may see."""
+    """No additional right. The answer is limited to the sessions that the caller may see."""
     OWN = ACT_OWN
     """The session or spawn belongs to the caller, or the caller may act on all."""
     ACT = ACT
@@ -78,13 +78,13 @@ class Needs(Enum):
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """The scopes that satisfy it; a token needs one of them."""
+        """The scopes that satisfy it. A token needs one of them."""
         return (ACT_OWN, ACT) if self is Needs.OWN else (self.value,) if self.value else ()
 
     def check(self, caller: Caller, of: Owned | None = None) -> None:
-        """Raise ApiError unless the caller has the right. ``of``: the session or spawn to act on; None: not known yet.
+        """Raise ApiError unless the caller has the right. ``of``: the session or spawn to act on; None: not yet known.
 
-        No other place checks whether a caller may act: `service.actions` does not.
+        This is the only check of whether a caller may act; `service.actions` has none.
         """
         if (self is Needs.ACT and not caller.acts_on_all) or (self is Needs.DRAIN and not caller.drains):
             raise ApiError(403, "forbidden", words.scope_missing(self.scopes))
@@ -93,9 +93,9 @@ class Needs(Enum):
 
 
 class ApiError(Exception):
-    """A refused request: an HTTP status, a code for programs, a sentence for people.
+    """A refused request, with an HTTP status, a code for programs, and a sentence for people.
 
-    ``retry_after``: seconds after which the same request can succeed.
+    ``retry_after``: seconds after which the same request may succeed.
     """
 
     def __init__(self, status: int, code: str, message: str, retry_after: int | None = None) -> None:
@@ -132,32 +132,32 @@ class Call(Generic[Q, B]):
 
 
 Function = Callable[[Call[Any, Any]], Awaitable[BaseModel | Raw]] | Callable[[Call[Any, Any]], AsyncIterator[str]]
-"""Answers an operation. Raises ApiError. An async iterator where the operation `streams`."""
+"""Function that answers an operation; an async iterator if the operation `streams`. Raises ApiError."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(eq=False)
 class Operation:
-    """A method of an address, declared as the decorator of the function that answers it.
+    """A method of a path, declared as the decorator of the function that answers it.
 
-    The annotations of the function give the models of query, body and answer.
+    The function's annotations define the models of the query, body and answer.
     """
 
     operations: list[Operation]
-    """The operations of the module: this one is added."""
+    """The module's operations, to which this operation is added."""
     method: Method
     path: str
-    """Below the API's prefix, like ``sessions/{id}/keep``."""
+    """Path below the API's prefix, like ``sessions/{id}/keep``."""
     summary: str
     needs: Needs = Needs.LOGIN
     answer: type[BaseModel] = Nothing
-    """Given where the annotation is no model."""
+    """Model of the answer, if the annotation is not a model."""
     errors: Mapping[int, str] = field(default_factory=dict)
-    """Meanings of the statuses that only this operation has."""
+    """Meanings of statuses that are specific to this operation."""
     example: Mapping[str, Any] | None = None
     """An example of the body."""
     streams: bool = False
-    """The answer is a stream of server-sent events, each with the model as its data."""
+    """Whether the answer is a stream of server-sent events, each with the model as its data."""
     other_content: tuple[str, ...] = ()
     """Content types of the answer, in addition to JSON."""
     query: type[BaseModel] = field(init=False)
@@ -174,12 +174,12 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """The name of the function; unique."""
+        """The function's name, which is unique."""
         return self.answered_by.__name__
 
     @property
     def description(self) -> str:
-        """The docstring of the function."""
+        """The function's docstring."""
         return self.answered_by.__doc__ or ""
 
     @property
@@ -189,20 +189,20 @@ class Operation:
 
 
 KEPT_SECONDS = 600.0
-"""Lifetime of an answer with a key. Our choice: longer than any client repeats a request."""
+"""Lifetime in seconds of an answer with a key. Our choice: longer than any client keeps repeating a request."""
 MOST = 10_000
-"""Largest number of answers, and of callers' budgets, that are kept; the oldest are dropped first.
+"""Maximum number of stored answers and of callers' budgets. The oldest are dropped first.
 
-An answer is under 1 KiB. A budget is full after a minute without an action, so only 10,000 callers within a minute
-could gain by a dropped budget."""
+An answer is under 1 KiB. A budget is full again after a minute without actions, so a dropped budget benefits a caller
+only if there are 10,000 callers within a minute."""
 MOST_LETTERS = 200
-"""Largest length of a key."""
+"""Maximum characters of a key."""
 
 A = TypeVar("A")
 
 
 class KeyReused(Exception):
-    """The key was used with another request."""
+    """Error: the key was used with another request."""
 
 
 @dataclass
@@ -213,16 +213,16 @@ class _Entry(Generic[A]):
 
 
 class Idempotency(Generic[A]):
-    """The answers of the last requests with keys."""
+    """The answers to the last requests with keys."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._entries: OrderedDict[tuple[str, str], _Entry[A]] = OrderedDict()
 
     async def once(self, caller: str, key: str, request: Hashable, act: Callable[[], Awaitable[A]]) -> A:
-        """Return the answer of ``act``, or the answer to the same request of this caller.
+        """Return the answer of ``act``, or the stored answer to the caller's same request.
 
-        Waits for the same request if it is running. A request that raises an error is forgotten. Raises KeyReused.
+        Wait for the same request if it is running. Discard a request that raises an error. Raises KeyReused.
         """
         self._forget()
         previous = self._entries.get((caller, key))
@@ -234,10 +234,10 @@ class Idempotency(Generic[A]):
         try:
             answer = await act()
         except BaseException as error:
-            if self._entries.get((caller, key)) is entry:  # newer entries can have displaced it
+            if self._entries.get((caller, key)) is entry:  # newer entries may have displaced it
                 del self._entries[caller, key]
             entry.answer.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
-            entry.answer.exception()  # marks the exception as retrieved: there may be no other waiter
+            entry.answer.exception()  # marks the exception as retrieved, because there may be no other waiter
             raise
         entry.answer.set_result(answer)
         return answer
@@ -252,23 +252,24 @@ class Idempotency(Generic[A]):
 
 
 AT_ONCE, PER_SECOND = 30, 0.5
-"""Actions of a user. Our choice: more than a person does by hand. Each action can cause requests to all agents, and it
-adds an entry to the history."""
+"""Burst and rate of a user's actions. Our choice: more than a person does manually. Each action can cause requests to
+all agents, and adds an entry to the history."""
 AT_ONCE_FOR_ALL, PER_SECOND_FOR_ALL = 300, 10.0
-"""Actions of a service, or of a caller that may act on the sessions or nodes of all users: they act for many."""
+"""Burst and rate of the actions of a service, or of a caller who may act on all users' sessions or nodes, because these
+act for many users."""
 _ENOUGH = 0.999
-"""The part of one action that must be left in a budget: sums of floats are not exact."""
+"""The fraction of one action that a budget must have left, because sums of floats are not exact."""
 
 
 class ActionBudgets:
-    """Rate limits of all callers. ``clock``: seconds; it never goes back."""
+    """Rate limits of all callers. ``clock``: seconds on a monotonic clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._budgets: OrderedDict[tuple[str, bool], Budget] = OrderedDict()
 
     def wait(self, account: str, caller: Caller) -> float:
-        """Count one action and return 0, or return the seconds until the caller may act again without counting it.
+        """Count one action and return 0, or return the seconds until the caller may act again, without counting it.
 
         ``account``: the same for all logins and tokens of one user or service.
         """
@@ -289,20 +290,20 @@ class ActionBudgets:
 
 
 def account_of(user: Mapping[str, Any]) -> str:
-    """Return a unique name of a user or service that the hub describes. Users and services never share a name."""
+    """Return a unique name for the hub's user or service. Users and services never have the same name."""
     return f"{user.get('kind')}:{user['name']}"
 
 
 log = logging.getLogger("gpushare.service.api")
 
 OF_LOGIN = ("_xsrf", "token")
-"""Arguments that the hub's library reads."""
+"""Arguments that the hub's library handles."""
 
 Rule = tuple[str, type[Page], dict[str, Any]]
 
 
 def routes(operations: Sequence[Operation], services: Services, prefix: str) -> list[Rule]:
-    """Return the rules of the addresses under ``prefix``, which ends with a slash."""
+    """Return the routing rules under ``prefix``, which ends with a slash."""
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in operations:
         by_path.setdefault(operation.path, {})[operation.method] = operation
@@ -324,19 +325,19 @@ def _pattern(path: str) -> str:
 
 
 class ApiPage(Page):
-    """An address of the API. Errors are JSON objects: `answers.Refusal`."""
+    """Handler for a path of the API. Errors are JSON objects of `answers.Refusal`."""
 
     def prepare_login(self) -> None:
-        """Refuse without a login. Raises ApiError."""
+        """Refuse a request without a login. Raises ApiError."""
         if self.current_user:
             return
-        # the hub's library refuses a cookie without the token, and reports it only in its log
+        # the hub's library refuses a cookie without the token and reports that only in its log
         if self.hub_auth.get_session_id(self) and "Authorization" not in self.request.headers:
             raise ApiError(403, "xsrf", words.XSRF)
         raise ApiError(403, "login", words.LOG_IN)
 
     def refuse(self, error: ApiError) -> None:
-        """Answer with an error."""
+        """Answer with the error."""
         self.set_status(error.status)
         self.set_header("Content-Type", "application/json")
         if error.retry_after is not None:
@@ -344,20 +345,20 @@ class ApiPage(Page):
         self.finish(Refusal(status=error.status, message=error.message, code=error.code).model_dump_json())
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Answer an error that tornado raised, or an unexpected one, as JSON."""
+        """Answer with an error that tornado raised, or an unexpected error, as JSON."""
         code = {405: "method"}.get(status_code, "internal" if status_code >= 500 else "bad-request")
         self.refuse(ApiError(status_code, code, words.INTERNAL if status_code >= 500 else self._reason))
 
 
 class UnknownAddress(ApiPage):
-    """The answer for all addresses that do not exist."""
+    """Handler for paths that do not exist."""
 
     async def prepare(self) -> None:
         self.refuse(ApiError(404, "unknown", words.UNKNOWN_ADDRESS))
 
 
 class OperationHandler(ApiPage):
-    """One address with its operations."""
+    """Handler for one path and its operations."""
 
     def initialize(
         self,
@@ -409,12 +410,12 @@ class OperationHandler(ApiPage):
             raise ApiError(400, "bad-request", words.not_json(str(error))) from None
         if not isinstance(sent, dict):
             raise ApiError(400, "bad-request", words.not_json(f"it is a {type(sent).__name__}"))
-        # JSON has types: true is no number of hours, and "4" is text
+        # JSON has types: true is not a number of hours, and "4" is text
         return _valid(operation.body, sent, strict=True)
 
     async def _finish(self, operation: Operation, call: Call[Any, Any]) -> None:
         async def act() -> str:
-            # counted here, so that the kept answer to a repeated request costs nothing
+            # counted here, so that the stored answer to a repeated request is not counted
             if operation.acts:
                 self._count(call)
             answer = await cast("Any", operation.answered_by(call))
@@ -439,7 +440,7 @@ class OperationHandler(ApiPage):
             raise ApiError(409, "key-reused", words.KEY_REUSED) from None
 
     def _count(self, call: Call[Any, Any]) -> None:
-        """Count an action of the caller. Raises ApiError."""
+        """Count a caller's action. Raises ApiError."""
         wait = self._budgets.wait(account_of(self.current_user), call.caller)
         if wait:
             seconds = math.ceil(wait)
@@ -455,7 +456,7 @@ class OperationHandler(ApiPage):
                     await cancel(following)
                     return
                 self.set_header("Content-Type", "text/event-stream")
-                # otherwise nginx holds back the events until a buffer is full
+                # otherwise nginx delays the events until a buffer is full
                 self.set_header("X-Accel-Buffering", "no")
                 self.write(following.result())
                 await self.flush()

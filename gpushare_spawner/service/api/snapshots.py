@@ -1,8 +1,8 @@
 """The current snapshot of all data that the service shows, and the stream of its changes.
 
-One snapshot (`service.sources`) serves all clients. Its version grows when it differs from the previous snapshot.
-`Events` sends each client the names of the changed parts as server-sent events, without data of sessions. `reading`
-makes the answers.
+One snapshot (`service.sources`) serves all clients. Its version increases when it differs from the previous snapshot.
+`Events` sends the names of the changed parts to each client as server-sent events, without session data. `reading`
+builds the answers.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Part = Literal["sessions", "nodes", "queue", "quotas"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 MAX_AGE = 1.0
-"""Seconds. Our choice, as in `RecentReports`: after a change a page requests several parts of one snapshot."""
+"""Seconds. Our choice, as in `RecentReports`, because after a change a page requests several parts of one snapshot."""
 
 
 class ServiceSnapshots:
-    """The source of snapshots: takes them on request, at most one in ``max_age`` seconds."""
+    """Source of snapshots, which are taken on request, at most one per ``max_age`` seconds."""
 
     def __init__(
         self, sources: DashboardSources, max_age: float = MAX_AGE, monotonic: Callable[[], float] = time.monotonic
@@ -54,17 +54,17 @@ class ServiceSnapshots:
             return self._current
 
     def outdated(self) -> None:
-        """Mark the snapshot as old after an action, so that the next request reads the agents again."""
+        """Mark the snapshot as outdated after an action, so that the next request reads the agents' reports again."""
         self._taken = float("-inf")
         self._sources.reports.outdated()
 
     def changed_since(self, version: int) -> tuple[Part, ...]:
-        """Return the parts that have changed after a version."""
+        """Return the parts that have changed since a version."""
         return tuple(part for part in PARTS if self._versions.get(part, 0) > version)
 
     async def _take(self, before: ServiceSnapshot | None) -> ServiceSnapshot:
         taken = await self._sources.take()
-        # versions keep growing over restarts of the service
+        # versions keep increasing over restarts of the service
         version = before.version if before is not None else int(taken.taken_at)
         changed = _changed(before, taken) if before is not None else PARTS
         self._versions |= dict.fromkeys(changed, version + 1)
@@ -76,7 +76,7 @@ def _changed(before: ServiceSnapshot, after: ServiceSnapshot) -> tuple[Part, ...
     quotas = before.quotas != after.quotas
     changes: dict[Part, bool] = {
         "sessions": sessions or quotas,
-        # the units of GPUs depend on their sessions
+        # GPUs' units depend on their sessions
         "nodes": sessions or before.notes != after.notes or _nodes_differ(before.snapshots, after.snapshots),
         "queue": before.pending != after.pending or before.waiting != after.waiting,
         "quotas": quotas or (after.quotas is not None and sessions),
@@ -102,7 +102,7 @@ def _shown(snapshot: NodeSnapshot) -> tuple[Any, ...]:
     report = snapshot.report
     if report is None:
         return (snapshot.problem,)
-    # temperature and power change all the time: pages update them with other changes
+    # temperature and power change constantly, so pages update them only with other changes
     gpus = [gpu.model_copy(update={"temperature_celsius": None, "power_watts": None}) for gpu in report.gpus]
     return report.node, gpus, report.cordons, report.host_memory, report.state_trouble
 
@@ -110,17 +110,18 @@ def _shown(snapshot: NodeSnapshot) -> tuple[Any, ...]:
 log = logging.getLogger("gpushare.service.api")
 
 EVERY = 2.0
-"""Seconds between two checks for changes while there are streams."""
+"""Seconds between checks for changes while there are streams."""
 HEARTBEAT = 15.0
-"""Seconds after which a stream without events gets a comment: proxies end streams that are silent for a minute."""
+"""Seconds after which a stream without events gets a comment, because proxies end streams that are silent for a
+minute."""
 LONGEST = 3600.0
-"""Seconds after which a stream ends and its client logs in again: its rights can have changed."""
+"""Seconds after which a stream ends, so that its client authenticates again, because its rights may have changed."""
 AFTER_FAILURE = 30.0
 """Seconds until the next check after a failure."""
 MOST_STREAMS = 2000
-"""Streams of all users, at most half of the descriptors for connections: other requests need connections too."""
+"""Maximum streams of all users. At most half of the descriptors, because other requests also need connections."""
 MOST_STREAMS_OF_USER = 20
-"""A browser allows 6 for each site over HTTP/1.1; a user has several browsers."""
+"""Maximum streams of one user. A browser allows 6 per site over HTTP/1.1, and a user can have several browsers."""
 
 
 class ChangedResources(BaseModel):
@@ -129,17 +130,17 @@ class ChangedResources(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     version: int
-    """Grows with each change, also over restarts of the service."""
+    """Version number that increases with each change, also over restarts of the service."""
     parts: tuple[Part, ...]
     """Parts to request again. The first event of a stream names all parts."""
 
 
 class TooManyStreams(Exception):
-    """No further stream can be opened; the text states the reason."""
+    """Error: no further stream can be opened. The text states the reason."""
 
 
 class Events:
-    """Polls for changes while there are streams."""
+    """Streams of changes. Polls for changes while there are streams."""
 
     def __init__(self, snapshots: ServiceSnapshots, every: float = EVERY, heartbeat: float = HEARTBEAT) -> None:
         self._snapshots = snapshots
@@ -153,18 +154,18 @@ class Events:
         self._most_streams = min(MOST_STREAMS, for_connections() // 2)
 
     def poll_now(self) -> None:
-        """Check for changes at once, after an action."""
+        """Check for changes immediately after an action."""
         self._soon.set()
 
     async def stream(self, of: str) -> AsyncGenerator[str]:
-        """Yield the events for a client, ``of`` this user or service. Raises TooManyStreams before the first event."""
+        """Yield the events for a client. ``of``: its user or service. Raises TooManyStreams before the first event."""
         if self._streams.total() >= self._most_streams or self._streams[of] >= MOST_STREAMS_OF_USER:
             raise TooManyStreams("Too many pages listen for changes: close some of them, or try again in a minute.")
         self._streams[of] += 1
         try:
             if not self._polling:
                 version = (await self._snapshots.current()).version
-                # another stream can have begun meanwhile
+                # another stream may have started in the meantime
                 if not self._polling:
                     self._version = version
                     self._poller = asyncio.create_task(self._poll())
@@ -190,7 +191,7 @@ class Events:
         return self._poller is not None and not self._poller.done()
 
     async def _changed_after(self, version: int) -> bool:
-        """Wait for a later version, at most until a heartbeat is due."""
+        """Wait for a later version, but at most until a heartbeat is due."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._heartbeat), self._news:
                 await self._news.wait_for(lambda: self._version > version)
@@ -205,7 +206,7 @@ class Events:
             try:
                 version = (await self._snapshots.current()).version
             except Exception:
-                # the next check can succeed; without it all pages would stay silent
+                # the next check may succeed; without it, no page would be updated
                 log.exception("Cannot look for changes")
                 await asyncio.sleep(AFTER_FAILURE)
                 continue

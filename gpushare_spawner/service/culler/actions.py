@@ -1,10 +1,10 @@
 """Idle actions: downgrade or release a share through the agent, stop a server or delete a user through the hub.
 
-Also judges, by the hub's list, which servers without a share and which users without servers are idle. Does not decide
-on sessions: see `decisions`.
+The module also determines from the hub's list which servers without a share and which users without servers are idle.
+Decisions on sessions are in `decisions`.
 
-The hub's API cannot refuse a deletion because of activity, as an agent can, and the hub's list can be a minute old.
-So each method checks again just before the deletion. A deletion that fails is not repeated but decided anew.
+Unlike an agent, the hub's API cannot refuse a deletion because of activity, and the hub's list can be a minute old. So
+each method checks again just before the deletion. A failed deletion is not repeated; the next round decides again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger("gpushare.service")
 
 
 def enter(context: ActionContext, decision: SessionDecision) -> None:
-    """Enter an idle action on a session into the log, or in a dry run the action that is not carried out."""
+    """Log an idle action on a session, or the simulated action in a dry run."""
     chosen = decision.decision
     context.log.session(
         decision.session,
@@ -53,10 +53,10 @@ def enter(context: ActionContext, decision: SessionDecision) -> None:
 
 
 async def take_gpu_action(context: ActionContext, session_decision: SessionDecision) -> bool:
-    """Request the decided tier from the agent. Returns True.
+    """Request the decided tier from the agent. Return True.
 
-    The agent refuses (ControlRefused) if the session has worked on the GPU since the decision, unless a spawn in quota
-    reclaims its units.
+    The agent refuses with ControlRefused if the session has worked on the GPU since the decision, unless a spawn in
+    quota reclaims its units.
     """
     session, decision, seen = session_decision.session, session_decision.decision, session_decision.observation
     reclaims = decision.upcoming is not None and decision.upcoming.cause is IdleCause.RECLAIM
@@ -80,7 +80,7 @@ async def take_gpu_action(context: ActionContext, session_decision: SessionDecis
 
 
 async def suppose(context: ActionContext, session_decision: SessionDecision, dry_run: DryRun) -> bool:
-    """Log the effect of a session's decision in a dry run. Returns False: nothing has changed."""
+    """Log the effect of a session's decision in a dry run. Return False, because nothing has changed."""
     session, decision, seen = session_decision.session, session_decision.decision, session_decision.observation
     if decision.tier is not seen.tier:
         enter(context, session_decision)
@@ -96,9 +96,9 @@ async def suppose(context: ActionContext, session_decision: SessionDecision, dry
 
 
 async def go_on_yielding(decision: SessionDecision) -> bool:
-    """Have the agent keep the yielded units for longer: the server that needs them does not run yet.
+    """Have the agent reserve the yielded units for longer, because the server that needs them is not running yet.
 
-    Returns False: nothing has changed.
+    Return False, because nothing has changed.
     """
     session = decision.session
     await decision.agent.send(
@@ -115,7 +115,7 @@ async def go_on_yielding(decision: SessionDecision) -> bool:
 
 
 async def stop_yielding(decision: SessionDecision) -> bool:
-    """Tell the agent that no spawn in quota needs the units that the session yields. Returns True."""
+    """Notify the agent that no spawn in quota needs the units that the session yields. Return True."""
     session, reason = decision.session, "no spawn in quota waits for its units any longer"
     works = session.gpu_busy or session.waiting
     tier, units = (Tier.ACTIVE, session.share_units) if works else (session.tier, session.effective_units)
@@ -127,7 +127,7 @@ async def stop_yielding(decision: SessionDecision) -> bool:
 
 
 async def update_notice(context: ActionContext, decision: SessionDecision) -> bool:
-    """Send or withdraw the session's notice, as decided. Returns False: the tier stays."""
+    """Send or withdraw the session's notice, as decided. Return False, because the tier is unchanged."""
     current, coming = decision.session.notice, decision.decision.notice
     share = decision.session.share
     if coming is None:
@@ -147,9 +147,9 @@ async def update_notice(context: ActionContext, decision: SessionDecision) -> bo
 
 
 def notice_of(action: IdleAction, share: Share, use: UseRule | None = None) -> Notice:
-    """Return the notice of a coming action for the session's agent.
+    """Return the notice of an upcoming action for the session's agent.
 
-    ``use``: how much GPU work counts as use of the share; work of any length averts a stop.
+    ``use``: the GPU work that counts as use of the share. Work of any length prevents a stop.
     """
     return Notice(
         tier=action.tier,
@@ -163,19 +163,19 @@ def notice_of(action: IdleAction, share: Share, use: UseRule | None = None) -> N
 
 
 def _same(current: Notice, coming: IdleAction) -> bool:
-    """Return whether the current notice is of this action, time and cause; an older agent keeps no cause."""
+    """Return whether the current notice has this action, time and cause. An older agent does not store the cause."""
     same_cause = current.cause in (None, coming.cause)
     return same_cause and (current.tier, current.at, current.effective_units) == (coming.tier, coming.at, coming.units)
 
 
 def _time(instant: float) -> str:
-    """Return the time for logs: 14:05:00, in the machine's time zone."""
+    """Return the time of day for logs in the machine's time zone: 14:05:00."""
     return time.strftime("%H:%M:%S", time.localtime(instant))
 
 
 @dataclass(frozen=True)
 class ServerVerdict:
-    """The reason why a server is stopped, or why an idle server is not. Both empty: the server is in use."""
+    """The reason why a server is stopped, or why an idle server is not stopped. Both empty: the server is in use."""
 
     stop_because: str = ""
     left_because: str = ""
@@ -184,9 +184,9 @@ class ServerVerdict:
 def judge(
     server: HubServer, templates: Mapping[str, Template], settings: CullerSettings, now: float, agents_answered: bool
 ) -> ServerVerdict:
-    """Judge a server that no agent's report names.
+    """Decide on a server that is in no agent's report.
 
-    ``agents_answered``: no report is missing. Where one is missing, a server that can have a share is not stopped:
+    ``agents_answered``: whether no report is missing. If one is missing, a server that may have a share is not stopped:
     its GPU work is unknown, and a training run without output must not count as idle.
     """
     if not server.settled:
@@ -210,9 +210,9 @@ def judge(
 def users_to_delete(
     users: Sequence[HubUser] | None, settings: CullerSettings, now: float
 ) -> Iterator[tuple[HubUser, str]]:
-    """Yield the idle users without servers, with the reason; none without ``cull_users``.
+    """Yield the idle users without servers, with the reasons; none unless ``cull_users`` is set.
 
-    Without ``cull_admin_users`` only users that the hub lists as no admins are deleted.
+    Unless ``cull_admin_users`` is set, only users whom the hub lists as non-admins are deleted.
     """
     for user in (users or ()) if settings.cull_users else ():
         if user.servers or (not settings.cull_admin_users and user.admin is not False):
@@ -223,13 +223,13 @@ def users_to_delete(
 
 
 FRESH_SECONDS = 5.0
-"""Seconds. The highest age of a report on which a server is stopped: later activity is not in the report."""
+"""Seconds. Maximum age of a report that a stop relies on, because later activity is not in the report."""
 
 
 class HubActions:
     """Idle actions through the hub.
 
-    Each method returns whether it changed something. Raises HubFailed and the agent's errors.
+    Each method returns whether it changed something, and raises HubFailed and the agent's errors.
     """
 
     def __init__(self, context: ActionContext, settings: CullerSettings) -> None:
@@ -239,7 +239,7 @@ class HubActions:
         """Whether a stop waits for the agent's next report."""
 
     async def stop_session(self, decision: SessionDecision) -> bool:
-        """Stop the server of a session, if the stop is still due."""
+        """Stop a session's server if the stop is still due."""
         session = decision.session
         if self._too_old(decision.agent.report_age()):
             return False
@@ -268,7 +268,7 @@ class HubActions:
         return age > FRESH_SECONDS
 
     async def stop_unshared(self, listed: HubServer) -> bool:
-        """Stop a server without a share, if the stop is still due."""
+        """Stop a server without a share if the stop is still due."""
         context = self._context
         server = await context.hub.server(listed.user, listed.name)
         if server is None:
@@ -287,7 +287,7 @@ class HubActions:
         return True
 
     async def _stop(self, server: HubServer, why: str) -> None:
-        """Stop a server. ``why``: the reason for the hub's pages, in sentences."""
+        """Stop a server. ``why``: sentences with the reason, for the hub's pages."""
         removed = bool(server.name) and self._settings.remove_named_servers
         await self._context.hub.stop(server.user, server.name, removed)
         self._context.counters.actions[Tier.STOPPED] += 1

@@ -1,8 +1,8 @@
-"""Carries out and answers the asks of notebook servers, on behalf of their sessions' users.
+"""Carries out and answers the asks of notebook servers on behalf of their sessions' users.
 
-`service.actions` decides, as for the dashboard. An ask can be read more than once: it stays in the reports until its
-answer has reached the agent, and a service can be killed before it answers. Session actions are idempotent, and one
-write sets a keep and answers the ask for it.
+`service.actions` decides, as for the dashboard. An ask can be read several times: it stays in the reports until its
+answer has reached the agent, and the service can be killed before it answers. Therefore session actions are idempotent,
+and a single write sets a keep and answers its ask.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from gpushare_spawner.wording import actions as words
 log = logging.getLogger("gpushare.service")
 
 POLL_EVERY = 0.2
-"""Least seconds between two polls: an ask stays in the report until its answer has reached the agent."""
+"""Minimum seconds between polls, because an ask stays in the report until its answer has reached the agent."""
 AFTER_FAILURE = 1.0
-"""Seconds until the next poll after an answer could not be delivered."""
+"""Seconds until the next poll after a failed delivery of an answer."""
 
 _Key = tuple[str, int, float]
-"""Session, number and instant of an ask."""
+"""Session, number and time of an ask."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,18 @@ class _AskingSession:
 
 
 class AskResponder:
-    """Responder to asks. Answers the asks of one session one after the other."""
+    """Responder to asks. The asks of one session are answered sequentially."""
 
     def __init__(self, agents: Agents, actions: ActionContext) -> None:
         self._agents = agents
         self._actions = actions
         self._under_way: dict[str, asyncio.Task[None]] = {}
-        """By session."""
+        """Running tasks by session."""
         self._answers: dict[_Key, tuple[float, AskAnswer]] = {}
-        """Answers that were given, with the time (`time.monotonic`)."""
+        """Answers already given, with their times (`time.monotonic`)."""
 
     async def run(self) -> None:
-        """Answer asks without end."""
+        """Answer asks until cancelled."""
         try:
             while True:
                 try:
@@ -77,7 +77,7 @@ class AskResponder:
                 task.cancel()
 
     async def poll(self) -> None:
-        """Wait for asks, and begin to answer them."""
+        """Wait for asks, and start answering them."""
         for agent in await self._agents.asking():
             try:
                 report = await agent.report()
@@ -93,7 +93,7 @@ class AskResponder:
                     task.add_done_callback(lambda _, name=session.id: self._under_way.pop(name, None))  # type: ignore[misc]
 
     async def answered(self) -> None:
-        """Wait until all begun asks are answered."""
+        """Wait until all asks in progress are answered."""
         await asyncio.gather(*self._under_way.values())
 
     async def _answer_all(self, asking: _AskingSession, report: Report) -> None:
@@ -112,7 +112,7 @@ class AskResponder:
                 await asyncio.sleep(AFTER_FAILURE)
 
     def _received_at(self, asking: _AskingSession, report: Report, ask: Ask) -> float:
-        """Return the time of an ask by the clock of this machine: the clock of a node can differ."""
+        """Return the time of an ask on this machine's clock, because a node's clock can differ."""
         age = report.published_at - ask.at + asking.agent.report_age()
         return self._actions.clock() - min(max(0.0, age), ASK_SECONDS) if math.isfinite(age) else ask.at
 
@@ -132,7 +132,7 @@ class AskResponder:
         await asking.agent.send(AnswerRequest(id=asking.session.id, answer=answer))
 
     async def _carried_out(self, asking: _AskingSession, received: ReceivedAsk) -> tuple[AskAnswer, bool]:
-        """Carry out an ask. Return the answer, and whether the action has written it."""
+        """Carry out an ask. Return the answer, and whether the action has already written it."""
         kind, with_action = received.ask.kind, False
         try:
             outcome = await self._act(asking, received)
@@ -145,7 +145,7 @@ class AskResponder:
         ), with_action
 
     async def _act(self, asking: _AskingSession, received: ReceivedAsk) -> ActionOutcome:
-        # never as an admin: a program asks
+        # never as an admin, because a program asks
         actor, ask = Actor(asking.session.user), received.ask
         match ask.kind:
             case AskKind.KEEP:

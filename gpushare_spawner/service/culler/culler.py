@@ -1,6 +1,6 @@
-"""The loop of the idle culler: reads reports, decides, notifies users, and carries out idle actions.
+"""The idle culler's loop: reads reports, decides, notifies users, and carries out idle actions.
 
-The loop keeps no state that matters: a service that is killed at any moment continues from the agents' reports.
+The loop has no essential state: a service that is killed at any moment continues from the agents' reports.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from gpushare_spawner.wording.idle_decisions import kept_by_short_work
 log = logging.getLogger("gpushare.service")
 
 Action = Callable[[], Awaitable[bool]]
-"""An action; returns whether it changed something."""
+"""An action, which returns whether it changed something."""
 
 AT_ONCE = 10
-"""Idle actions at a time. Our value: as many as requests to the hub (`hub.client.Hub`)."""
+"""Maximum concurrent idle actions. Our choice: the number of concurrent requests to the hub (`hub.client.Hub`)."""
 _SOON = 1.0
-"""Seconds until the round after an action, and the shortest pause between two rounds."""
+"""Seconds until the round after an action, and the minimum pause between rounds."""
 
 
 class Culler:
     """The idle culler: downgrades and releases sessions, one tier at a time, and stops servers through the hub.
 
-    The culler requests the hub's list of servers in every third round at most: the hub itself updates last_activity
+    The culler requests the hub's list of servers in at most every third round, because the hub updates last_activity
     only every few minutes. A request to the hub that takes longer than ``patience`` seconds continues in the
     background.
     """
@@ -74,10 +74,10 @@ class Culler:
         pending: PendingServers = pending_unknown,
         notify: Callable[[Sequence[SessionDecision]], None] = lambda decisions: None,
     ) -> None:
-        """Create the culler; it does nothing until `run`.
+        """Create the culler, which does nothing until `run`.
 
-        ``pending`` returns the servers that the hub is starting, the longest first, None: unknown or too old for an
-        idle action; ``notify`` sends messages to users with a closed tab.
+        ``pending`` returns the servers that the hub is starting, longest wait first; None: unknown, or too old for an
+        idle action. ``notify`` sends messages to users with a closed tab.
         """
         self.counters = context.counters
         self._context = context
@@ -95,18 +95,18 @@ class Culler:
         self.state = CullerState()
         self._logged_dry_run: set[str] = set()
         self._kept_since: dict[str, float] = {}
-        """Time of the last request to an agent to keep yielded units, by the session's id."""
+        """Time of the last request to an agent to reserve yielded units, by session id."""
         self._refused: dict[str, str] = {}
-        """The last refusal of an agent, as it was logged, by the session's name."""
+        """An agent's last refusal as logged, by the session's name."""
         self._woken = asyncio.Event()
 
     @property
     def hub_users(self) -> Sequence[HubUser] | None:
-        """The users in the hub's last answer; None if there is no answer yet, or a failure since."""
+        """The users in the hub's last answer; None before the first answer and after a failure."""
         return self._hub.users
 
     def clock_was_set(self, by: float) -> None:
-        """Correct instants after a step of the clock, so that idle times do not change. Agents do the same."""
+        """Adjust instants after a step of the clock, so that idle times do not change. Agents do the same."""
         log.warning("The clock was set by %+.0f s; what is idle counts on as before", by)
         self._hub.clock_was_set(by)
         self._drains.clock_was_set(by)
@@ -114,20 +114,20 @@ class Culler:
     def decide(
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
     ) -> list[SessionDecision]:
-        """Decide on the sessions of all agents that answered, by the hub's last list and the last round's pressure."""
+        """Decide on the sessions of all agents that answered, by the hub's last list and the last pressure."""
         return decide_sessions(snapshots, self.hub_users, templates, now, self._settings, self.state)
 
     def reports_changed(self) -> None:
-        """Start the next round at once if a stop waits for new reports."""
+        """Start the next round immediately if a stop waits for new reports."""
         if self._hub_actions.awaiting_reports:
             self._woken.set()
 
     def session_changed(self) -> None:
-        """Start the next round soon, after an action on a session."""
+        """Start the next round soon after an action on a session."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Run rounds without end. A round that fails is logged; the next one starts from the reports again."""
+        """Run rounds until cancelled. A failed round is logged; the next one starts from the reports again."""
         try:
             while True:
                 again: float | None = None
@@ -145,7 +145,7 @@ class Culler:
     async def round(self) -> float | None:
         """Read all reports once and carry out the actions that are due.
 
-        Returns the instant at which the next round is due; None if there is no particular instant.
+        Return the instant at which the next round is due; None for the usual interval.
         """
         self._hub_actions.awaiting_reports = False
         snapshots = await ask_all(self._context.agents)
@@ -156,7 +156,7 @@ class Culler:
         decisions = self.decide(snapshots, templates, now)
         self._notify(decisions)
         if all(snapshot.report is not None for snapshot in snapshots):
-            # sessions of an unavailable agent have not ended
+            # an unavailable agent's sessions have not ended
             self.state.dry_run.keep({decision.session.id for decision in decisions})
         kept_on = self.state.pressure.kept_on
         names = {decision.name for decision in decisions}
@@ -185,10 +185,10 @@ class Culler:
     async def _pressure_now(
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
     ) -> Pressure:
-        """Return the units that waiting spawns need. None are needed while the hub does not answer.
+        """Return the units that waiting spawns need. No units are needed while the hub does not answer.
 
-        Sessions of an unavailable agent count as in its last report, and none of them makes way. No units are needed
-        while an agent has not reported at all, since the use of quotas is unknown.
+        An unavailable agent's sessions count as in its last report, and none of them makes way. No units are needed
+        while an agent has never reported, because the use of quotas is unknown.
         """
         last = {
             snapshot.agent: snapshot.report if snapshot.report is not None else self._last.get(snapshot.agent)
@@ -214,12 +214,12 @@ class Culler:
             )
             return replace(needs, needed=needed(idle, reports, pending, templates))
         except Exception:
-            # other idle actions are due all the same
+            # other idle actions are still due
             log.exception("What waiting spawns need is unknown")
             return NO_PRESSURE
 
     async def _rest(self, seconds: float) -> None:
-        """Wait for ``seconds``, or for new reports; at least the shortest pause."""
+        """Wait for ``seconds`` or for new reports, but at least the minimum pause."""
         shortest = min(_SOON, seconds)
         await asyncio.sleep(shortest)
         await set_within(self._woken, seconds - shortest)
@@ -231,7 +231,7 @@ class Culler:
         return max(min(_SOON, longest), min(wait, longest))
 
     def _gpu_action(self, decision: SessionDecision) -> Action | None:
-        """Return the action of the agent for a session; None while the session starts or stops."""
+        """Return the action through a session's agent; None while the session starts or stops."""
         if _starts_or_stops(decision):
             return None
         if decision.dry_run:
@@ -255,15 +255,15 @@ class Culler:
         return partial(settle, self._context, decision)
 
     def _has_to_go_on_yielding(self, decision: SessionDecision) -> bool:
-        """Return whether the agent needs another request to keep the yielded units.
+        """Return whether the agent needs another request to reserve the yielded units.
 
-        Not while the user has a notice, which a change of the tier withdraws.
+        It is not sent while the user has a notice, because a tier change would withdraw the notice.
         """
         if not decision.session.yields or decision.session.id not in self.state.pressure.kept_on:
             return False
         since = self._kept_since.get(decision.session.id)
         silent = decision.session.notice is None and decision.decision.notice is None
-        # an unknown or later instant: another process of this service, or a clock that was set back
+        # an unknown or later instant: from another process of this service, or the clock was set back
         return silent and (since is None or not 0 <= decision.decided_at - since < YIELD_SECONDS / 2)
 
     def _due_hub_actions(
@@ -273,7 +273,7 @@ class Culler:
         judged: Sequence[tuple[HubServer, ServerVerdict]],
         now: float,
     ) -> Iterator[tuple[str, Action]]:
-        """Yield the actions of the hub, each with a unique name. ``judged``: the servers that no report names."""
+        """Yield the actions through the hub, each with a unique name. ``judged``: the servers that are in no report."""
         for decision in decisions:
             if decision.decision.tier is Tier.STOPPED and not decision.dry_run and not _starts_or_stops(decision):
                 yield f"server {decision.name}", partial(self._hub_actions.stop_session, decision)
@@ -291,9 +291,9 @@ class Culler:
     def _log_dry_run(
         self, judged: Iterable[tuple[HubServer, ServerVerdict]], unused: Iterable[tuple[HubUser, str]], complete: bool
     ) -> None:
-        """Log once which servers without a share a dry run does not stop, and which users it does not delete.
+        """Log once which servers without a share a dry run would stop, and which users it would delete.
 
-        ``complete``: hub and agents have answered, so an action that is missing now is not due.
+        ``complete``: whether the hub and the agents have answered, so that a missing action is not due.
         """
         due: dict[str, Callable[[], None]] = {
             f"server {server.label}": partial(
@@ -311,7 +311,7 @@ class Culler:
     def _judged(
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
     ) -> Iterator[tuple[HubServer, ServerVerdict]]:
-        """Yield the servers that no report names."""
+        """Yield the servers that are in no report."""
         reports = answered(snapshots)
         with_share = {(session.user, session.server) for report in reports for session in report.sessions}
         all_answered = len(reports) == len(snapshots)
@@ -320,7 +320,7 @@ class Culler:
                 yield server, judge(server, templates, self._settings, now, all_answered)
 
     async def _at_the_hub(self, actions: Mapping[str, Action]) -> bool:
-        """Start the actions that do not run yet, and wait ``patience`` seconds. Returns whether any has effect."""
+        """Start the actions that are not running yet; wait ``patience`` seconds. Return whether any has an effect."""
         for name, action in actions.items():
             if name not in self._under_way:
                 self._under_way[name] = asyncio.create_task(self._guarded(name, action))
@@ -334,7 +334,7 @@ class Culler:
         return any(ended.values())
 
     async def _carried_out(self, due: Iterable[tuple[str, Action]]) -> bool:
-        """Carry out actions on sessions, each with the session's name. Returns whether any changed something."""
+        """Carry out actions on sessions, each with the session's name. Return whether any changed something."""
         return any(await asyncio.gather(*(self._guarded(name, action) for name, action in due)))
 
     async def _guarded(self, name: str, action: Action) -> bool:
@@ -345,9 +345,9 @@ class Culler:
                 self._refused.pop(name, None)
                 return done
             except ControlRefused as error:
-                # the session worked or ended since the report
+                # the session has worked or ended since the report
                 expected = error.code in ("busy", "unknown-session")
-                # an older agent refuses the same in each round
+                # an older agent refuses the same request in each round
                 level = logging.DEBUG if self._refused.get(name) == str(error) else logging.WARNING
                 log.log(logging.INFO if expected else level, "%s: %s", name, error)
                 if not expected:
@@ -367,7 +367,7 @@ class Culler:
             return False
 
     def _log_problems(self, problems: dict[str, str]) -> None:
-        """Log a lasting problem when it appears or changes, not in every round."""
+        """Log a persistent problem when it appears or changes, not in every round."""
         for about, text in problems.items():
             if self._logged_problems.get(about) != text:
                 log.warning("%s: %s", about, text)
@@ -388,7 +388,7 @@ def _lasting_problems(
 
 
 def _short_work(decisions: Sequence[SessionDecision]) -> Iterator[tuple[str, str]]:
-    """Yield a sentence on each session that short GPU work would have kept active."""
+    """Yield a sentence about each session that short GPU work would have kept active."""
     for decision in decisions:
         work = decision.observation.short_work
         if work is not None and decision.kept_by_short_work:

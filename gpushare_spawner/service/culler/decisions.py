@@ -1,7 +1,8 @@
-"""Decides on the tier of each session from reports, the hub's list, templates and the culler's settings.
+"""Decides on each session's tier from reports, the hub's list, templates and the culler's settings.
 
-The settings come from the command line of `gpushare service`. The hub's list is read in the background: a hub that
-hangs delays no downgrade or release. Does not carry out decisions: see `actions`. The policy itself: see `idle.policy`.
+The settings come from the command line of `gpushare service`. The hub's list is read in the background, so a hub that
+hangs does not delay downgrades and releases. Decisions are carried out in `actions`. The policy itself is in
+`idle.policy`.
 """
 
 from __future__ import annotations
@@ -27,33 +28,34 @@ from gpushare_spawner.service.templates import SessionTemplates
 
 @dataclass(frozen=True)
 class CullerSettings:
-    """Settings of the culler. Times are seconds, 0: never.
+    """Settings of the culler. Times are in seconds; 0: never.
 
-    Names and meanings are from jupyterhub-idle-culler, where it has the option.
+    Names and meanings are those of jupyterhub-idle-culler, where it has the option.
     """
 
     timeout: float = 0.0
     """Idle time after which servers without a template, and users, are removed."""
     max_age: float = 0.0
-    """Highest age of all servers (and users), busy or not."""
+    """Maximum age of all servers (and users), busy or not."""
     cull_every: float = 10.0
     cull_users: bool = False
     cull_admin_users: bool = True
     remove_named_servers: bool = False
     dry_run: bool = False
-    """Decide, log and show idle actions, and carry out none."""
+    """Whether idle actions are decided, logged and shown, but not carried out."""
 
 
 OLD = 60.0
-"""Seconds. Our value: with an older report all GPU work counts as use. A node's clock can differ by some seconds."""
+"""Seconds. If a report is older than this, all GPU work counts as use. Our choice: a node's clock can differ by a few
+seconds."""
 
 
 @dataclass
 class CullerState:
-    """The culler's records beside the reports. A new one: a service that has just started."""
+    """The culler's records in addition to the reports. A new service starts with an empty one."""
 
     dry_run: DryRun = field(default_factory=DryRun)
-    """State that sessions in a dry run would have."""
+    """The state that sessions in a dry run would have."""
     use: RecentUse = field(default_factory=RecentUse)
     """GPU work that counted as use."""
     pressure: Pressure = NO_PRESSURE
@@ -62,7 +64,7 @@ class CullerState:
 
 @dataclass(frozen=True)
 class SessionDecision:
-    """A session, the facts about it, and its decision."""
+    """A session, its observation, and the decision on it."""
 
     agent: Agent
     report: KnownReport
@@ -74,11 +76,11 @@ class SessionDecision:
     decided_at: float
     """Seconds since the epoch."""
     observation: Observation
-    """The facts for the decision; in a dry run with the tier and notice that the session would have."""
+    """The basis of the decision; in a dry run, with the tier and notice that the session would have."""
     dry_run: bool = False
-    """The decision is not carried out."""
+    """Whether the decision is not carried out."""
     reclaimed: UnitsNeeded | None = None
-    """Units that waiting spawns in quota need of it."""
+    """The session's units that waiting spawns in quota need."""
 
     @property
     def node(self) -> str:
@@ -94,7 +96,7 @@ class SessionDecision:
 
     @property
     def name(self) -> str:
-        """Name for logs: user, and server if it has a name."""
+        """Name for logs: the user, and the server if it has a name."""
         return self.session.user + (f"/{self.session.server}" if self.session.server else "")
 
 
@@ -111,7 +113,7 @@ def decide_sessions(
     settings: CullerSettings,
     state: CullerState | None = None,
 ) -> list[SessionDecision]:
-    """Decide on all sessions of all agents that answered. ``users``: the hub's; None if the hub did not answer."""
+    """Decide on all sessions of all agents that answered. ``users``: the hub's list; None if it did not answer."""
     servers, state = servers_of(users or ()), state or CullerState()
     return [
         decide_session(
@@ -141,7 +143,7 @@ def within_reach(idle: Idle, reach: Collection[IdleReach]) -> Idle:
 
 
 def take_note(use: RecentUse, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float) -> None:
-    """Add the GPU work of new reports. While a report is old, the use of its sessions is unknown."""
+    """Add the GPU work in new reports. While a report is old, the use of its sessions is unknown."""
     present, each = set(), SessionTemplates.of(templates)
     for snapshot in snapshots:
         report = snapshot.report
@@ -166,7 +168,7 @@ def decide_session(
     settings: CullerSettings,
     state: CullerState,
 ) -> SessionDecision:
-    """Decide on one session, without stops that the settings forbid."""
+    """Decide on one session, excluding stops that the settings forbid."""
     each = SessionTemplates.of(templates)
     template = each.of_user(session.template, session.user)
     idle = template.idle if template is not None else None
@@ -207,16 +209,16 @@ class HubWatch:
         )
 
     def outdated(self) -> None:
-        """Mark the list as old, after a server was stopped: the next `refresh` requests it again."""
+        """Mark the list as outdated after a server was stopped, so that the next `refresh` requests it again."""
         self._requested_at = float("-inf")
 
     def clock_was_set(self, by: float) -> None:
-        """Move the instants of the hub's last answer by a step of the clock."""
+        """Adjust the instants in the hub's last answer by a step of the clock."""
         if self.users is not None:
             self.users = [user.with_instants(lambda instant: instant + by) for user in self.users]
 
     async def refresh(self, patience: float) -> None:
-        """Request the list if it is old, and wait ``patience`` seconds. A later answer counts next time."""
+        """Request the list if it is old, and wait ``patience`` seconds. A later answer is used in the next round."""
         await self._request.refresh(time.monotonic() - self._requested_at >= self._max_age, patience)
 
     def close(self) -> None:

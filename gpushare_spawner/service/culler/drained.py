@@ -1,7 +1,7 @@
-"""Sessions on drained GPUs: each user gets a message, and servers that stay too long are stopped.
+"""Sessions on drained GPUs: each user gets a message, and remaining servers are stopped at the drain's time.
 
-The message is withdrawn when the drain ends. It says when the server will be stopped: at the earliest when the
-template's notice period after the message is over, as with idle actions. The user of an exempt session gets the
+The message states when the server will be stopped, which is not before the template's notice period after the message
+has ended, as with idle actions. The message is withdrawn when the drain ends. The user of an exempt session gets the
 message, but the server is not stopped.
 """
 
@@ -22,7 +22,7 @@ from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.wording import actions as words
 
 STOP_AGAIN = 60.0
-"""Seconds before a stop is requested again: the hub takes some time to stop a server."""
+"""Seconds before a stop is requested again, because the hub takes some time to stop a server."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class DrainedSession:
     where: str
 
     def text(self, notified_at: float) -> str:
-        """Return the message for its user at an instant (seconds since the epoch)."""
+        """Return the message for the session's user at an instant (seconds since the epoch)."""
         return harmless(words.drain_notice(self._beginning, self.cordon.reason, self.stop_at(notified_at)))
 
     def matches(self, message: Message) -> bool:
-        """Return whether a message is about this drain. Its instant can have moved with the clock."""
+        """Return whether a message is about this drain. Its time may have moved with the clock."""
         beginning = harmless(words.taken_out(self._beginning, self.cordon.reason))
         return self.cordon.since <= message.at and message.text.startswith(beginning)
 
@@ -47,7 +47,7 @@ class DrainedSession:
         return f"{self.where[0].upper()}{self.where[1:]}"
 
     def stop_at(self, notified_at: float) -> float | None:
-        """Return when the server is stopped, given when its user was notified; None: never."""
+        """Return the time at which the server is stopped; None: never. ``notified_at``: when its user was notified."""
         if self.cordon.stop_at is None:
             return None
         template = self.decision.template
@@ -56,7 +56,7 @@ class DrainedSession:
 
 
 def drained(snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision]) -> Iterator[DrainedSession]:
-    """Yield the sessions on drained GPUs, with the drain that ends first."""
+    """Yield the sessions on drained GPUs, each with the drain that ends first."""
     reports = {
         snapshot.report.node: snapshot.report
         for snapshot in snapshots
@@ -77,22 +77,22 @@ def _drain_of(session: SessionReport, report: Report) -> Cordon | None:
 
 
 class Drains:
-    """The drains in force: messages to users, their withdrawal after a drain, and stops of servers.
+    """The drains in force. Sends messages to users, withdraws them after a drain, and stops servers.
 
-    After a restart of the service, the sessions' messages show when users were notified. This object remembers it too,
-    since an older agent forgets the cause of a message.
+    After a restart of the service, the sessions' messages show when users were notified. This object also records it,
+    because an older agent does not store the cause of a message.
     """
 
     def __init__(self, actions: ActionContext) -> None:
         self._actions = actions
         self._notified: dict[str, tuple[Cordon, float, float]] = {}
-        """By session: the drain, when the session was opened, and when its user was notified."""
+        """The drain, the opening time and the time of the user's notification, by session."""
         self._stopped: dict[str, float] = {}
 
     def due(
         self, snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision], now: float
     ) -> Iterator[tuple[str, Callable[[], Awaitable[bool]]]]:
-        """Yield the actions that are due now, by the session's name."""
+        """Yield the actions that are due now, each with the session's name."""
         self._stopped = {name: at for name, at in self._stopped.items() if 0 <= now - at < STOP_AGAIN}
         affected = {entry.decision.session.id: entry for entry in drained(snapshots, decisions)}
         if all(snapshot.report is not None for snapshot in snapshots):
@@ -115,22 +115,22 @@ class Drains:
                 yield drained_session.decision.name, partial(self._stop, drained_session)
 
     def clock_was_set(self, by: float) -> None:
-        """Move the times of notifications by a step of the clock: notice periods keep their length."""
+        """Adjust the times of notifications by a step of the clock, so that notice periods keep their length."""
         self._notified = {name: (drain, opened_at, at + by) for name, (drain, opened_at, at) in self._notified.items()}
 
     def next_stop(
         self, snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision], now: float
     ) -> float | None:
-        """Return when the next stop is due; None if there is none."""
+        """Return the time at which the next stop is due; None if there is none."""
         notified = ((entry, self._notified_at(entry, now)) for entry in drained(snapshots, decisions))
         ends = (entry.stop_at(at if at is not None else now) for entry, at in notified)
         return min((at for at in ends if at is not None and at > now), default=None)
 
     def _notified_at(self, drained_session: DrainedSession, now: float) -> float | None:
-        """Return when the session's user was notified of the current drain; None: not yet."""
+        """Return the time at which the session's user was notified of the current drain; None: not yet."""
         session = drained_session.decision.session
         cordon, opened_at, at = self._notified.get(session.id, _NOT_NOTIFIED)
-        # an instant later than now: the clock was set back
+        # a time after now: the clock was set back
         if (cordon, opened_at) == (drained_session.cordon, session.opened_at):
             return min(at, now)
         message = session.message_of(MessageCause.DRAIN)

@@ -1,8 +1,8 @@
-"""Units that waiting spawns need of running sessions, by the hub's list of spawns and the agents' reports. Pure.
+"""Determines the units of running sessions that waiting spawns need, from the hub's list and the agents' reports. Pure.
 
-Two cases: spawns in quota reclaim units of sessions over quota, and waiting spawns need units of idle sessions of
-templates that take idle shares only under pressure. `quota.reclaim` selects the sessions; `idle.policy`
-decides when their idle actions come.
+There are two cases. Spawns in quota reclaim units of sessions over quota. Waiting spawns need units of idle sessions
+whose templates take idle shares only under pressure. `quota.reclaim` selects the sessions; `idle.policy` decides when
+their idle actions are due.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from gpushare_spawner.service.waiting import quota_use, waiting_spawns
 
 @dataclass(frozen=True)
 class Pressure:
-    """The units that waiting spawns need now."""
+    """The units that waiting spawns currently need."""
 
     reclaimed: Mapping[str, UnitsNeeded] = field(default_factory=dict)
-    """Needs of spawns in quota, by the sessions that make way."""
+    """Units that spawns in quota need, by session that makes way."""
     free_again: frozenset[str] = frozenset()
     """Sessions that no longer need to yield units."""
     kept_on: frozenset[str] = frozenset()
     """Sessions that must continue to yield units."""
     needed: Mapping[str, int] = field(default_factory=dict)
-    """Units that spawns leave to idle sessions of templates that take shares only under pressure; see `needed`."""
+    """Units left to idle sessions whose templates take shares only under pressure, see the function `needed`."""
 
 
 NO_PRESSURE = Pressure()
 
 
 def may_matter(quotas: Quotas | None, reports: Sequence[Report]) -> bool:
-    """Return whether the hub's list of pending spawns is needed: it costs the hub a request."""
+    """Return whether the hub's list of pending spawns is needed, because reading it costs the hub a request."""
     if any(session.yields for report in reports for session in report.sessions):
         return True
     if quotas is None or not quotas.reclaim.enabled:
@@ -65,9 +65,9 @@ def pressure(
 ) -> Pressure:
     """Return which sessions make way for spawns in quota.
 
-    ``reports``: of all agents that answer; ``pending``: the hub's pending spawns, the longest first; ``use``: which GPU
-    work counted as use, None: all; ``silent``: the last reports of other agents, which count for the quotas only. A
-    spawn of unknown quota, because the hub does not show the user's groups, reclaims no units.
+    ``reports``: those of all available agents. ``pending``: the hub's pending spawns, longest wait first. ``use``: the
+    GPU work that counted as use; None: all work. ``silent``: the last reports of other agents, which count only for the
+    quotas. A spawn whose quota is unknown, because the hub does not show the user's groups, reclaims no units.
     """
     yielding = [(report, session) for report in reports for session in report.sessions if session.yields]
     if quotas is None or not quotas.reclaim.enabled:
@@ -96,7 +96,7 @@ def pressure(
 
 @dataclass(frozen=True)
 class ReclaimingSpawn:
-    """A waiting spawn."""
+    """A waiting spawn that reclaims units."""
 
     name: str
     request: PlacementRequest
@@ -137,7 +137,7 @@ def _over_quota(
             idle = not seen.gpu_in_use and now - seen.gpu_idle_since >= quotas.reclaim.idle_after
             template = each.of_user(session.template, session.user)
             if template is not None and template.idle.dry_run:
-                continue  # a session in a dry run keeps its units; others can make way
+                continue  # a session in a dry run keeps its units, but others can make way
             steps = _steps(session, template, idle, quotas.reclaim.active_units)
             if not steps:
                 continue
@@ -155,7 +155,7 @@ def _over_quota(
 
 
 def _steps(session: SessionReport, template: Template | None, idle: bool, least: int) -> Sequence[int]:
-    """Return the units that a session can keep, the most first."""
+    """Return the units that a session can keep, in descending order."""
     if not idle:
         return range(session.effective_units - 1, least - 1, -1)
     smaller = template.idle.units(Tier.DOWNGRADED, session.share) if template is not None else 0
@@ -163,7 +163,7 @@ def _steps(session: SessionReport, template: Template | None, idle: bool, least:
 
 
 class SupposedGpus:
-    """The `quota.Gpus` of a ledger. ``lent``: sessions that make way lend their units, and still own them."""
+    """The `quota.Gpus` of a ledger. ``lent``: whether sessions that make way lend their units and still own them."""
 
     def __init__(self, ledger: Ledger, lent: bool = False) -> None:
         self._lent = lent
@@ -200,20 +200,21 @@ def _still_needed(session: SessionReport, report: Report, waiting: Sequence[Recl
 
 
 def _server_starts(session: SessionReport, report: Report) -> bool:
-    """Return whether a server that is placed on the session's GPUs does not run yet: it can need the units."""
+    """Return whether a server that is placed on the session's GPUs is still starting, and may need the units."""
     return any(not other.confirmed and not set(other.gpus).isdisjoint(session.gpus) for other in report.sessions)
 
 
 _NO_ACCOUNT = Account("", Quota())
-"""The account of all spawns that need idle units: quotas do not matter, since owners keep the lent units."""
+"""The account of all spawns that need idle units. Quotas do not apply, because owners keep the lent units."""
 
 
 def candidates(
     reports: Sequence[Report], templates: Mapping[str, Template], now: float, use: RecentUse
 ) -> list[OverQuota]:
-    """Return the idle sessions that a waiting spawn can need, with the units that due idle actions leave them.
+    """Return the idle sessions that a waiting spawn may need, with the units that due idle actions leave to them.
 
-    Empty if no template takes idle shares only under pressure: then the hub's list of spawns is not needed.
+    The result is empty if no template takes idle shares only under pressure; the hub's list of spawns is then not
+    needed.
     """
     idle_sessions, each = [], SessionTemplates.of(templates)
     for report in reports:
@@ -234,7 +235,7 @@ def candidates(
 
 
 def _pressure_steps(idle: Idle, session: SessionReport, seconds: float) -> Iterator[int]:
-    """Yield the units left by each idle action with a notice due after these idle seconds, the most first."""
+    """Yield the units left by each idle action whose notice is due after these idle seconds, in descending order."""
     for tier in (Tier.DOWNGRADED, Tier.RELEASED):
         after, units = idle.after(tier), idle.units(tier, session.share)
         if after is not None and seconds >= after - idle.warn_before and units < session.effective_units:
@@ -249,8 +250,8 @@ def needed(
 ) -> Mapping[str, int]:
     """Return the units that waiting spawns leave to the idle sessions, by session.
 
-    The sessions that are idle longest come first, and no more units are taken than are needed. ``reports``: of all
-    agents; ``pending``: the hub's pending spawns, the longest first.
+    The sessions that have been idle longest come first, and only needed units are taken. ``reports``: those of all
+    agents; ``pending``: the hub's pending spawns, longest wait first.
     """
     waiting = list(_asking(reports, pending, templates))
     if not waiting or not idle_sessions:
@@ -266,7 +267,7 @@ def _asking(
     templates: Mapping[str, Template],
     account_of: Callable[[HubServer], Account | None] = lambda server: _NO_ACCOUNT,
 ) -> Iterator[Asking[ReclaimingSpawn]]:
-    """Yield the waiting spawns of a known account that native units serve: they are of no use on another layer."""
+    """Yield the waiting spawns with a known account that can use native units, which are useless to other layers."""
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
     for spawn in waiting_spawns(pending, reports, templates):
         account, gpu = account_of(spawn.server), spawn.template.gpu

@@ -1,7 +1,7 @@
 """Queries of the history: sums of GPU time by user, group, template, GPU and time; actions; waits.
 
 Functions with a connection are for `HistoryStore.read`. The other functions choose the group to which GPU time is
-charged: a user can be in several groups, and the time counts once. `store` writes the history.
+charged, because a user can be in several groups and the time counts only once. `store` writes the history.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpushare_spawner.service.history.store import (
 
 
 class By(StrEnum):
-    """A key of sums."""
+    """A key to group sums by."""
 
     USER = "user"
     GROUP = "group"
@@ -38,11 +38,11 @@ class By(StrEnum):
     MODEL = "model"
     NODE = "node"
     GPU = "gpu"
-    """The node, and the GPU's UUID."""
+    """The node and the GPU's UUID."""
     HOUR = "hour"
-    """Hours of UTC. Amounts that are kept by the day are in the first hour of the day."""
+    """Hours in UTC. Amounts that are stored by day are in the first hour of the day."""
     DAY = "day"
-    """Days of UTC."""
+    """Days in UTC."""
 
 
 _STEPS = {By.HOUR: HOUR, By.DAY: DAY}
@@ -65,14 +65,15 @@ class Sum:
     """One row of sums."""
 
     key: tuple[str | int, ...]
-    """The values of the keys, in the order of the query; an hour or a day is its start, in seconds since the epoch."""
+    """The values of the keys, in the query's order. An hour or a day is given by its start, in seconds since the
+    epoch."""
     amounts: GpuTimeAmounts
 
 
 def gpu_time(connection: Connection, period: Period, by: Sequence[By]) -> list[Sum]:
     """Return the amounts of GPU time in the period, ordered by key.
 
-    An hour, or a day of older time, counts whole if it begins in the period.
+    An hour, or a day of older data, counts entirely if it begins in the period.
     """
     keys = [column for division in by for column in _columns(division)]
     sums = [func.sum(USE.c[name]) for name in AMOUNTS]
@@ -89,12 +90,12 @@ def gpu_time(connection: Connection, period: Period, by: Sequence[By]) -> list[S
 
 @dataclass(frozen=True)
 class WaitSummary:
-    """Waits for a server, in a period."""
+    """Summary of spawns' waits in a period."""
 
     started: int
-    """Spawns that got a GPU."""
+    """Number of spawns that got a GPU."""
     gave_up: int
-    """Spawns that were cancelled, or failed."""
+    """Number of spawns that were cancelled or failed."""
     mean_seconds: float
     """Mean wait of the spawns that got a GPU."""
     longest_seconds: float
@@ -113,7 +114,7 @@ def waits(connection: Connection, period: Period) -> WaitSummary:
 
 
 def actions(connection: Connection, period: Period, limit: int, before: int | None = None) -> list[tuple[int, Action]]:
-    """Return the newest actions in the period with their numbers; ``before``: only actions with a smaller number."""
+    """Return the latest actions in the period, with their numbers. ``before``: only actions with a smaller number."""
     question: Select[Any] = select(ACTION).where(*_within(period, ACTION.c.at, ACTION))
     if before is not None:
         question = question.where(ACTION.c.id < before)
@@ -124,7 +125,7 @@ def actions(connection: Connection, period: Period, limit: int, before: int | No
 def _columns(by: By) -> list[ColumnElement[Any]]:
     if by in _STEPS:
         step = _STEPS[by]
-        # % of integers is the same in all databases, their division is not
+        # % of integers is the same in all databases, unlike their division
         return [USE.c.start - USE.c.start % step]
     if by is By.GPU:
         return [SUBJECT.c.node, SUBJECT.c.gpu]
@@ -150,7 +151,7 @@ def _within(period: Period, instant: ColumnElement[Any], table: Table) -> list[C
 
 
 def group_of_session(session: SessionReport, groups_of: Mapping[str, Collection[str]]) -> str:
-    """Return the group to which the session is charged; without one, the group of its user. Empty: none.
+    """Return the group to which the session is charged or, without one, its user's group; empty: none.
 
     ``groups_of``: each user's groups on the hub.
     """

@@ -1,9 +1,9 @@
-"""Records the history: meters GPU time and waits of spawns, and hands the amounts to `store` once a minute.
+"""Records the history: measures GPU time and spawns' waits, and passes the amounts to `store` once a minute.
 
-`Meter` turns the agents' reports into amounts of GPU time. A report has counters that grow while a session is open, and
-the meter adds their growth since the last report. After a pause of the service or of an agent, only the use of sessions
-that ended meanwhile is lost. `SpawnWatch` measures the waits of spawns. Both are pure: instants come with the reports.
-`History` runs them and calls the database (`store`) in a thread; `queries` reads it.
+`Meter` converts the agents' reports to amounts of GPU time. A report has counters that increase while a session is
+open, and the meter adds their increase since the last report. If the service or an agent pauses, only the use of
+sessions that end during the pause is lost. `SpawnWatch` measures spawns' waits. Both are pure: instants come with the
+reports. `History` runs them and calls the database (`store`) in a thread; `queries` reads the database.
 """
 
 from __future__ import annotations
@@ -44,30 +44,31 @@ from gpushare_spawner.service.waiting import waiting_spawns
 from gpushare_spawner.wording.service import restored
 
 LONGEST = 31.0 * DAY
-"""Longest counted time between two reports, in seconds: as long as hours are kept. Otherwise a node's clock that began
-in 1970 would make a million hours."""
+"""Maximum counted time between two reports, in seconds; equals the time for which hours are stored. Otherwise, a node's
+clock that starts in 1970 would produce half a million hours."""
 SET_BACK = 300.0
-"""Seconds. A report that is older than the last report by more than this is not late: the node's clock was set back."""
+"""Seconds. If a report is older than the previous one by more than this, the node's clock was set back; otherwise the
+report is only late."""
 
 OLDEST = 120.0
-"""Seconds. Our choice: counted time exceeds the time that passes here by at most this. A report can be this old and
-still count (`model.kubernetes.objects.REPORT_STALE_SECONDS`)."""
+"""Seconds by which counted time can exceed the time that has passed here. Our choice: a report of this age still counts
+(`model.kubernetes.objects.REPORT_STALE_SECONDS`)."""
 
 GroupOf = Callable[[SessionReport], str]
-"""Returns the group to which a session's GPU time is charged; empty: none."""
+"""Function that returns the group to which a session's GPU time is charged; empty: none."""
 
 
 class Meter:
     """Amounts by hour and subject since the last `take`."""
 
     def __init__(self, counted: Iterable[SessionCounters] = (), steady: Callable[[], float] | None = None) -> None:
-        """Continue from the counters of an earlier service.
+        """Continue from the counters of an earlier service process.
 
-        ``steady``: seconds of a clock that cannot be set; None if the clocks of nodes are trusted.
+        ``steady``: seconds on a clock that cannot be set; None if the nodes' clocks are trusted.
         """
         self._steady = steady
         self._counted_to: dict[tuple[str, str], float] = {}
-        """Time of `steady` up to which time is counted: the instants of a node's reports cannot add to it."""
+        """Time on `steady` up to which time is counted, so that a node's reports cannot claim more time."""
         self._counted = {(counters.node, counters.session): counters for counters in counted}
         self._clock_moved: dict[tuple[str, str], float] = {}
         """`SessionReport.clock_moved` of the last report."""
@@ -96,9 +97,9 @@ class Meter:
                 self._ended.add(key)
 
     def take(self) -> tuple[dict[tuple[int, Subject], GpuTimeAmounts], list[SessionCounters], list[tuple[str, str]]]:
-        """Return the amounts by (start of the hour, subject), the counters that changed, and the sessions that ended.
+        """Return the amounts by (start of the hour, subject), the changed counters, and the ended sessions.
 
-        All since the last `take`. Sessions are named by node and id.
+        All are since the last `take`. Sessions are identified by node and id.
         """
         taken = (self._amounts, [self._counted[key] for key in sorted(self._changed)], sorted(self._ended))
         self._amounts, self._changed, self._ended = {}, set(), set()
@@ -107,7 +108,7 @@ class Meter:
     def give_back(
         self, taken: tuple[dict[tuple[int, Subject], GpuTimeAmounts], list[SessionCounters], list[tuple[str, str]]]
     ) -> None:
-        """Take back amounts that could not be stored; the next `take` returns them again."""
+        """Take back amounts that could not be stored, so that the next `take` returns them again."""
         amounts, changed, ended = taken
         for (hour, subject), amount in amounts.items():
             self._add(hour, subject, amount)
@@ -125,14 +126,14 @@ class Meter:
         before, moved = self._counted.get(key), self._clock_moved.get(key, session.clock_moved)
         self._clock_moved[key] = session.clock_moved
         if before is not None and moved != session.clock_moved:
-            # the step of the node's clock is not time that passed
+            # a step of the node's clock is not elapsed time
             before = replace(before, seen_at=before.seen_at + session.clock_moved - moved)
         if before is None or before.opened_at != session.opened_at:
-            # not metered yet: the session held its full share until the last change of its tier
+            # not yet measured: the session held its full share until the last change of its tier
             before = SessionCounters(key[0], key[1], session.opened_at, session.opened_at, session.share_units)
         elif _is_late(now, before):
             return
-        # after a clock was set back, no time has passed; the next report counts from here
+        # if the clock was set back, no time has passed; the next report counts from here
         before = replace(before, seen_at=min(max(before.seen_at, now - self._longest(key, now - before.seen_at)), now))
         self._counted[key] = after = SessionCounters(
             node=key[0],
@@ -154,7 +155,7 @@ class Meter:
         group = group_of(session)
         for uuid in session.gpus:
             gpu = gpus.get(uuid)
-            # the GPU that another layer gives is unknown
+            # the GPU that another layer provides is unknown
             named = uuid if session.layer is LayerName.NATIVE else str(session.layer)
             subject = Subject(
                 session.user, session.server, session.template, group, key[0], named, gpu.model if gpu else ""
@@ -163,7 +164,7 @@ class Meter:
                 self._add(hour, subject, amounts.times(part))
 
     def _longest(self, key: tuple[str, str], passed: float) -> float:
-        """Return the longest countable part of the time that has passed by the node's clock, in seconds."""
+        """Return the maximum countable part of the time that has passed on the node's clock, in seconds."""
         if self._steady is None:
             return LONGEST
         now = self._steady()
@@ -184,10 +185,10 @@ def _amounts(session: SessionReport, before: SessionCounters, after: SessionCoun
     """Return a session's amounts between two reports, for each of its GPUs."""
     passed, count = after.seen_at - before.seen_at, len(session.gpus)
     share, borrowed = session.share_units / UNITS_PER_GPU, session.borrowed_units / UNITS_PER_GPU
-    # whatever its node reports, a session cannot work longer than time passes; a clock that was set back adds a little
+    # regardless of its node's report, a session cannot work for longer than the elapsed time, plus a clock's step back
     longest = max(passed, SET_BACK)
     worked = min(_growth(before.gpu_seconds, after.gpu_seconds) / count, longest)
-    # the report has only the last change of the tier: an earlier change and its return are not seen
+    # the report has only the last tier change, so an earlier change that was undone is not counted
     since = min(max(session.tier_since, before.seen_at), after.seen_at)
     held = before.effective_units * (since - before.seen_at) + after.effective_units * (after.seen_at - since)
     return GpuTimeAmounts(
@@ -207,12 +208,12 @@ def _is_late(published_at: float, counted: SessionCounters) -> bool:
 
 
 def _growth(before: float, after: float) -> float:
-    """Return the growth of a counter. A smaller counter began again at 0, because its agent lost its state."""
+    """Return the increase of a counter. A smaller counter has restarted at 0 because its agent lost its state."""
     return after - before if after >= before else after
 
 
 def _by_hour(begin: float, end: float) -> Iterator[tuple[int, float]]:
-    """Yield each hour from ``begin`` to ``end`` (its start, seconds since the epoch), and its part of that time."""
+    """Yield the start of each hour from ``begin`` to ``end`` (seconds since the epoch), and its part of that time."""
     if end <= begin:
         yield int(end // HOUR) * HOUR, 1.0
         return
@@ -225,7 +226,7 @@ def _by_hour(begin: float, end: float) -> Iterator[tuple[int, float]]:
 
 
 _Server = tuple[str, str]
-"""User, and server name."""
+"""User and server name."""
 
 
 class SpawnWatch:
@@ -239,8 +240,8 @@ class SpawnWatch:
     def observe_report(self, report: Report, started: Mapping[_Server, float]) -> list[Wait]:
         """Return the waits of the sessions that were opened since the node's last report.
 
-        ``started``: when the hub began to start each server (seconds since the epoch), if it reports this. Sessions in
-        a node's first report were opened before the watch began and are skipped.
+        ``started``: when the hub began to start each server (seconds since the epoch), if known. Sessions in a node's
+        first report were opened before the watch began and are skipped.
         """
         before = self._open.get(report.node)
         self._open[report.node] = {((session.user, session.server), session.opened_at) for session in report.sessions}
@@ -256,7 +257,7 @@ class SpawnWatch:
     def observe_queue(self, waiting: Sequence[HubServer], now: float) -> list[Wait]:
         """Return the waits that ended without a session. ``waiting``: the servers that wait for a GPU now.
 
-        All nodes must have reported: then a spawn that neither waits nor has a session was cancelled or has failed.
+        All nodes must have reported. A spawn that neither waits nor has a session was then cancelled or has failed.
         ``now``: seconds since the epoch.
         """
         with_share = {server for sessions in self._open.values() for server, _ in sessions}
@@ -273,7 +274,7 @@ class SpawnWatch:
         return waits
 
     def forget_nodes(self, present: Iterable[str]) -> None:
-        """Forget nodes that have left the cluster. ``present``: the remaining nodes."""
+        """Discard nodes that have left the cluster. ``present``: the remaining nodes."""
         for node in set(self._open) - set(present):
             del self._open[node]
 
@@ -285,32 +286,33 @@ class SpawnWatch:
 log = logging.getLogger("gpushare.service.history")
 
 OBSERVE_EVERY = 10.0
-"""Seconds between two observations of the reports: use after the last observation of a session is not counted."""
+"""Seconds between observations of the reports. Use after a session's last observation is not counted."""
 QUEUE_EVERY = 30.0
-"""Seconds between two requests for the hub's pending servers: needed only for spawns that give up."""
+"""Seconds between requests for the hub's pending servers, which are needed only for spawns that give up."""
 STORE_EVERY = 60.0
-"""Seconds between two writes. A killed service counts the missing time when it starts again; only the use of sessions
-that ended meanwhile is lost."""
+"""Seconds between writes. A killed service counts the missing time when it starts again; only the use of sessions that
+ended before that is lost."""
 THIN_EVERY = 6 * 3600.0
-"""Seconds between two deletions of old rows."""
+"""Seconds between deletions of old rows."""
 PATIENCE = 60.0
-"""Seconds for which a query waits for the database: longer than SQLite waits for another process's lock."""
+"""Maximum seconds that a query waits for the database. It exceeds SQLite's wait for another process's lock."""
 JOURNAL_PATIENCE = 5.0
-"""Seconds for which a restart waits for the database. Our choice: a person waits for the answer."""
+"""Maximum seconds that a restart waits for the database. Our choice: a person waits for the answer."""
 LAST_PATIENCE = 5.0
-"""Seconds for which the end of the service waits for the last write: the hub kills a service after 10 s."""
+"""Maximum seconds that the shutdown waits for the last write, because the hub kills a service after 10 s."""
 MOST_EVENTS = 100_000
-"""Largest number of actions, and of waits, kept while the database does not answer; the oldest are dropped first."""
+"""Maximum number of actions, and of waits, buffered while the database does not answer. The oldest are dropped
+first."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Retention times of the history in seconds; 0: without end."""
+    """Retention times of the history in seconds; 0: unlimited."""
 
     detail: float = 31.0 * DAY
-    """GPU time by the hour; afterwards by the day. Our value: the hours of the last month can be asked for."""
+    """GPU time by hour; older GPU time is stored by day. Our choice: the hours of the last month can be queried."""
     names: float = 400.0 * DAY
     """Names of users and of their servers."""
     keep: float = 3 * 365.0 * DAY
@@ -323,16 +325,16 @@ class HistorySources:
 
     snapshots: Callable[[], Awaitable[Sequence[NodeSnapshot]]]
     users: Callable[[], Collection[HubUser]]
-    """Returns the users in the hub's last answer."""
+    """Function that returns the users in the hub's last answer."""
     pending: Callable[[], Awaitable[Sequence[HubServer] | None]]
     """Returns the servers that the hub is starting; None: unknown."""
     templates: Callable[[], Mapping[str, Template]]
     clock: Callable[[], float] = time.time
     """Seconds since the epoch."""
     steady: Callable[[], float] = since_boot
-    """Seconds of a clock that cannot be set."""
+    """Seconds on a clock that cannot be set."""
     waited: Callable[[Wait], None] = lambda wait: None
-    """Called with each wait of a spawn when it has ended."""
+    """Function that is called with each spawn's wait when it has ended."""
 
 
 class History:
@@ -350,14 +352,14 @@ class History:
         self._groups: dict[str, Collection[str]] = {}
         self._spawns = SpawnWatch(lambda user: group_of_user(user, self._groups))
         self._tiers: dict[str, dict[tuple[str, float], Tier]] = {}
-        """Tiers by node, then by the session's id and the instant at which it was opened."""
+        """Tiers by node, then by session id and opening time."""
         self._actions: list[Action] = []
         self._waits: list[Wait] = []
         self.problem = ""
-        """The reason why nothing is stored now; empty: entries are stored."""
+        """The reason why nothing can be stored now; empty: entries are stored."""
 
     async def run(self) -> None:
-        """Observe, store and thin without end; store a last time when cancelled."""
+        """Observe, store and thin until cancelled, then store a last time."""
         work = (
             _repeat(self.observe, OBSERVE_EVERY),
             _repeat(self.observe_queue, QUEUE_EVERY),
@@ -378,7 +380,7 @@ class History:
         snapshots = await self._sources.snapshots()
         users = self._sources.users()
         servers = [server for user in users for server in user.servers]
-        # while the hub does not answer, users keep their last groups
+        # while the hub does not answer, users keep their last known groups
         self._groups |= {server.user: server.groups for server in servers if server.groups is not None}
         started = {(server.user, server.name): server.started for server in servers if server.started is not None}
         reports = answered(snapshots)
@@ -406,13 +408,13 @@ class History:
         self._actions.append(replace(action, group=action.group or group_of_user(action.user, self._groups)))
 
     async def ask(self, query: Callable[[Connection], T]) -> T:
-        """Return a query's result, including all that is counted until now.
+        """Return a query's result, including everything counted so far.
 
-        Raises HistoryFailed, also after `PATIENCE`: the database can hang.
+        Raises HistoryFailed, also after `PATIENCE`, because the database can hang.
         """
         try:
             async with asyncio.timeout(PATIENCE):
-                # a write that hangs goes on: the amounts that it took come back if it fails
+                # a write that hangs continues, and the amounts that it took are returned if it fails
                 await asyncio.shield(self.store())
                 return await self._in_thread(lambda: self._store.read(query))
         except TimeoutError:
@@ -422,15 +424,15 @@ class History:
             ) from None
 
     async def begin_restart(self, restart: BegunRestart) -> None:
-        """Store a restart that is under way. Raises nothing: a database that fails or hangs is logged."""
+        """Store a restart that is in progress. Raises nothing; a database that fails or hangs is logged."""
         await self._journal(lambda: self._store.begin_restart(restart), None)
 
     async def end_restart(self, user: str, server: str) -> None:
-        """Delete a restart that is over. Raises nothing."""
+        """Delete a finished restart. Raises nothing."""
         await self._journal(lambda: self._store.end_restart(user, server), None)
 
     async def begun_restarts(self) -> Sequence[BegunRestart]:
-        """Return the restarts that are under way; none if the database fails."""
+        """Return the restarts that are in progress; none if the database fails."""
         return await self._journal(self._store.begun_restarts, [])
 
     async def _journal(self, work: Callable[[], T], otherwise: T) -> T:
@@ -447,7 +449,7 @@ class History:
             return otherwise
 
     async def store(self) -> None:
-        """Store the counted amounts; amounts that cannot be stored are kept for the next call."""
+        """Store the counted amounts. Amounts that cannot be stored are retained for the next call."""
         if self._meter is None and not await self._trying(self._open):
             self._limit()
             return
@@ -470,13 +472,13 @@ class History:
 
     def _open(self) -> None:
         if self._meter is not None:
-            # two calls can wait while the database does not answer; a second meter would count the same again
+            # two calls can wait while the database does not answer; a second meter would count everything twice
             return
         self._store.upgrade()
         self._meter = Meter(self._store.counters(), self._sources.steady)
 
     async def _trying(self, work: Callable[[], None]) -> bool:
-        """Run work of the database and return whether it succeeded; a failure is logged once."""
+        """Run a database operation. Return whether it succeeded; a failure is logged once."""
         try:
             await self._in_thread(work)
         except HistoryFailed as error:
@@ -497,7 +499,7 @@ class History:
         return group_of_session(session, self._groups)
 
     def _note_restored(self, report: Report) -> None:
-        """Record that the agent restored a share: the agent does so by itself, with the next burst."""
+        """Record that the agent restored a share, which it does by itself at the next burst."""
         before = self._tiers.get(report.node, {})
         self._tiers[report.node] = {(session.id, session.opened_at): session.tier for session in report.sessions}
         for session in report.sessions:
@@ -527,6 +529,6 @@ async def _repeat(work: Callable[[], Awaitable[None]], pause: float) -> None:
         try:
             await work()
         except Exception:
-            # one bad report must not end the recording
+            # a bad report must not end the recording
             log.exception("The history could not be brought up to date")
         await asyncio.sleep(pause)

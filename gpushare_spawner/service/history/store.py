@@ -1,8 +1,8 @@
-"""The database of the history: its tables and rows, writing, and the deletion of old rows.
+"""The history's database: its tables and rows, writing, and the deletion of old rows.
 
-Plain SQL of SQLAlchemy, so any of its databases can be used. Methods block; `recorder` calls them in a thread, and
-`queries` has the queries of pages. One service writes at a time: the hub runs one. `migrations/` makes the tables; a
-test compares both.
+It uses SQLAlchemy's portable SQL, so all databases that SQLAlchemy supports can be used. Methods block; `recorder`
+calls them in a thread. `queries` has the queries for pages. Only one service writes at a time, because the hub runs
+one. `migrations/` creates the tables; a test compares them with these definitions.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.wording.amounts import missing_package, reason
 
 HOUR = 3600
-"""Seconds: amounts are kept by the hour (UTC)."""
+"""Seconds. Recent amounts are stored by hour (UTC)."""
 DAY = 86400
-"""Seconds: older amounts are kept by the day (UTC)."""
+"""Seconds. Older amounts are stored by day (UTC)."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A user's server on a GPU: the key of amounts."""
+    """A user's server on a GPU, the key of amounts."""
 
     user: str
     server: str
-    """Empty for the default server."""
+    """The server's name; empty for the default server."""
     template: str
     group: str
     """The group to which the time is charged; empty: none."""
@@ -79,20 +79,20 @@ class Subject:
 
 @dataclass(frozen=True)
 class GpuTimeAmounts:
-    """GPU time in GPU-seconds: one second of a whole GPU, or four of a quarter of it."""
+    """GPU time in GPU-seconds. One GPU-second is a second of a whole GPU, or four seconds of a quarter of it."""
 
     reserved: float = 0.0
-    """The units of the share, for as long as the session was open."""
+    """The share's units for the time that the session was open."""
     idle: float = 0.0
-    """The part of `reserved` in which the session did nothing on the GPU."""
+    """The part of `reserved` in which the session did no GPU work."""
     recovered: float = 0.0
     """The part of `reserved` that idle actions took from the session for other sessions."""
     borrowed: float = 0.0
     """The part of `reserved` that consists of borrowed units."""
     used: float = 0.0
-    """Time with a burst of the session on the GPU; sessions that compute at the same time count each."""
+    """Time with a burst of the session on the GPU. Sessions that compute at the same time each count in full."""
     entitled: float = 0.0
-    """Entitled time of the session while others competed."""
+    """Time that the session was entitled to while others competed."""
     delivered: float = 0.0
     """Time that the session received while others competed."""
     waits: float = 0.0
@@ -113,14 +113,14 @@ AMOUNTS = tuple(field.name for field in fields(GpuTimeAmounts))
 
 @dataclass(frozen=True)
 class SessionCounters:
-    """A session's counters in its last report: the next amounts are their growth."""
+    """A session's counters in its last report. The next amounts are their increase."""
 
     node: str
     session: str
     opened_at: float
-    """Seconds since the epoch. A server that is started again has the same session id, and counts from 0."""
+    """Seconds since the epoch. A restarted server has the same session id and counts from 0."""
     seen_at: float
-    """Seconds since the epoch, by the agent's clock."""
+    """Time of the report, in seconds since the epoch on the agent's clock."""
     effective_units: int
     gpu_seconds: float = 0.0
     entitled: float = 0.0
@@ -130,7 +130,7 @@ class SessionCounters:
 
 CORDON, DRAIN, CORDON_ENDED, DRAIN_ENDED = "cordon", "drain", "cordon-ended", "drain-ended"
 OF_NODES = (CORDON, DRAIN, CORDON_ENDED, DRAIN_ENDED, "uncordon")  # "uncordon": histories before 0.2
-"""Actions on a GPU or node. All others are on sessions or spawns."""
+"""Actions on a GPU or node. All other actions are on sessions or spawns."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,9 @@ class Action:
     at: float
     """Seconds since the epoch."""
     action: str
-    """A tier for idle actions; "restored", "keep", "drain" and so on for others."""
+    """The tier for idle actions; "restored", "keep", "drain" and so on for others."""
     actor: str
-    """The name of a user; "culler", "agent"."""
+    """A user's name, "culler" or "agent"."""
     user: str = ""
     server: str = ""
     template: str = ""
@@ -155,21 +155,21 @@ class Action:
     reason: str = ""
     """A sentence with figures."""
     dry_run: bool = False
-    """The action was decided, and not carried out."""
+    """Whether the action was decided but not carried out."""
 
     @classmethod
     def on(cls, session: SessionReport, node: str, at: float, action: str, actor: str, group: str) -> Action:
-        """Return an action on a session that has its effective units afterwards."""
+        """Return an action after which the session has its current effective units."""
         user, server, template = session.user, session.server, session.template
         return cls(at, action, actor, user, server, template, group, node, session.effective_units)
 
 
 class WaitOutcome(StrEnum):
-    """How a wait for a GPU ended."""
+    """The outcome of a wait for a GPU."""
 
     STARTED = "started"
     GAVE_UP = "gave-up"
-    """The spawn was cancelled, or failed."""
+    """The spawn was cancelled or failed."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class BegunRestart:
-    """A restart of a server with a template that is under way."""
+    """A restart of a server with a template that is in progress."""
 
     at: float
     """Time of the decision to stop the server, in seconds since the epoch."""
@@ -215,9 +215,9 @@ METADATA = MetaData(
     }
 )
 ROW = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite numbers rows by itself only in a column of this type."""
+"""Type of row numbers. SQLite numbers rows automatically only in a column of this type."""
 _TYPES: Mapping[Any, TypeEngine[Any]] = {
-    # JupyterHub's and Kubernetes' names have at most this many characters
+    # the maximum length of names in JupyterHub and Kubernetes
     str: String(255),
     float: Float(53),
     int: Integer(),
@@ -230,7 +230,7 @@ _TYPES: Mapping[Any, TypeEngine[Any]] = {
 def _columns(
     record: type, key: Collection[str] = (), index: Collection[str] = (), **types: TypeEngine[Any]
 ) -> list[Column[Any]]:
-    """Return a column for each field of a record. ``types``: columns with another type than others of their field's."""
+    """Return a column for each field of a record. ``types``: columns with a type other than the usual one."""
     return [
         Column(name, types.get(name, _TYPES[hint]), nullable=False, primary_key=name in key, index=name in index)
         for name, hint in get_type_hints(record).items()
@@ -244,9 +244,9 @@ SUBJECT = Table(
     *_columns(Subject),
     Column("digest", String(64), nullable=False, unique=True),
 )
-"""Rows of `Subject`. An empty user: the name was deleted because of its age.
+"""Rows of `Subject`. An empty user means that the name was deleted because of its age.
 
-``digest`` stands for all other columns: a unique index over all of them is too long for some databases."""
+``digest`` represents all other columns, because a unique index over all of them is too long for some databases."""
 
 USE = Table(
     "gpushare_use",
@@ -257,10 +257,10 @@ USE = Table(
     *_columns(GpuTimeAmounts),
     Index(None, "subject"),
 )
-"""Amounts of an hour or a day (``length``, seconds) from ``start`` (seconds since the epoch)."""
+"""Amounts of the hour or day of ``length`` seconds that begins at ``start`` (seconds since the epoch)."""
 
 COUNTERS = Table("gpushare_counters", METADATA, *_columns(SessionCounters, key=("node", "session"), waits=BigInteger()))
-"""Counters of the open sessions: rows of `SessionCounters`."""
+"""Counters of open sessions: rows of `SessionCounters`."""
 
 ACTION = Table(
     "gpushare_action",
@@ -276,27 +276,27 @@ WAIT = Table(
 """Waits of spawns for a GPU: rows of `Wait`."""
 
 RESTART = Table("gpushare_restart", METADATA, *_columns(BegunRestart, key=("user", "server")))
-"""Restarts under way: rows of `BegunRestart`."""
+"""Restarts in progress: rows of `BegunRestart`."""
 
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "gpushare_version"
-"""Alembic's table: the history can share a database with the hub, and the hub has its own table."""
+"""Alembic's table. The history can share a database with the hub, which has a separate version table."""
 _CHUNK = 400
-"""Values in one IN: SQLite takes 999 in old versions."""
+"""Maximum values in one IN. Old versions of SQLite accept 999."""
 
 T = TypeVar("T")
 
 
 class HistoryFailed(Exception):
-    """The database cannot be used; the text states the reason for people."""
+    """Error: the database cannot be used. The text states the reason for people."""
 
 
 class HistoryStore:
-    """A database, with its tables made or migrated. Each method raises HistoryFailed."""
+    """A database with created or migrated tables. Each method raises HistoryFailed."""
 
     def __init__(self, url: str) -> None:
-        """Take SQLAlchemy's URL, like ``sqlite:////srv/jupyterhub/gpushare-history.sqlite``."""
+        """Open a database. ``url``: SQLAlchemy's URL, like ``sqlite:////srv/jupyterhub/gpushare-history.sqlite``."""
         try:
             self._engine = _engine(url)
         except ArgumentError as error:
@@ -308,7 +308,7 @@ class HistoryStore:
             raise HistoryFailed(missing_package("The database of the history", error)) from None
 
     def upgrade(self) -> None:
-        """Make the tables, or migrate the tables of an earlier version. A later version is refused."""
+        """Create the tables, or migrate those of an earlier version. A later version is rejected."""
         _make_private(self._engine.url)
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
@@ -346,7 +346,7 @@ class HistoryStore:
         actions: Sequence[Action] = (),
         waits: Sequence[Wait] = (),
     ) -> None:
-        """Add all of these, or nothing: the next service counts the amounts that a killed service had not stored."""
+        """Add all of these or nothing, so that the next service can count what a killed service had not stored."""
         with self._failing("cannot be written"), self._engine.begin() as connection:
             self._add_use(connection, amounts, HOUR)
             gone = [(counters.node, counters.session) for counters in counted] + list(ended)
@@ -362,26 +362,26 @@ class HistoryStore:
             _insert(connection, WAIT, (asdict(wait) for wait in waits))
 
     def begin_restart(self, restart: BegunRestart) -> None:
-        """Add a restart that is under way; it replaces an earlier restart of the same server."""
+        """Add a restart in progress. It replaces an earlier restart of the same server."""
         with self._failing("cannot be written"), self._engine.begin() as connection:
             connection.execute(_restart_of(restart.user, restart.server))
             connection.execute(insert(RESTART).values(asdict(restart)))
 
     def end_restart(self, user: str, server: str) -> None:
-        """Delete a restart that is over."""
+        """Delete a finished restart."""
         with self._failing("cannot be written"), self._engine.begin() as connection:
             connection.execute(_restart_of(user, server))
 
     def begun_restarts(self) -> list[BegunRestart]:
-        """Return the restarts that are under way, the oldest first."""
+        """Return the restarts in progress, oldest first."""
         rows = self.read(lambda connection: connection.execute(select(RESTART).order_by(RESTART.c.at)).all())
         return [BegunRestart(**row._mapping) for row in rows]
 
     def thin(self, now: float, detail: float, names: float, keep: float) -> None:
-        """Merge and delete old rows. All ages are in seconds, 0: never.
+        """Merge and delete old rows. All ages are in seconds; 0: never.
 
-        Hours older than ``detail`` become days; users' names older than ``names``, and everything older than ``keep``,
-        are deleted.
+        Hours older than ``detail`` are merged into days. Users' names older than ``names`` and everything older than
+        ``keep`` are deleted.
         """
         with self._thinning() as connection:
             if keep:
@@ -398,7 +398,7 @@ class HistoryStore:
                     connection.execute(
                         update(table).where(instant < oldest, table.c.user != "").values(user="", server="")
                     )
-                # a reason has no names of users; an actor can be a user
+                # a reason has no user names, but an actor can be a user
                 connection.execute(
                     update(ACTION)
                     .where(ACTION.c.at < oldest, ACTION.c.actor.not_in(["culler", "agent", ""]))
@@ -408,9 +408,9 @@ class HistoryStore:
             connection.execute(delete(SUBJECT).where(SUBJECT.c.id.not_in(select(USE.c.subject))))
 
     def _merge(self, before: int, renamed: Callable[[Subject], Subject], only_hours: bool) -> None:
-        """Merge the rows before an instant into days, for the renamed subjects, the oldest day first.
+        """Merge the rows before an instant into days, for the renamed subjects, oldest day first.
 
-        Each day is a transaction: queries run between two of them, and a killed service loses no row.
+        Each day is a transaction, so that queries can run in between and a killed service loses no rows.
         """
         old = USE.c.start < before
         if only_hours:
@@ -476,7 +476,7 @@ class HistoryStore:
         _insert(connection, USE, fresh)
 
     def _subject_ids(self, connection: Connection, subjects: Collection[Subject]) -> dict[Subject, int]:
-        """Return the row ids of the subjects; insert new subjects. The ids are void if the transaction rolls back."""
+        """Return the subjects' row ids, and insert new subjects. The ids are invalid if the transaction rolls back."""
         digests = {_digest(subject): subject for subject in subjects}
         ids = _find_digests(connection, digests)
         fresh = [digest for digest in digests if digest not in ids]
@@ -489,7 +489,7 @@ class HistoryStore:
         try:
             yield
         except (SQLAlchemyError, OSError) as error:
-            # a query can have a password too
+            # a URL's query can also have a password
             shown = self._engine.url.set(query={}).render_as_string(hide_password=True)
             raise HistoryFailed(f"The database of the history ({shown}) {what}: {_cause(error)}.") from error
 
@@ -508,9 +508,9 @@ def _engine(url: str) -> Engine:
 
 
 def _make_private(url: URL) -> None:
-    """Make a SQLite file that only its owner can read: it contains names of users."""
+    """Create a SQLite file that only its owner can read, because it contains user names."""
     if url.get_backend_name() == "sqlite" and url.database and url.database != ":memory:":
-        # SQLite itself reports a wrong path
+        # SQLite itself reports an invalid path
         with contextlib.suppress(OSError):
             os.close(os.open(url.database, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
 
@@ -519,7 +519,7 @@ def _sqlite_settings(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
     # readers do not wait for the writer
     cursor.execute("PRAGMA journal_mode=WAL")
-    # a power cut can lose the last minute, as a kill does; the database stays consistent
+    # a power failure can lose the last minute, as a kill does, but the database stays consistent
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()

@@ -1,8 +1,8 @@
-"""The part of the hub's REST API that the service needs: list, start and stop servers, delete a user.
+"""Client for the parts of the hub's REST API that the service needs: list, start and stop servers, delete a user.
 
-`ServerNotes` puts notes on the hub's pages, which give the reason why a spawn was cancelled or a server was stopped.
-The hub has no route for notes, so the spawner gets each note with a spawn that it refuses. If a note fails, the history
-still has the action.
+`ServerNotes` puts notes on the hub's pages about why a spawn was cancelled or a server was stopped. The hub has no
+route for notes, so the spawner gets each note with a spawn request that it refuses. If a note fails, the history still
+has the action.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ log = logging.getLogger("gpushare.service.hub")
 
 PAGINATED = "application/jupyterhub-pagination+json"
 STOPPED_EVERY = 0.5
-"""Seconds between two checks whether a server has stopped."""
+"""Seconds between checks of whether a server has stopped."""
 MOST_STREAMS = 200
-"""Highest number of followed streams of progress events. Our value: four times the queue's usual length."""
+"""Maximum number of followed streams of progress events. Our choice: four times the queue's usual length."""
 _RETRIED = {429, 500, 502, 503, 504, 599}
 _MAX_PAUSE = 30.0
 _MAX_PAGE_BYTES = 256 * 1024 * 1024
@@ -40,7 +40,7 @@ _MAX_PAGE_BYTES = 256 * 1024 * 1024
 class HubFailed(Exception):
     """A failed request to the hub; the text has the reason, for admins.
 
-    ``to_users``: the same without addresses inside the network. Not given: the text has none.
+    ``to_users``: the reason without internal network addresses. Not given: the text has none.
     """
 
     def __init__(self, text: str, to_users: str | None = None) -> None:
@@ -58,30 +58,30 @@ class HubServer:
 
     user: str
     name: str
-    """Empty for the default server."""
+    """The server's name; empty for the default server."""
     ready: bool = True
     pending: str | None = None
     """The hub's current action on it: "spawn", "stop", ..."""
     started: float | None = None
     last_activity: float | None = None
     profile: str | None = None
-    """The template that its user chose, or the default one: ``user_options["profile"]``."""
+    """The template that its user chose, or the default: ``user_options["profile"]``."""
     quota: str = ""
     """The quota that its user chose: ``user_options["quota"]``; empty: none."""
     groups: tuple[str, ...] | None = None
-    """The groups of its user; None if the service lacks the scope ``read:users:groups``."""
+    """Its user's groups; None if the service lacks the scope ``read:users:groups``."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
     """The user's choices: ``user_options``."""
 
     def with_instants(self, changed: Callable[[float], float]) -> HubServer:
-        """Return the server with other instants."""
+        """Return the server with converted instants."""
         return replace(
             self, started=_changed(self.started, changed), last_activity=_changed(self.last_activity, changed)
         )
 
     @property
     def seen(self) -> float | None:
-        """Time of the last activity, or of the start before any activity."""
+        """Time of the last activity, or of the start if there was none."""
         return self.last_activity if self.last_activity is not None else self.started
 
     @property
@@ -91,7 +91,7 @@ class HubServer:
 
     @property
     def settled(self) -> bool:
-        """Whether the server runs, and the hub is not busy with it."""
+        """Whether the server runs and the hub is not starting or stopping it."""
         return self.ready and not self.pending
 
 
@@ -106,7 +106,7 @@ class HubUser:
     servers: tuple[HubServer, ...] = field(default=())
 
     def with_instants(self, changed: Callable[[float], float]) -> HubUser:
-        """Return the user with other instants, also of the servers."""
+        """Return the user with converted instants, including those of the servers."""
         return replace(
             self,
             created=_changed(self.created, changed),
@@ -118,10 +118,10 @@ class HubUser:
 class Hub:
     """A client of the hub. Each method raises HubFailed (ScopeMissing for a 403) with a sentence for people.
 
-    A GET that a busy or restarting hub rejects (429, 5xx, timeouts, refused connections) is repeated, ``attempts``
-    times in all, with pauses that double from ``backoff`` seconds, or with the hub's Retry-After as the pause.
-    Starts and deletions are not repeated: an idle server can be in use by then. At most ``concurrency`` requests run
-    at a time (0: any number).
+    A GET that fails because the hub is busy or restarting (429, 5xx, timeouts, refused connections) is tried
+    ``attempts`` times in total, with pauses that double from ``backoff`` seconds, or the hub's Retry-After. Starts and
+    deletions are not repeated, because an idle server may be in use by then. At most ``concurrency`` requests run at
+    the same time (0: no limit).
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Hub:
         backoff: float = 0.5,
         since_set: Callable[[float], float] = lambda instant: instant,
     ) -> None:
-        """Create a client. ``since_set``: see `WallClock.since_set`, for instants in the hub's database."""
+        """Create a client. ``since_set``: `WallClock.since_set`, for instants in the hub's database."""
         self._since_set = since_set
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"token {token}", "Accept": "application/json"}
@@ -146,7 +146,7 @@ class Hub:
         self._ssl = ssl_options
         self._attempts = attempts
         self._backoff = backoff
-        # Tornado counts the wait in its own queue as connecting, so keep that queue empty.
+        # Tornado counts the time in its own queue as connection time, so that queue must stay empty.
         self._slots = asyncio.Semaphore(concurrency or 1000)
         self._client = AsyncHTTPClient(
             force_instance=True,
@@ -170,33 +170,33 @@ class Hub:
 
     async def pending_spawns(self) -> list[HubServer]:
         """Return the servers that the hub is starting. Needs list:users and read:servers."""
-        # The hub has no filter for these alone.
+        # The hub has no filter for only these.
         users = [self._user(item) async for item in self._pages("/users", {"state": "active"})]
         return [server for user in users for server in user.servers if server.pending == "spawn"]
 
     async def server(self, user: str, name: str) -> HubServer | None:
-        """Return one server as it is now; None if the hub has no such server."""
+        """Return one server's current state; None if the hub has no such server."""
         return next((server for server in await self.servers(user) if server.name == name), None)
 
     async def servers(self, user: str) -> tuple[HubServer, ...]:
-        """Return the servers of a user that run, start or stop; empty if the hub has no such user."""
+        """Return a user's servers that run, start or stop; empty if the hub has no such user."""
         try:
             return self._user(await self._json("GET", f"/users/{quote(user, safe='')}")).servers
         except _NotFound:
             return ()
 
     async def progress(self, user: str, name: str, take: Callable[[bytes], None], longest: float) -> None:
-        """Give ``take`` the progress events of a pending spawn, in parts as they come. Needs read:servers.
+        """Pass a pending spawn's progress events to ``take``, in parts as they arrive. Needs read:servers.
 
-        Returns when the spawn has ended, or after ``longest`` seconds. Does not count for ``concurrency``: the
-        hub keeps such a request open as long as a browser's.
+        Returns when the spawn has ended, or after ``longest`` seconds. The request does not count toward
+        ``concurrency``, because the hub keeps it open like a browser's request.
         """
         path = f"{_server_path(user, name)}/progress"
         request = self._request("GET", path, request_timeout=longest, streaming_callback=take)
         fetching = asyncio.ensure_future(self._streams.fetch(request))
         fetching.add_done_callback(_note_exception)
         try:
-            # tornado logs the error of a request with a cancelled future as a bug
+            # tornado logs the error of a request whose future was cancelled as a bug
             await asyncio.shield(fetching)
         except HTTPClientError as error:
             if error.code != 599:
@@ -205,16 +205,15 @@ class Hub:
             raise self._unreachable(error) from None
 
     async def start(self, user: str, name: str, options: Mapping[str, Any]) -> None:
-        """Start a server with these user options. Needs start:servers, before JupyterHub 6 servers.
+        """Start a server with these user options. Needs start:servers (before JupyterHub 6: servers).
 
-        The hub can still be starting the server when this returns. Raises HubFailed; a refusal by the spawner also
-        raises it.
+        The hub may still be starting the server when this returns. Raises HubFailed, also if the spawner refuses.
         """
-        # Send the options themselves, as JupyterHub 5 takes them. JupyterHub 6 accepts both forms.
+        # The body is the options themselves, as JupyterHub 5 requires. JupyterHub 6 accepts both forms.
         await self._ask("POST", _server_path(user, name), dict(options))
 
     async def stopped(self, user: str, name: str, patience: float) -> bool:
-        """Wait up to ``patience`` seconds until a server has stopped; return whether it has."""
+        """Wait up to ``patience`` seconds until a server has stopped. Return whether it has."""
         deadline = time.monotonic() + patience
         while (server := await self.server(user, name)) is not None and (server.ready or server.pending):
             if time.monotonic() >= deadline:
@@ -225,7 +224,7 @@ class Hub:
     async def stop(self, user: str, name: str, remove: bool = False) -> None:
         """Stop a server, and remove a named server if ``remove`` is set. Needs delete:servers.
 
-        A server that has stopped already is no error. The hub can still be stopping the server when this returns.
+        It is not an error if the server has already stopped. The hub may still be stopping it when this returns.
         """
         try:
             await self._ask("DELETE", _server_path(user, name), {"remove": True} if name and remove else None)
@@ -233,14 +232,14 @@ class Hub:
             log.debug("The server of %s has stopped already", user)
 
     async def delete_user(self, user: str) -> None:
-        """Delete a user without servers. Needs delete:users, or admin:users."""
+        """Delete a user without servers. Needs delete:users or admin:users."""
         try:
             await self._ask("DELETE", f"/users/{quote(user, safe='')}")
         except _NotFound:
             log.debug("User %s is deleted already", user)
 
     def close(self) -> None:
-        """Drop the connections."""
+        """Close the connections."""
         self._client.close()
         self._streams.close()
 
@@ -251,7 +250,7 @@ class Hub:
             page = await self._json("GET", f"{path}?{urlencode(parameters)}" if parameters else path, accept=PAGINATED)
             for item in page["items"]:
                 yield item
-            # The offset and not the URL in "next": behind a proxy that URL is the public one.
+            # The offset, not the URL in "next", because behind a proxy that URL is the public one.
             following = page["_pagination"].get("next")
             if not following:
                 return
@@ -330,7 +329,7 @@ def _server_path(user: str, name: str) -> str:
 
 
 def _note_exception(ended: asyncio.Future[Any]) -> None:
-    """Keep asyncio from logging an exception that no task awaits any longer."""
+    """Prevent asyncio from logging an exception that no task awaits any longer."""
     if not ended.cancelled():
         ended.exception()
 
@@ -344,7 +343,7 @@ def _refused(error: HTTPClientError, method: str, path: str) -> HubFailed:
 
 
 def _message(error: HTTPClientError) -> str:
-    """Return the hub's message in an error, on one line."""
+    """Return the hub's message from an error, on one line."""
     try:
         message = str(json.loads(error.response.body)["message"]) if error.response is not None else ""
     except (ValueError, KeyError, TypeError):
@@ -399,7 +398,7 @@ def _changed(instant: float | None, changed: Callable[[float], float]) -> float 
 
 
 def _instant(text: str | None) -> float | None:
-    """Return a time of the hub (ISO 8601, UTC if without a zone) in seconds since the epoch. Raises ValueError."""
+    """Return a time from the hub (ISO 8601, UTC if without a zone) in seconds since the epoch. Raises ValueError."""
     if not text:
         return None
     moment = datetime.fromisoformat(text)
@@ -407,13 +406,15 @@ def _instant(text: str | None) -> float | None:
 
 
 PATIENCE = 60.0
-"""Seconds that a server has to stop, as the hub's own setting `slow_stop_timeout` and `poll_interval` together."""
+"""Maximum seconds to wait for a server to stop: the sum of the hub's settings `slow_stop_timeout` and
+`poll_interval`."""
 AT_A_TIME = 8
-"""Servers that are awaited at a time. Our value: each costs two requests per second, and a node's drain stops many."""
+"""Maximum number of servers awaited at the same time. Our choice: each costs two requests per second, and a node's
+drain stops many."""
 
 
 class ServerNotes:
-    """Notes for the hub's pages. ``patience``: seconds that a server has to stop."""
+    """Notes for the hub's pages. ``patience``: maximum seconds to wait for a server to stop."""
 
     def __init__(self, hub: Hub, patience: float = PATIENCE) -> None:
         self._hub = hub
@@ -422,7 +423,7 @@ class ServerNotes:
         self._under_way: set[asyncio.Task[None]] = set()
 
     def stopped(self, server: HubServer, why: str, at: float) -> None:
-        """Show on the hub's pages why a server was stopped, after its stop. ``at``: seconds since the epoch."""
+        """Show on the hub's pages why a server was stopped, once it has stopped. ``at``: seconds since the epoch."""
         note = SpawnNote(text=stops.note(why, at)[:MAX_LETTERS], stopped=True)
         task = asyncio.create_task(self._in_turn(server, note))
         self._under_way.add(task)
@@ -444,5 +445,5 @@ class ServerNotes:
             if await self._hub.stopped(server.user, server.name, self._patience):
                 await self._hub.start(server.user, server.name, note.within(server.options))
         except HubFailed as error:
-            # also the spawner's refusal, which is expected
+            # including the spawner's refusal, which is expected
             log.debug("The note on the server of %s: %s", server.label, error)

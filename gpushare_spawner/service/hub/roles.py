@@ -1,17 +1,17 @@
-"""Scopes and services in the hub's configuration: for the service, for all users and for admins.
+"""Scopes and services in the hub's configuration: for the service, all users, and admins.
 
-Checks the scopes that the service needs, and completes the roles `user` and `admin`. JupyterHub 6 has
-``extra_user_scopes``, but ignores it if an admin defines the role `user`. JupyterHub 5 has only that role, and does not
-start if two files define it. Config files are read in any order and cannot see each other, so the role is completed
-when the hub reads the whole list. No configuration can change the role `admin`.
+The module checks the scopes that the service needs, and extends the roles `user` and `admin`. JupyterHub 6 has
+``extra_user_scopes``, but ignores it if an admin defines the role `user`. JupyterHub 5 has only the role, and does not
+start if two files define it. Config files are read in any order and cannot see each other, so the role is extended when
+the hub reads the whole list. No configuration can change the role `admin`.
 
-Drops a warning of the hub about each login to the dashboard by a user without the right to see all sessions. The
-dashboard requests the custom scopes, and the hub grants a user's own. It warns about each user that lacks any of them,
-which is the normal case here (jupyterhub/apihandlers/auth.py, OAuthAuthorizeHandler).
+It suppresses the hub's warning about each login to the dashboard by a user without the right to see all sessions. The
+dashboard requests the custom scopes, and the hub grants those that the user has. The hub warns about each user who
+lacks any of them, which is the normal case here (jupyterhub/apihandlers/auth.py, OAuthAuthorizeHandler).
 
-Replaces the idle culler of The Littlest JupyterHub (TLJH), which is in TLJH's list of services. TLJH reads the config
-file with load_subconfig, so the file cannot see that list. The file's own list is joined with it later, in
-``LazyConfigValue.merge_into``; our subclass removes TLJH's culler there.
+It also replaces the idle culler of The Littlest JupyterHub (TLJH), which is in TLJH's list of services. TLJH reads the
+config file with load_subconfig, so the file cannot see that list. The file's list is merged with it later, in
+``LazyConfigValue.merge_into``, where our subclass removes TLJH's culler.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from traitlets.config.loader import Config, LazyConfigValue
 from traitlets.log import get_logger
 
 SEE_ALL = "custom:gpushare:read"
-"""Lets a user or a service see the sessions of all users on the dashboard. Admins need no scope for it."""
+"""Scope to see all users' sessions on the dashboard, for a user or a service. Admins do not need it."""
 METRICS = "custom:gpushare:metrics"
-"""Lets a service (Prometheus) read the metrics."""
+"""Scope to read the metrics, for a service such as Prometheus."""
 
 ACT_OWN = "custom:gpushare:act-own"
-"""Lets a token of a user act on the user's own sessions. In a browser, users may without it."""
+"""Scope to act on the user's own sessions, for a token. In a browser, users do not need it."""
 ACT = "custom:gpushare:act"
-"""Lets a user or a service act on the sessions of all users, and see them. Admins need no scope for it."""
+"""Scope to see all users' sessions and act on them, for a user or a service. Admins do not need it."""
 DRAIN = "custom:gpushare:drain"
-"""Lets a user or a service cordon and drain GPUs and nodes. Admins need no scope for it."""
+"""Scope to cordon and drain GPUs and nodes, for a user or a service. Admins do not need it."""
 CUSTOM = {
     SEE_ALL: "See all users' sessions on the dashboard of shared GPUs",
     ACT_OWN: "Act on one's own sessions on shared GPUs: keep, release, stop, restart",
@@ -44,10 +44,10 @@ CUSTOM = {
 }
 """Our scopes, with the descriptions that the hub shows."""
 OF_USERS = ("access:services!service=gpushare", ACT_OWN)
-"""Scopes of all users: access to the service, and the scope that they can give to their tokens."""
+"""Scopes of all users: access to the service, and the scope that they can grant to their tokens."""
 
 START = "start:servers"
-"""Part of the scope ``servers``; a scope of its own since JupyterHub 6."""
+"""Part of the scope ``servers``; a separate scope since JupyterHub 6."""
 
 _ALWAYS = {
     "list:users": "it cannot list servers, so no server is stopped",
@@ -72,7 +72,7 @@ def missing(own: Collection[str], cull_users: bool = False, groups: bool = False
 
     ``groups``: quotas or the idle policy depend on users' groups.
 
-    A scope that is narrowed by a filter, like ``delete:servers!group=ml``, counts: the admin meant it so.
+    A scope that is narrowed by a filter, like ``delete:servers!group=ml``, counts, because the admin intended it.
     """
     held = {scope.partition("!")[0] for scope in own}
     if "servers" in held:
@@ -82,7 +82,7 @@ def missing(own: Collection[str], cull_users: bool = False, groups: bool = False
 
 
 def start_scope() -> str:
-    """Return the least scope of the installed hub that allows starting servers."""
+    """Return the narrowest scope of the installed hub that allows starting servers."""
     # imported here: only the hub's config file needs it
     from jupyterhub.scopes import scope_definitions
 
@@ -94,10 +94,10 @@ Role = dict[str, Any]
 
 
 def grant_to_everybody(section: Config, scopes: Sequence[str], has_extra_scopes: bool) -> None:
-    """Give all users the scopes; ``section`` is ``c.JupyterHub``.
+    """Grant the scopes to all users. ``section`` is ``c.JupyterHub``.
 
-    A role `user` in ``load_roles``, also one of a later file, gets them in addition. Without such a role they are
-    in ``extra_user_scopes``; where the hub has no such setting (JupyterHub 5), the role is defined here.
+    They are added to a role `user` in ``load_roles``, even one from a later file. Without such a role, they are added
+    to ``extra_user_scopes``; if the hub has no such setting (JupyterHub 5), the role is defined here.
     """
     roles = section.load_roles
     define = not has_extra_scopes
@@ -113,11 +113,11 @@ def grant_to_everybody(section: Config, scopes: Sequence[str], has_extra_scopes:
 
 
 def grant_to_admins(scopes: Sequence[str]) -> None:
-    """Give all admins of a hub that runs in this process the scopes. A second call has no effect.
+    """Grant the scopes to all admins of a hub that runs in this process. A second call has no effect.
 
-    The dashboard needs no scope of admins. A token can have only scopes of its owner, so without them an admin could
-    not make a token with a single right. The hub refuses a role `admin` in ``load_roles``
-    (jupyterhub/roles.py, create_role), so the definition that it compares with is completed.
+    The dashboard requires no scopes of admins. But a token can have only its owner's scopes, so without them an admin
+    could not create a token with a single right. The hub refuses a role `admin` in ``load_roles`` (jupyterhub/roles.py,
+    create_role), so the definition that it compares with is extended.
     """
     # imported here: only the hub's config file needs it
     from jupyterhub import roles
@@ -131,7 +131,7 @@ def grant_to_admins(scopes: Sequence[str]) -> None:
         defaults: list[Role] = original()
         for role in defaults:
             if role["name"] == "admin":
-                # a scope that another config file has removed from custom_scopes would end the hub
+                # a scope that another config file has removed from custom_scopes would terminate the hub
                 role["scopes"] += [scope for scope in scopes if scope in scope_definitions]
         return defaults
 
@@ -140,7 +140,7 @@ def grant_to_admins(scopes: Sequence[str]) -> None:
 
 
 class _Roles(list[Role]):
-    """A list of roles. Its iterator, which the hub uses once at its start, adds the scopes to the role `user`."""
+    """A list of roles whose iterator, which the hub uses once at startup, adds the scopes to the role `user`."""
 
     def __init__(self, roles: Iterable[Role], scopes: Sequence[str], define: bool) -> None:
         super().__init__(roles)
@@ -176,7 +176,7 @@ class _LazyRoles(LazyConfigValue):
         return new
 
     def merge_into(self, other: Any) -> Any:
-        """Return the list joined with that of earlier files."""
+        """Return the list merged with that of earlier files."""
         if isinstance(other, LazyConfigValue):
             self._extend = _Roles([*_raw(other._extend), *_raw(self._extend)], self.scopes, self.define)
             self._prepend = [*self._prepend, *other._prepend]
@@ -185,7 +185,7 @@ class _LazyRoles(LazyConfigValue):
         return _Roles([*self._prepend, *_raw(other), *_raw(self._extend)], self.scopes, self.define)
 
     def get_value(self, initial: Any) -> Any:
-        """Return the whole list, after the hub's default, which is empty."""
+        """Return the whole list. The hub's default is empty."""
         value = LazyConfigValue()
         value._inserts = self._inserts
         value._extend = [*self._prepend, *_raw(self._extend)]
@@ -197,7 +197,7 @@ def _raw(roles: Iterable[Role]) -> list[Role]:
 
 
 def drop_login_warnings() -> None:
-    """Drop the warning from the log of a hub that runs in this process. A second call has no effect."""
+    """Suppress the warning in the log of a hub that runs in this process. A second call has no effect."""
     log = logging.getLogger("JupyterHub")
     if not any(isinstance(log_filter, _ExpectedLogins) for log_filter in log.filters):
         log.addFilter(_ExpectedLogins())
@@ -212,14 +212,14 @@ class _ExpectedLogins(logging.Filter):
 CULLER = "cull-idle"
 """The name of TLJH's culler in c.JupyterHub.services. (tljh/configurer.py, set_cull_idle_service)"""
 _OPTIONS = ("timeout", "max_age", "remove_named_servers")
-"""Settings of ``services.cull`` that `gpushare service` has with the same names. Not ``every``: rounds are cheap here,
-and notices need short ones. Not ``users``: the service lacks the scopes to delete users."""
+"""Settings of ``services.cull`` that are also options of `gpushare service`. ``every`` is excluded, because rounds are
+cheap here and notices need short intervals, and ``users``, because the service lacks the scopes to delete users."""
 
 
 def culler_options() -> list[str]:
     """Return the settings of ``tljh-config set services.cull...`` as options of `gpushare service`.
 
-    Empty if TLJH's culler is disabled, and in other hubs.
+    The result is empty if TLJH's culler is disabled, and in other hubs.
     """
     if not _in_tljh():
         return []
@@ -259,7 +259,7 @@ class _WithoutCuller(LazyConfigValue):
         return new
 
     def merge_into(self, other: Any) -> Any:
-        """Return the list joined with that of earlier files, without TLJH's culler."""
+        """Return the list merged with that of earlier files, without TLJH's culler."""
         if isinstance(other, LazyConfigValue):
             other._prepend, other._extend = _without_culler(other._prepend), _without_culler(other._extend)
         else:

@@ -1,10 +1,10 @@
 """Pending spawns from the hub, with positions and estimates of queued spawns from the hub's progress events.
 
-The list is requested only while a page shows it, or sessions are over quota: one request at a time, which continues in
-the background when its caller stops waiting, so a slow hub delays no caller.
+The list is requested only while a page shows it or sessions are over quota. Only one request runs at a time, and it
+continues in the background when its caller stops waiting, so a slow hub delays no caller.
 
-The queue is in the hub's process (`spawner.queue`). Each spawn's user sees its events on the hub's page of the spawn,
-and the service follows the same events. Without them positions come from `service.waiting`, without an estimate.
+The queue is in the hub's process (`spawner.queue`). Each spawn's user sees its events on the hub's page for the spawn,
+and the service follows the same events. Without them, positions come from `service.waiting`, without estimates.
 """
 
 from __future__ import annotations
@@ -28,30 +28,31 @@ from gpushare_spawner.wording.amounts import reason
 log = logging.getLogger("gpushare.service.hub")
 
 LONGEST = 3600.0
-"""Seconds until a request ends and the next follows. Our value: it limits how long a request can hang after the hub has
-gone."""
+"""Seconds until a request ends and the next one follows. Our choice: it limits how long a request can hang after the
+hub has disappeared."""
 SILENT = 30.0
-"""Seconds. JupyterHub sends an empty line every 8 s (`SpawnProgressAPIHandler.keepalive_interval`): after more than
-three missing lines the position is unknown."""
+"""Seconds without data after which the position is unknown. JupyterHub sends an empty line every 8 s
+(`SpawnProgressAPIHandler.keepalive_interval`), so more than three lines are missing."""
 RETRY_PAUSE = 10.0
-"""Seconds until a waiting spawn is followed again after its events ended."""
+"""Seconds until a waiting spawn is followed again after its events have ended."""
 PATIENCE = 0.5
-"""Seconds that a page waits for the first events of new spawns. Our value: the hub answers at once, or is busy."""
+"""Maximum seconds that a page waits for the first events of new spawns. Our choice: the hub answers immediately or is
+busy."""
 MOST_BYTES = 64 * 1024
-"""Bytes of one event, at most. Our value: an event contains only a few sentences."""
+"""Maximum bytes of one event. Our choice: an event contains only a few sentences."""
 
 Server = tuple[str, str]
-"""User, and server name."""
+"""User and server name."""
 
 
 class EventLines:
-    """Parser of events in a stream of bytes with parts of any size. Keeps at most `MOST_BYTES` of an event."""
+    """Parser of events in a byte stream with chunks of any size. It buffers at most `MOST_BYTES` of an event."""
 
     def __init__(self) -> None:
         self._begun = b""
 
     def take(self, part: bytes) -> list[object]:
-        """Return the events that the part completes, as JSON values. Other lines are left out."""
+        """Return the events that the chunk completes, as JSON values. Other lines are ignored."""
         *lines, self._begun = (self._begun + part).split(b"\n")
         if len(self._begun) > MOST_BYTES:
             self._begun = b""
@@ -72,20 +73,21 @@ class _Followed:
     lines: EventLines = field(default_factory=EventLines)
     progress: QueueProgress | None = None
     heard_at: float = 0.0
-    """Seconds on a monotonic clock."""
+    """Time of the last data, in seconds on a monotonic clock."""
     decided: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the first position arrives or the stream ends. Before it the hub sends "Server requested"."""
+    """Event that is set when the first position arrives or the stream ends. Before that, the hub sends "Server
+    requested"."""
     task: asyncio.Task[None] | None = None
 
     @property
     def silent_for(self) -> float:
-        """Seconds since the last part from the hub, or since the end of the stream."""
+        """Seconds since the last chunk from the hub, or since the end of the stream."""
         return time.monotonic() - self.heard_at
 
     def take(self, part: bytes) -> None:
-        """Take a part of the stream.
+        """Process a chunk of the stream.
 
-        Only the last event counts, because the hub first replays all events of the spawn.
+        Only the last event counts, because the hub first replays all of the spawn's events.
         """
         self.heard_at = time.monotonic()
         events = self.lines.take(part)
@@ -96,7 +98,7 @@ class _Followed:
 
 
 def _progress(event: object) -> QueueProgress | None:
-    """Return an event's progress in the queue; None if the spawn does not wait, or another spawner starts it."""
+    """Return an event's progress in the queue; None if the spawn does not wait or uses another spawner."""
     if not isinstance(event, dict) or "queue_position" not in event:
         return None
     try:
@@ -107,16 +109,16 @@ def _progress(event: object) -> QueueProgress | None:
 
 
 class QueueOfHub:
-    """Progress of waiting spawns. Follows each requested spawn until it has ended."""
+    """The progress of waiting spawns. Each requested spawn is followed until it has ended."""
 
     def __init__(self, hub: Hub, patience: float = PATIENCE) -> None:
-        """Create it. ``patience``: seconds that a page waits for first events; later events are on the next page."""
+        """Create it. ``patience``: maximum seconds that a page waits for first events; the next page has later ones."""
         self._hub = hub
         self._patience = patience
         self._followed: dict[Server, _Followed] = {}
 
     async def progress(self, waiting: Sequence[HubServer]) -> Mapping[Server, QueueProgress]:
-        """Return the progress of at most `MOST_STREAMS` of these spawns, without spawns of unknown progress."""
+        """Return the progress of at most `MOST_STREAMS` of these spawns, except where it is unknown."""
         servers = [(server.user, server.name) for server in waiting[:MOST_STREAMS]]
         self._forget(set(servers))
         new = [server for server in servers if server not in self._followed]
@@ -145,7 +147,7 @@ class QueueOfHub:
                 followed.task.cancel()
 
     def _forget(self, waiting: set[Server]) -> None:
-        """Forget ended streams: at once if the spawn no longer waits, else after `RETRY_PAUSE` to follow it again."""
+        """Discard ended streams: immediately if the spawn no longer waits, else after `RETRY_PAUSE` to reconnect."""
         for server, followed in list(self._followed.items()):
             ended = followed.task is None or followed.task.done()
             if ended and (server not in waiting or followed.silent_for >= RETRY_PAUSE):
@@ -157,7 +159,7 @@ class QueueOfHub:
         except HubFailed as error:
             log.debug("The progress of %s's spawn is unknown: %s", server[0], error)
         except Exception as error:
-            # The page shows the queue without the progress.
+            # The page then shows the queue without progress.
             log.warning("The progress of %s's spawn is unknown: %s", server[0], reason(error))
         finally:
             followed.progress, followed.heard_at = None, time.monotonic()
@@ -165,17 +167,17 @@ class QueueOfHub:
 
 
 class BackgroundRequest:
-    """A request ``ask`` that is repeated but never runs more than once at a time."""
+    """A repeated request, ``ask``, of which at most one runs at a time."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._ask = ask
         self._asking: asyncio.Task[None] | None = None
 
     async def refresh(self, due: bool, patience: float) -> None:
-        """Start a request if it is ``due`` and none runs; wait ``patience`` seconds for the running request.
+        """Start a request if it is ``due`` and none runs. Wait up to ``patience`` seconds for the running request.
 
-        Raises the request's exception. An answer that came after its caller had gone is taken first: it can be hours
-        old.
+        Raises the request's exception. An answer that arrived after its caller had stopped waiting is processed first,
+        because it can be hours old.
         """
         self._take_answer()
         if self._asking is None and due:
@@ -196,20 +198,20 @@ class BackgroundRequest:
 
 
 SHARE_OF_TIME = 20.0
-"""The pause between requests in multiples of the last request's duration: a list of thousands of servers keeps the hub
-busy, and open dashboards must not."""
+"""The pause between requests, as a multiple of the last request's duration. Listing thousands of servers keeps the hub
+busy, and open dashboards must not overload it."""
 RECENT = 30.0
-"""Seconds. Our value: half of the shortest usual notice period, so that no session makes way for an ended spawn."""
+"""Seconds. Our choice: half of the shortest usual notice period, so that no session makes way for an ended spawn."""
 LONGEST_PAUSE = 60.0
-"""The longest pause between two requests, in seconds. Our value: a very slow hub gets at most one request a minute, and
-no page shows a queue that is older than two such pauses."""
+"""Maximum pause between requests, in seconds. Our choice: a very slow hub gets at most one request a minute, and no
+page shows a queue that is older than two such pauses."""
 
 
 class PendingSpawns:
-    """The list of pending spawns, at most ``max_age`` seconds old, or older if the hub's answers take long."""
+    """The list of pending spawns, at most ``max_age`` seconds old, or older if the hub answers slowly."""
 
     def __init__(self, hub: Hub, max_age: float = 4.0, patience: float = 1.0) -> None:
-        """Create it. ``patience``: seconds that a page waits for an answer; a later answer is on the next page."""
+        """Create it. ``patience``: maximum seconds that a page waits for an answer; the next page has a later one."""
         self._hub = hub
         self._max_age = max_age
         self._patience = patience
@@ -221,7 +223,7 @@ class PendingSpawns:
         )
 
     async def now(self) -> tuple[HubServer, ...] | None:
-        """Return the starting servers, the longest first; None if they are unknown."""
+        """Return the starting servers, longest wait first; None if they are unknown."""
         await self._request.refresh(time.monotonic() >= self._next_at, self._patience)
         return self.cached(2 * LONGEST_PAUSE)
 
@@ -245,7 +247,7 @@ class PendingSpawns:
         except HubFailed as error:
             self._trouble.about(error)
             self._spawns = None
-            took = 0.0  # most of the time was pauses between attempts
+            took = 0.0  # pauses between attempts took most of the time
         else:
             # A spawn has no start time until the hub has run its hooks. Such a spawn is the newest.
             self._spawns = tuple(

@@ -1,1 +1,1 @@
-"""The service's side of a cluster: reports from ConfigMaps, sessions from pods, idle actions as patches of pods."""
+"""The service's access to a cluster: reports from ConfigMaps, sessions from pods, idle actions as patches of pods."""

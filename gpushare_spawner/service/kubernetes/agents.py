@@ -10,8 +10,8 @@ from gpushare_spawner.service.reports import Agents, NoAgents
 from gpushare_spawner.wording.amounts import missing_package
 
 FIRST_LISTS = 3.0
-"""Seconds that the start waits for a cluster's first lists; it continues without them, and reports the problem. The hub
-ends if a service that it has started does not listen within 10 s (jupyterhub/objects.py, wait_up)."""
+"""Maximum seconds that the start waits for a cluster's first lists. Without them, it continues and reports the problem.
+The hub exits if a service that it has started does not listen within 10 s (jupyterhub/objects.py, wait_up)."""
 
 
 @contextlib.asynccontextmanager
@@ -22,14 +22,14 @@ async def agents_of_cluster(
     hub: str,
     templates: Callable[[], Mapping[str, Template]],
 ) -> AsyncIterator[Agents]:
-    """Connect to the agents of a cluster's nodes, through the API server. Sessions can be in ``all_namespaces``.
+    """Connect to the agents of a cluster's nodes through the API server. Sessions can be in ``all_namespaces``.
 
-    ``on_change`` is called when reports or pods may have changed; ``hub`` is the address of the hub's API as the hub
-    itself has it (empty: unknown); ``templates`` returns the valid templates by name. Meanwhile the requests of
-    released sessions' pods follow their templates. Raises NoAgents.
+    ``on_change`` is called when reports or pods may have changed. ``hub`` is the hub's own address of its API (empty:
+    unknown). ``templates`` returns the valid templates by name. While connected, the requests of released sessions'
+    pods follow their templates. Raises NoAgents.
     """
     try:
-        # an optional extra: one machine alone does not need it
+        # an optional extra, which a single machine does not need
         from gpushare_spawner.clients.api import cluster_client
         from gpushare_spawner.clients.service_account import NoCluster
         from gpushare_spawner.service.kubernetes.cluster import Cluster

@@ -1,9 +1,9 @@
-"""Moves the instants of a node by the steps of the service's clock, so that a step changes no duration.
+"""Adjusts a node's instants to steps of the service's clock, so that a step changes no duration.
 
-An agent moves the instants of its report itself, but its next report can be a minute away. Instants in the annotations
-of pods and creation times stay: the service remembers which of them it had seen before a step. A service that starts
-after the step has seen none of them. It then reads an earlier notice with a wrong time, and sends another notice: see
-`idle.policy`. The reports themselves: see `cluster`.
+An agent adjusts the instants in its report itself, but its next report can be a minute away. Instants in pods'
+annotations and creation times do not change, so the service records which of them it saw before a step. A service that
+starts after the step has seen none of them. It then reads an earlier notice with a wrong time, and sends another
+notice, see `idle.policy`. The reports themselves are in `cluster`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 
 _Instant = tuple[str, float]
-"""The kind of an instant, and the instant as it was written."""
+"""The kind of an instant, and the instant as written."""
 
 
 def moved_report(report: Report, clock: WallClock) -> Report:
-    """Return a report from before a step of the clock as its agent would have written it after the step."""
+    """Return a report from before a clock step as its agent would have written it after the step."""
     by = _step_since(report.published_at, clock)
     if not by:
         return report
@@ -31,10 +31,10 @@ def moved_report(report: Report, clock: WallClock) -> Report:
 
 
 def _step_since(published_at: float, clock: WallClock) -> float:
-    """Return the seconds by which the clock was set since a report was published; 0: it was not set."""
+    """Return the seconds by which the clock was set since a report was published; 0 if it was not set."""
     by = clock.since_set(published_at) - published_at
     now = clock()
-    # the clock of a node that is a little ahead of this one has been set back already
+    # a node's clock that is slightly ahead of this one has already been set back
     return by if abs(published_at + by - now) < abs(published_at - now) else 0.0
 
 
@@ -52,13 +52,13 @@ def _moved_session(session: SessionReport, by: float) -> SessionReport:
 
 
 class PodInstants:
-    """The instants in pods, each with `WallClock.moved` from when the service first saw it."""
+    """The instants in pods, each with the value of `WallClock.moved` when the service first saw it."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str, float], dict[_Instant, float]] = {}
 
     def take_note(self, pods: Iterable[SessionPod], moved: float) -> None:
-        """Remember the new instants in these pods, which must be all pods."""
+        """Record the new instants in these pods, which must be all pods."""
         before, self._seen = self._seen, {}
         for pod in pods:
             key = _key(pod)
@@ -66,9 +66,9 @@ class PodInstants:
             self._seen[key] = {instant: seen.get(instant, moved) for instant in _instants(pod)}
 
     def of_now(self, pod: SessionPod, moved: float) -> SessionPod:
-        """Return the pod with its instants as they would have been written after the later steps of the clock.
+        """Return the pod with its instants as they would have been written after later clock steps.
 
-        The ends of a keep and of an exemption stay: users have seen them.
+        The ends of a keep and an exemption do not change, because users have seen them.
         """
         steps = {instant: moved - then for instant, then in self._seen.get(_key(pod), {}).items() if moved != then}
         if not steps:
@@ -79,7 +79,7 @@ class PodInstants:
 
 
 def _key(pod: SessionPod) -> tuple[str, str, float]:
-    # another pod can have the same name later
+    # a later pod can have the same name
     return pod.namespace, pod.name, pod.created
 
 

@@ -1,4 +1,4 @@
-"""All nodes of the hub's cluster, kept current by watches of pods and reports, and their agents for the culler.
+"""All nodes of the hub's cluster, updated by watches of pods and reports, and their agents for the culler.
 
 An agent's reports come from a ConfigMap; idle actions are patches of pods.
 """
@@ -65,14 +65,15 @@ from gpushare_spawner.wording.service import unconfirmed_sessions
 log = logging.getLogger("gpushare.service.cluster")
 
 POLL_EVERY = 0.5
-"""Seconds between two checks for asks while reports change: of 500 nodes some change each second."""
+"""Minimum seconds between checks for asks while reports change. In a cluster of 500 nodes, some change every second."""
 UNCONFIRMED_AFTER = 30.0
-"""Seconds for which a reported session may lack a pod before it counts as unconfirmed for admins. Our value: a report
-follows the end of a pod within seconds. Such a session never counts for capacity or quotas."""
+"""Seconds for which a reported session may lack a pod before admins see it as unconfirmed. Our choice: a report follows
+the end of a pod within seconds. Such a session never counts toward capacity or quotas."""
 DECIDED_WITHIN = 10.0
-"""Seconds that an agent has to decide on a change of a share or tier: its watch brings it within a second."""
+"""Maximum seconds for an agent to decide on a change of a share or tier. Its watch delivers the change within a
+second."""
 DECISION_POLL_EVERY = 0.1
-"""Seconds between two checks for news of the watches."""
+"""Seconds between checks for new data from the watches."""
 _PREFIX = f"{REPORT_COMPONENT}-"
 _UNTIL_CHART = "; waiting for the chart gpushare-agent, which gives the hub this right"
 
@@ -82,18 +83,18 @@ class _NodePods:
     """The pods with shares on one node."""
 
     sessions: dict[str, SessionPod] = field(default_factory=dict)
-    """By session id. Of two pods of one session, also on different nodes, `_precedence` selects."""
+    """Pods by session id. If a session has two pods, even on different nodes, `_precedence` selects one."""
     others: list[SessionPod] = field(default_factory=list)
-    """Pods of which only the units count: pods of other hubs, and other pods of a session."""
+    """Pods whose units alone count: other hubs' pods, and a session's other pods."""
 
 
 class Cluster:
-    """The cluster's nodes: an iterable of new agents, for each node with a report or sessions.
+    """The cluster's nodes, as an iterable of new agents for each node with a report or sessions.
 
-    Reports are read in ``namespace``, sessions there or in all namespaces. If the cluster cannot be read, there is one
-    agent, which reports the problem. ``hub`` is the address of the hub's API as its pods have it: pods of another hub
-    are left out (empty: none are). ``on_change`` is called when something may have changed; ``clock`` gives seconds
-    since the epoch.
+    Reports are read in ``namespace``, and sessions there or in all namespaces. If the cluster cannot be read, there is
+    one agent, which reports the problem. ``hub`` is the hub's API address as in its pods; pods of other hubs are
+    excluded (empty: none are excluded). ``on_change`` is called when something may have changed. ``clock`` returns
+    seconds since the epoch.
     """
 
     def __init__(
@@ -128,11 +129,11 @@ class Cluster:
         self._by_node: dict[str, _NodePods] | None = None
         self._instants = PodInstants()
         self._unconfirmed: dict[str, dict[str, float]] = {}
-        """By node and session: the first time without a pod (seconds since the epoch)."""
+        """Time at which a reported session was first without a pod (seconds since the epoch), by node and session."""
         self._by_report: dict[str, tuple[str, NodeReport]] | None = None
         self._bad_pods = EachOnce(log)
         self._warned: set[str] = set()
-        """Nodes with logged unconfirmed sessions."""
+        """Nodes whose unconfirmed sessions have been logged."""
         self._news = asyncio.Event()
 
     @property
@@ -140,7 +141,7 @@ class Cluster:
         return self._pods, self._layer_pods, self._maps
 
     async def start(self, patience: float) -> None:
-        """Begin to watch, and wait up to ``patience`` seconds for the first lists, or for their failure."""
+        """Start watching. Wait up to ``patience`` seconds for the first lists or their failure."""
         for watched in self._watched:
             watched.start()
         await asyncio.gather(*(watched.loaded(patience) for watched in self._watched))
@@ -157,7 +158,7 @@ class Cluster:
         return iter([NodeAgent(name, self, self._clock) for name in sorted(names)])
 
     async def asking(self) -> Sequence[NodeAgent]:
-        """Wait until a report has asks, and return the agents of such nodes."""
+        """Wait until a report has asks, and return the agents of nodes with asks."""
         while True:
             self._news.clear()
             nodes = [node for node, (_, read) in self._reports().items() if self._asks(node, read)]
@@ -170,7 +171,7 @@ class Cluster:
         if time.monotonic() >= read.asks_until:
             return False
         try:
-            # an old report is refused: the asks of an ended agent stay in it
+            # an old report is rejected, because an ended agent's asks stay in it
             return any(session.asks for session in self.report(node)[0].sessions)
         except AgentUnreachable:
             return False
@@ -178,8 +179,8 @@ class Cluster:
     def report(self, node: str) -> tuple[KnownReport, float]:
         """Return the node's report, joined with its pods, and its age in seconds.
 
-        The age counts from the time when a watch brought the report, so the machines' clocks can differ. Raises
-        AgentUnreachable if there is no report, or only an old one.
+        The age counts from the time at which a watch delivered the report, so the machines' clocks can differ. Raises
+        AgentUnreachable if there is no report or only an old one.
         """
         for watched in self._watched:
             if not watched.known:
@@ -187,10 +188,10 @@ class Cluster:
         name, read = self._reports().get(node, ("", None))
         here = self._pods_by_node().get(node, _NodePods())
         now = self._clock()
-        # after the clock was read: this detects a step of the clock
+        # after the clock was read, which detects a step of the clock
         pods = [self._instants.of_now(pod, self._clock.moved) for pod in here.sessions.values()]
         if read is None and pods and all(pod.session.layer is not LayerName.NATIVE for pod in pods):
-            # the node needs no agent: the facts of its sessions are in their pods
+            # the node needs no agent, because its sessions' data is in their pods
             return joined_report(Report(node=node, published_at=now, gpus=()), pods), 0.0
         if read is None or read.report is None:
             why = "its agent has published no report" if read is None else f"its report is refused: {read.problem}"
@@ -203,7 +204,7 @@ class Cluster:
         return self._with_lasting(joined_report(report, pods, here.others, now)), age
 
     def _with_lasting(self, report: KnownReport) -> KnownReport:
-        """Return the report with the sessions that are unconfirmed for `UNCONFIRMED_AFTER`, and log them."""
+        """Return the report with the sessions that have been unconfirmed for `UNCONFIRMED_AFTER`, and log them."""
         before = self._unconfirmed.pop(report.node, {})
         if not report.unconfirmed:
             self._warned.discard(report.node)
@@ -215,14 +216,14 @@ class Cluster:
             for name, at in since.items()
             if self._clock() - at >= UNCONFIRMED_AFTER
         )
-        # once for each node: the reports of a node must not fill the log
+        # once per node, so that a node's reports cannot fill the log
         if lasting and report.node not in self._warned:
             self._warned.add(report.node)
             log.warning("%s", unconfirmed_sessions(report.node, [session.id for session in lasting]))
         return report.model_copy(update={"unconfirmed": lasting})
 
     def pods(self, node: str) -> Mapping[str, SessionPod]:
-        """Return the node's pods by the ids of their sessions; `_precedence` selects one of two pods of a session."""
+        """Return the node's pods by session id. If a session has two pods, `_precedence` selects one."""
         return self._pods_by_node().get(node, _NodePods()).sessions
 
     def patched(self, pod: SessionPod, item: dict[str, Any]) -> None:
@@ -232,7 +233,7 @@ class Cluster:
             self._by_node = None
 
     def report_version(self, node: str) -> str:
-        """Return the resourceVersion of the node's report; empty: there is none."""
+        """Return the resourceVersion of the node's report; empty if there is none."""
         name, _ = self._reports().get(node, ("", None))
         return str(self._maps.objects[name]["metadata"]["resourceVersion"]) if name else ""
 
@@ -251,7 +252,7 @@ class Cluster:
         return (pod for here in self._pods_by_node().values() for pod in here.sessions.values())
 
     def _kept(self, pod: dict[str, Any]) -> dict[str, Any]:
-        """Return the kept parts of a pod from a watch, with its first identity."""
+        """Return the stored parts of a pod from a watch, with its first identity."""
         return dict(self._identities.keep(trimmed(pod)))
 
     def _changed(self) -> None:
@@ -266,13 +267,13 @@ class Cluster:
         self._identities.forget((pod["metadata"].get("uid", "") for pod in objects), len(objects))
         ours = [pod for pod in objects if not self._hub or made_by(pod, self._hub)]
         good, bad = session_pods(ours)
-        # the clock comes first: instants that are new after a step were written after it
+        # the clock is read first: instants that are new after a step were written after it
         self._clock()
         self._instants.take_note(good, self._clock.moved)
         for name, problem in bad.items():
             self._bad_pods.about(f"Pod {name}: ignored: {problem}")
         self._by_node = {}
-        # another layer's scheduler has not yet placed the pods without a node
+        # pods without a node have not yet been placed by another layer's scheduler
         placed = sorted((pod for pod in good if pod.node), key=_precedence)
         first: dict[str, SessionPod] = {}
         for pod in placed:
@@ -287,7 +288,7 @@ class Cluster:
         return self._by_node
 
     def _reports(self) -> dict[str, tuple[str, NodeReport]]:
-        """Return (name of the ConfigMap, its content) by node; each ConfigMap is parsed once."""
+        """Return (name of the ConfigMap, its content) by node. Each ConfigMap is parsed once."""
         if self._by_report is not None:
             return self._by_report
         reports: dict[str, tuple[str, NodeReport]] = {}
@@ -303,20 +304,21 @@ class Cluster:
 
 
 def _precedence(pod: SessionPod) -> tuple[object, ...]:
-    """Return the sort key of the pods of one session: the first pod is the session's.
+    """Return the sort key of a session's pods. The first pod is the session's pod.
 
-    A restarted server has a new pod while the old pod ends: the pod that is not ending counts. Of two running pods the
-    older counts: the younger came later with the same session. Of two ending pods the younger was the last server.
+    A restarted server has a new pod while the old pod ends; the pod that is not ending counts. Of two running pods, the
+    older counts, because the younger one claims an existing session. Of two ending pods, the younger was the last
+    server.
     """
     created = -pod.created if pod.ending else pod.created
     return pod.ending, not pod.runs, created, pod.namespace, pod.name
 
 
 class NodeAgent:
-    """The agent of one node, by its last report.
+    """The agent of one node, represented by its last report.
 
-    Decisions use the last answer of `report`; an idle action is refused if the session has changed since. Each round
-    has its own NodeAgent, so that no other reader changes the basis of a decision.
+    Decisions are based on the last result of `report`, and an idle action is refused if the session has changed since.
+    Each round has its own NodeAgent, so that no other reader changes the basis of a decision.
     """
 
     def __init__(self, node: str, cluster: Cluster, clock: Callable[[], float]) -> None:
@@ -334,7 +336,7 @@ class NodeAgent:
         return report
 
     def report_age(self) -> float:
-        """Return the age in seconds of the last answer of `report`; later events are not in it."""
+        """Return the age in seconds of the last result of `report`, which has no later events."""
         return self._age
 
     async def send(self, request: ServiceRequest) -> None:
@@ -388,14 +390,15 @@ class NodeAgent:
             request.use,
         )
         if request.yields_until is not None:
-            # in the same patch: otherwise a spawn that is placed before the agent's own patch would borrow the units
+            # in the same patch, because otherwise a spawn that is placed before the agent's patch would borrow the
+            # units
             lost = pod.session.share_units - request.effective_units
             patch |= patches.borrowed_patch(max(pod.session.borrowed_units, lost))
         self._reported_before = self._cluster.report_version(self.node)
         return patch
 
     async def carried_out(self, request: TierRequest) -> bool:
-        """Wait until the agent reports the tier, or has undone it in the pod's annotations."""
+        """Wait until the agent reports the tier or has undone it in the pod's annotations."""
         requested = (request.tier, request.effective_units)
         until = time.monotonic() + DECIDED_WITHIN
         while True:
@@ -404,7 +407,7 @@ class NodeAgent:
                 raise ControlRefused("unknown-session", f"the pod of session {request.id} is gone")
             if (pod.session.tier, pod.session.effective_units) != requested:
                 raise ControlRefused("busy", f"session {request.id} has worked on the GPU in the meantime")
-            # an older report, from before work restored the share, can have the same tier
+            # an older report, from before work restored the share, may have the same tier
             if self._cluster.report_version(self.node) != self._reported_before:
                 reported = self._cluster.reported(self.node, request.id)
                 if reported is not None and (reported.tier, reported.effective_units) == requested:
@@ -414,7 +417,7 @@ class NodeAgent:
             await asyncio.sleep(DECISION_POLL_EVERY)
 
     async def _resize(self, request: ResizeRequest, pod: SessionPod) -> None:
-        """Request another share in the pod's annotations, and wait for the agent's decision."""
+        """Request a change of the share in the pod's annotations, and wait for the agent's decision."""
         _check_reach(pod, IdleReach.RESIZE)
         change = ShareChange(
             number=max(1, round(self._clock() * 1000)),
@@ -442,7 +445,7 @@ class NodeAgent:
         return answer if answer is not None and answer.number == change.number else None
 
     async def _withdraw(self, session: str, change: ShareChange) -> None:
-        """Withdraw the request. If that fails the agent can still change the share, and the report will show it."""
+        """Withdraw the request. If that fails, the agent may still change the share, and the report will show it."""
         pod = self._cluster.pods(self.node).get(session)
         if pod is not None and pod.session.resize == change:
             with contextlib.suppress(ControlRefused, AgentUnreachable):
@@ -459,17 +462,17 @@ class NodeAgent:
         path = f"/api/v1/namespaces/{self._cluster.namespace}/configmaps/{report_name(self.node)}"
         with _translated(f"a cordon of node {self.node}", about):
             try:
-                # no owner until the agent has read it: the cluster removes the ConfigMap with the agent's pod
+                # no owner until the agent has read it, because the cluster removes the ConfigMap with the agent's pod
                 item = await self._cluster.api.patch(path, {"metadata": {**metadata, "ownerReferences": None}})
             except ApiFailure as failure:
                 if failure.status != 403:
                     raise
-                # some clusters require the right to delete an object for a change of its owners
+                # some clusters require the right to delete an object to change its owners
                 item = await self._cluster.api.patch(path, {"metadata": metadata})
         self._cluster.patched_report(item, before)
 
     def _unchanged(self, session: str) -> SessionPod:
-        """Return the session's pod, if its annotations have not changed since the decision."""
+        """Return the session's pod if its annotations have not changed since the decision."""
         now, then = self._cluster.pods(self.node).get(session), self._decided_on.get(session)
         if now is None or then is None or now.name != then.name or not now.runs:
             raise ControlRefused("unknown-session", f"there is no running pod of session {session} on node {self.node}")
@@ -492,7 +495,7 @@ class NodeAgent:
 
 @contextlib.contextmanager
 def _translated(what: str, objects: str) -> Iterator[None]:
-    """Raise ControlRefused or AgentUnreachable for a failed request. ``objects``: those that the service patches."""
+    """Raise ControlRefused or AgentUnreachable for a failed request. ``objects``: what the service patches."""
     try:
         yield
     except ApiFailure as failure:
@@ -504,15 +507,15 @@ def _translated(what: str, objects: str) -> Iterator[None]:
 
 
 async def patch_annotations(api: ClusterApi, pod: SessionPod, annotations: Mapping[str, str | None]) -> Json:
-    """Merge annotations into a pod's, and return the patched pod of the API server.
+    """Merge annotations into a pod's, and return the patched pod from the API server.
 
-    Raises ApiFailure; 409 if the pod has changed since this version, for example by the agent.
+    Raises ApiFailure, with 409 if the pod has changed since this version, for example by the agent.
     """
     return await api.patch(pod.path, {"metadata": {"resourceVersion": pod.version, "annotations": dict(annotations)}})
 
 
 def _check_reach(pod: SessionPod, needed: IdleReach) -> None:
-    """Raise ControlRefused if the session's sharing layer does not support this."""
+    """Raise ControlRefused if the session's sharing layer does not support the idle action."""
     layer = LAYERS[pod.session.layer]
     if needed not in layer.reach:
         raise ControlRefused("bad-request", out_of_reach(layer))

@@ -1,6 +1,6 @@
 """Joins a node's report with its pods, and gives each reported session its identity.
 
-No other module gives an identity to a reported session. A pod keeps its first one:
+No other module assigns an identity to a reported session. A pod keeps its first identity, see
 `model.kubernetes.node_reports.FirstIdentities`.
 """
 
@@ -42,16 +42,16 @@ class SessionPod:
     version: str
     """Its resourceVersion."""
     node: str
-    """The node on which it runs, or to which it is bound."""
+    """The node on which it runs or to which it is bound."""
     created: float
     """Creation time in seconds since the epoch."""
     runs: bool
-    """Whether it runs: not starting, ended or being deleted."""
+    """Whether it runs, and is not starting, ended or being deleted."""
     session: PodSession
     ending: bool = False
     """Whether it is being deleted."""
     requests: ContainerRequests | None = None
-    """Requests of its container with the share; None if it does not request both CPU and memory."""
+    """Requests of its container with the share; None unless it requests both CPU and memory."""
     not_requested: tuple[str, ...] = ()
     """The resources, cpu or memory, that this container does not request."""
     clock_moved: float = 0.0
@@ -59,7 +59,7 @@ class SessionPod:
 
     @classmethod
     def of(cls, pod: dict[str, Any]) -> SessionPod:
-        """Return the session pod of an API server's object. Raises AnnotationProblem."""
+        """Return the session pod from the API server's object. Raises AnnotationProblem."""
         metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
         return cls(
             namespace=metadata["namespace"],
@@ -81,12 +81,12 @@ class SessionPod:
 
     @property
     def lacks_requests(self) -> bool:
-        """Whether the pod's requests were lowered while it was released, and its node has not granted them again."""
+        """Whether the pod's requests were lowered while it was released and its node has not granted them back."""
         return lacks_requests(self.requests, self.session.tier)
 
 
 def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of a pod that are used here: whole pods of a large hub would need much more memory."""
+    """Return the parts of a pod that are used here, because a large hub's complete pods would need much more memory."""
     kept = ("namespace", "name", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp")
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
@@ -120,7 +120,7 @@ def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def _only(name: str, items: list[dict[str, Any]] | None, kept: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return the kept parts of the item of that name."""
+    """Return the kept parts of the item with that name."""
     return [_picked(item, kept) for item in items or [] if name and item.get("name") == name]
 
 
@@ -129,15 +129,15 @@ def _picked(item: dict[str, Any], kept: tuple[str, ...]) -> dict[str, Any]:
 
 
 def made_by(pod: dict[str, Any], hub: str) -> bool:
-    """Return whether the pod is of this hub (the address of its API), or does not name its hub."""
+    """Return whether the pod belongs to this hub (identified by its API address) or does not name its hub."""
     annotations = pod["metadata"].get("annotations") or {}
     return bool(annotations.get(HUB, hub) == hub)
 
 
 def session_pods(pods: Iterable[dict[str, Any]]) -> tuple[list[SessionPod], dict[str, str]]:
-    """Return the pods with valid annotations, and the problems of the others by name.
+    """Return the pods with valid annotations, and the problems of the others by pod name.
 
-    Ended pods are left out. A pod that its node has created is always a problem.
+    Ended pods are excluded. A pod that its node has created is always a problem.
     """
     good: list[SessionPod] = []
     bad: dict[str, str] = {}
@@ -157,13 +157,13 @@ def session_pods(pods: Iterable[dict[str, Any]]) -> tuple[list[SessionPod], dict
 def joined_report(
     report: Report, pods: Iterable[SessionPod], others: Iterable[SessionPod] = (), now: float = 0.0
 ) -> KnownReport:
-    """Return the report with the sessions of a node's pods, and with no others.
+    """Return the report with only the sessions of the node's pods.
 
-    The pod decides on a session's user and promised share; the report adds figures. A session is not confirmed, so
-    there are no actions on it, while its pod starts or stops, or while the agent has not reported it. A session of
-    another layer needs only its pod: no agent has to observe it. ``others`` are pods of which only the units count:
-    pods of other hubs, and other pods of a session. Reported sessions without a pod are unconfirmed, since ``now``
-    (seconds since the epoch).
+    The pod determines a session's user and promised share; the report adds figures. While a session's pod starts or
+    stops, or while the agent has not reported the session, it is not confirmed, so there are no actions on it. A
+    session of another layer needs only its pod, because no agent has to observe it. ``others`` are pods whose units
+    alone count: other hubs' pods, and a session's other pods. Reported sessions without a pod are unconfirmed as of
+    ``now`` (seconds since the epoch).
     """
     reported: dict[str, SessionReport] = {}
     for session in report.sessions:
@@ -178,9 +178,9 @@ def joined_report(
 
 
 def _with(session: SessionReport, pod: SessionPod, uuids: Collection[str]) -> SessionReport:
-    """Return the pod's session with the report's figures. ``uuids``: the GPUs of the node.
+    """Return the pod's session with the report's figures. ``uuids``: the node's GPUs.
 
-    Annotations take precedence over the report: the report can be older, and a node can report false values.
+    Annotations take precedence over the report, because the report can be older and a node can report false values.
     """
     annotations, identity = pod.session, _identity(pod)
     answered = {answer.number for answer in annotations.answers}
@@ -189,9 +189,9 @@ def _with(session: SessionReport, pod: SessionPod, uuids: Collection[str]) -> Se
         and len(session.gpus) == len(annotations.gpus)
         and set(session.gpus) <= set(uuids)
     ):
-        # only an agent can tell which GPUs another layer gives; their number is promised
+        # only an agent knows which GPUs another layer provides; their number is promised
         identity["gpus"] = session.gpus
-    # a pod that does not run has no valid asks: its user's next server may run elsewhere by now
+    # a pod that does not run has no valid asks, because its user's next server may already run elsewhere
     asks = tuple(ask for ask in session.asks if ask.number not in answered) if pod.runs else ()
     return session.model_copy(
         update={
@@ -199,14 +199,14 @@ def _with(session: SessionReport, pod: SessionPod, uuids: Collection[str]) -> Se
             "guaranteed_units": min(session.guaranteed_units, annotations.effective_units),
             "confirmed": session.confirmed and pod.runs,
             "lacks_requests": pod.lacks_requests,
-            # an answer is in the pod before the agent reports again
+            # the pod has an answer before the agent reports again
             "asks": asks,
         }
     )
 
 
 def _new(pod: SessionPod) -> SessionReport:
-    """Return a session that the agent has not reported yet, or of another layer that no agent observes."""
+    """Return a session that the agent has not reported yet, or another layer's session that no agent observes."""
     annotations = pod.session
     return SessionReport.model_validate(
         {
@@ -219,13 +219,13 @@ def _new(pod: SessionPod) -> SessionReport:
 
 
 def _units_alone(pod: SessionPod) -> SessionReport:
-    """Return the units of a pod as a session without a user."""
+    """Return a pod's units as a session without a user."""
     no_owner = {"id": f"{pod.namespace}/{pod.name}"[:MAX_LENGTH], "user": "", "server": "", "quota": ""}
     return _new(pod).model_copy(update={**no_owner, "confirmed": False})
 
 
 def _identity(pod: SessionPod) -> dict[str, Any]:
-    """Return the facts from the API server: the session's user and promised share."""
+    """Return the data that the API server vouches for: the session's user and promised share."""
     annotations = pod.session
     user, server = split_session_id(annotations.session)
     return {

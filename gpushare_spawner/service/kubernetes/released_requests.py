@@ -1,8 +1,8 @@
-"""Lowers the CPU and memory that pods of released sessions request, and restores them when the sessions work again.
+"""Lowers the CPU and memory requests of released sessions' pods, and restores them when the sessions work again.
 
-All state is in the pods: a service that is killed at any moment continues from them. The annotation `REQUESTS` keeps
-the template's requests; it is written before the requests are lowered. `ResizeApi` detects whether the API server can
-resize running pods in place.
+All state is in the pods, so a service that is killed at any moment continues from them. The annotation `REQUESTS`
+records the template's requests; it is written before the requests are lowered. `ResizeApi` detects whether the API
+server can resize running pods in place.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from gpushare_spawner.wording import pod_requests as words
 
 RESIZE = "pods/resize"
 ASK_AGAIN_AFTER = 600.0
-"""Seconds until the next request to an API server without pods/resize: it may have been upgraded."""
+"""Seconds until the next request to an API server without pods/resize, which may have been upgraded."""
 PROBE_AGAIN_AFTER = 10.0
 """Seconds until the next request to an API server that did not answer."""
 
 
 class ResizeApi:
-    """Discovery of pods/resize: one request, repeated while the API server has no pods/resize or does not answer."""
+    """Discovery of pods/resize. The request is repeated while the API server has no pods/resize or does not answer."""
 
     def __init__(self, api: ClusterApi, clock: Callable[[], float], log: logging.Logger) -> None:
         """Create it. ``clock``: seconds on a monotonic clock."""
@@ -38,13 +38,13 @@ class ResizeApi:
         self._clock = clock
         self._log = log
         self._has_resize: bool | None = None
-        """Whether the API server has pods/resize; None if there is no answer yet."""
+        """Whether the API server has pods/resize; None before the first answer."""
         self._ask_at = 0.0
         self._trouble = ""
-        """The reason for a missing answer, as it was logged; empty: there was an answer."""
+        """The logged reason for a missing answer; empty: there was an answer."""
 
     async def available(self) -> bool:
-        """Return whether the API server has pods/resize; False if that is unknown."""
+        """Return whether the API server has pods/resize; False if unknown."""
         if self._has_resize or self._clock() < self._ask_at:
             return self._has_resize is True
         try:
@@ -70,15 +70,15 @@ class ResizeApi:
 log = logging.getLogger("gpushare.service.requests")
 
 POLL_EVERY = 10.0
-"""Seconds between two checks of all pods without news of a watch: use and templates change too."""
+"""Seconds between checks of all pods without new data from a watch, because use and templates also change."""
 SHORTEST_PAUSE = 0.2
-"""Seconds between two checks, so that many changes at once cause one check."""
+"""Minimum seconds between checks, so that many simultaneous changes cause one check."""
 RETRY_AFTER = 30.0
-"""Seconds until a change that the API server refused is repeated: a quota can be larger by then."""
+"""Seconds until a change that the API server refused is repeated, because a quota may be larger by then."""
 
 
 class ReleasedRequests(Background):
-    """The requests of the pods of released sessions. Call `changed` after news of a watch."""
+    """The requests of released sessions' pods. Call `changed` after new data from a watch."""
 
     def __init__(
         self,
@@ -93,12 +93,12 @@ class ReleasedRequests(Background):
         self._woken = asyncio.Event()
         self._resize_api = ResizeApi(nodes.api, clock, log)
         self._without_effect: set[tuple[str, str]] = set()
-        """Templates with a release_resources that has no effect on a pod, and the reason: each is logged once."""
+        """Templates whose release_resources has no effect on a pod, each with the reason, which is logged once."""
         self._done: dict[str, str] = {}
-        """By pod: the version for which a patch was sent. While it is the same, the watch lacks the result."""
+        """The version for which a patch was sent, by pod. While it is unchanged, the watch lacks the result."""
         self._refused: dict[str, tuple[str, float]] = {}
-        """By pod: the reason for a refused change, and the time of the next attempt. Kept until the node has granted
-        the change, so that the same reason is logged once."""
+        """The reason for a refused change and the time of the next attempt, by pod. An entry remains until the node has
+        granted the change, so that the same reason is logged only once."""
 
     def changed(self) -> None:
         """Check the pods soon."""
@@ -115,7 +115,7 @@ class ReleasedRequests(Background):
             await set_within(self._woken, POLL_EVERY)
 
     async def poll(self) -> None:
-        """Change each pod's requests to the requests of its session's tier."""
+        """Change each pod's requests to those of its session's tier."""
         templates = self._templates()
         running = [pod for pod in self._nodes.all_pods() if pod.runs]
         for pod in running:
@@ -142,14 +142,14 @@ class ReleasedRequests(Background):
             if not await self._resize_api.available():
                 return
             if refused:
-                # the kubelet does not try such a resize again; from 1.36 on the API server refuses it instead
+                # the kubelet does not retry such a resize; since 1.36 the API server rejects it instead
                 await self._change(pod, now, now.granted)
                 self._refuse(_name(pod), words.requests_refused(desired, now.infeasible))
             else:
                 await self._change(pod, now, desired)
 
     def _desired(self, pod: SessionPod, now: ContainerRequests, template: Template | None) -> Requests | None:
-        """Return the requests that the pod should have; None if there is no change."""
+        """Return the requests that the pod should have; None: no change."""
         if pod.session.tier is not Tier.RELEASED:
             return now.whole
         kept = template.idle.release_resources if template is not None else None
@@ -161,9 +161,9 @@ class ReleasedRequests(Background):
         return now.released(None if kept.cpu is None else round(kept.cpu * 1000), kept.memory, used)
 
     def _used(self, pod: SessionPod) -> Requests | None:
-        """Return the pod's use, by its node's agent; None: unknown.
+        """Return the pod's use as reported by its node's agent; None: unknown.
 
-        Also None while the agent is unavailable: the kubelet grants no change then.
+        The result is also None while the agent is unavailable, because the kubelet grants no change then.
         """
         try:
             session = self._nodes.report(pod.node)[0].session(pod.session.session)
@@ -185,7 +185,7 @@ class ReleasedRequests(Background):
                 await patch_annotations(self._nodes.api, pod, requests_patch(None))
         except ApiFailure as failure:
             if failure.status in (404, 409):
-                return  # gone, or changed meanwhile: the watch brings the change
+                return  # removed or changed in the meantime; the watch delivers the change
             why = words.requests_refused if failure.status else words.requests_not_sent
             self._refuse(name, why(desired, str(failure)))
         else:
@@ -199,7 +199,7 @@ class ReleasedRequests(Background):
         self._refused[name] = why, self._clock() + RETRY_AFTER
 
     def _log_without_effect(self, pod: SessionPod, template: Template | None) -> None:
-        """Log once for each template if Kubernetes cannot lower the requests of its pods."""
+        """Log once per template that Kubernetes cannot lower its pods' requests."""
         if template is None or template.idle.release_resources is None:
             return
         if pod.requests is None:

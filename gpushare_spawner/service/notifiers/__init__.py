@@ -1,4 +1,5 @@
-"""Messages about upcoming idle actions to users with a closed notebook tab: by e-mail, webhook or an admin's class.
+"""Messages about upcoming idle actions to users with a closed notebook tab, by e-mail, webhook or an admin's class.
 
-`config` is the admin's file, `outbox` selects the messages and their time, `senders` sends e-mail and webhooks.
+`config` reads the admin's file, `outbox` decides which messages are sent and when, and `senders` sends e-mail and
+webhooks.
 """

@@ -25,11 +25,11 @@ from gpushare_spawner.templates.parser import FileKind
 from gpushare_spawner.wording.notices import DEFAULT_SUBJECT, DEFAULT_TEXT
 
 SEND_SECONDS = 30.0
-"""Time for one message with one notifier; a notifier that takes longer has failed."""
+"""Maximum seconds for a notifier to send a message. A notifier that takes longer has failed."""
 
 
 class NotSent(Exception):
-    """A message could not be sent. The text states the reason for the log, without secrets."""
+    """Error: a message could not be sent. The text states the reason for the log, without secrets."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Notification:
 
     user: str
     server: str
-    """Empty for the default server."""
+    """The server's name; empty for the default server."""
     action: str
     """downgrade, release or stop."""
     at: float
@@ -48,10 +48,10 @@ class Notification:
 
 
 class Notifier(Protocol):
-    """A sender of messages. An admin's class gets the `options` of the file as keyword arguments."""
+    """A sender of messages. An admin's class gets the file's `options` as keyword arguments."""
 
     async def send(self, message: Notification) -> None:
-        """Send a message. Raises NotSent, or any other error; the task is cancelled after SEND_SECONDS."""
+        """Send a message. Raises NotSent or any other error. The task is cancelled after SEND_SECONDS."""
 
 
 _MOST_LETTERS = 5000
@@ -70,7 +70,7 @@ OF_MESSAGE: Mapping[str, object] = {
 
 @cache
 def _environment() -> ImmutableSandboxedEnvironment:
-    # plain text: nothing is escaped here
+    # plain text, so nothing is escaped
     return ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
@@ -87,7 +87,7 @@ MOST_SECRET_BYTES = 64 * 1024
 
 
 def _template_of(values: Mapping[str, object]) -> AfterValidator:
-    """Return the check of a Jinja template that can use these names."""
+    """Return the validator of a Jinja template that can use these names."""
 
     def check(source: str) -> str:
         try:
@@ -104,16 +104,16 @@ _Written = Annotated[str, Field(min_length=1, max_length=10_000)]
 Address = Annotated[_Written, _template_of(OF_ADDRESS)]
 WebhookText = Annotated[_Written, _template_of(OF_WEBHOOK)]
 Text = Annotated[_Written, _template_of(OF_MESSAGE)]
-"""Jinja templates."""
+"""A Jinja template for a message."""
 
 
 class Secret(FilePart):
-    """The place of a secret: the service's environment, or a file."""
+    """The location of a secret: an environment variable of the service, or a file."""
 
     env: Annotated[str, Field(min_length=1)] | None = None
-    """The name of an environment variable of the service."""
+    """The name of an environment variable in the service."""
     file: Annotated[str, Field(min_length=1)] | None = None
-    """The path of a file that the service can read; blanks around its content are left out."""
+    """The path of a file that the service can read. Whitespace around its content is ignored."""
 
     @model_validator(mode="after")
     def _env_or_file(self) -> Secret:
@@ -122,7 +122,7 @@ class Secret(FilePart):
         return self
 
     def read(self) -> str:
-        """Return the secret, read anew. Raises NotSent."""
+        """Read and return the secret. Raises NotSent."""
         if self.env is not None:
             secret = os.environ.get(self.env, "")
         else:
@@ -142,7 +142,7 @@ def _kind(value: Any) -> str:
 
 
 TextOrSecret = Annotated[Annotated[str, Tag("text")] | Annotated[Secret, Tag("secret")], Discriminator(_kind)]
-"""A value, or the place of a secret."""
+"""A value, or the location of a secret."""
 
 
 class Email(FilePart):
@@ -153,16 +153,16 @@ class Email(FilePart):
     port: Annotated[int, Field(ge=1, le=65535, strict=True)] = 587
     """Its port."""
     security: Literal["starttls", "tls", "none"] = "starttls"
-    """`starttls`: the connection is encrypted after its beginning, or nothing is sent. `tls`: from its beginning, port
-    465 as a rule. `none`: not encrypted, for a server on this machine."""
+    """`starttls`: the connection is upgraded to TLS, or nothing is sent. `tls`: TLS from the start, usually on port
+    465. `none`: no encryption, for a server on this machine."""
     username: str | None = None
-    """User name of the login. Not given: no login."""
+    """User name for the login. Not given: no login."""
     password: Secret | None = None
-    """Password of the login. Needs `username`."""
+    """Password for the login. Needs `username`."""
     sender: Annotated[str, Field(min_length=3)]
-    """The address that messages come from."""
+    """The sender's address."""
     address: Address
-    """The user's address, a template like `{{ user }}@example.org`."""
+    """Template of the user's address, like `{{ user }}@example.org`."""
 
     @model_validator(mode="after")
     def _login(self) -> Email:
@@ -174,16 +174,16 @@ class Email(FilePart):
 
 
 class Webhook(FilePart):
-    """A POST of JSON to an address, as Slack, Mattermost and others take it."""
+    """A POST of JSON to an address, as accepted by Slack, Mattermost and others."""
 
     url: TextOrSecret
-    """The address, or the place of a secret: the address of a Slack webhook is enough to post there."""
+    """The address, or the location of a secret, because anyone who knows a Slack webhook's address can post there."""
     headers: dict[str, TextOrSecret] = {}
     """Headers of the request, like Authorization; values can be secrets."""
     text: WebhookText | None = None
-    """The field `text` of the JSON, a template. Not given: the user, and the text of the message."""
+    """Template of the JSON's field `text`. Not given: the user and the text of the message."""
     fields: dict[str, str] = {}
-    """More fields of the JSON, like `channel`."""
+    """Additional fields of the JSON, like `channel`."""
 
     @model_validator(mode="after")
     def _url(self) -> Webhook:
@@ -202,13 +202,13 @@ class OwnClass(FilePart):
     """An admin's notifier."""
 
     path: Annotated[str, AfterValidator(_class_path)]
-    """The class, as `package.module:Class`. It has the coroutine `send(message)`."""
+    """The class, as `package.module:Class`, with the coroutine `send(message)`."""
     options: dict[str, Any] = {}
     """Keyword arguments of the class."""
 
 
 class NotifierConfig(FilePart):
-    """Messages to users with a closed tab. Raises pydantic.ValidationError, which names each wrong field."""
+    """Messages to users with a closed tab. Raises pydantic.ValidationError, which names each invalid field."""
 
     email: Email | None = None
     """E-mail to the user. Not given: none."""
@@ -217,17 +217,17 @@ class NotifierConfig(FilePart):
     classes: tuple[OwnClass, ...] = ()
     """Your own notifiers."""
     actions: tuple[Action, ...] = ("stop",)
-    """The idle actions that cause messages: downgrade, release, stop. After the first two nothing is lost."""
+    """The idle actions that cause messages: downgrade, release, stop. The first two lose no data."""
     closed_after: Seconds = 900.0
-    """A tab counts as closed when the hub has seen no activity of the server for this long. The hub learns of it every
-    5 minutes."""
+    """A tab counts as closed when the hub has recorded no activity of the server for this long. Servers report activity
+    every 5 minutes."""
     dashboard: str = ""
     """The dashboard's public address, for the link in messages, like
     `https://hub.example.org/services/gpushare/`."""
     subject: Text = DEFAULT_SUBJECT
-    """The subject, a template."""
+    """Template of the subject."""
     text: Text = DEFAULT_TEXT
-    """The text, a template."""
+    """Template of the text."""
 
 
 KIND = FileKind(

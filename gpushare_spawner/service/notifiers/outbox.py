@@ -1,8 +1,8 @@
-"""The messages about upcoming idle actions: one for each notice, while no tab of the server is open.
+"""Messages about upcoming idle actions: one per notice, if no tab of the server is open.
 
-The outbox reads the decisions of each round of the culler, and sends in its own task. The culler never waits for it.
-Sent messages are not kept on disk: notices that are in force when the service starts count as sent. `RateLimits` limits
-the messages to one user within a day, and to all users within a minute. `senders` sends the messages.
+The outbox reads the decisions of each culler round and sends in a separate task, so the culler never waits for it. Sent
+messages are not recorded on disk; notices in force when the service starts count as sent. `RateLimits` limits the
+messages to one user per day, and to all users per minute. `senders` sends the messages.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from gpushare_spawner.wording.amounts import reason, utc
 
 DAY, MINUTE = 86400.0, 60.0
 MOST_PER_DAY = 6
-"""Messages to one user within 24 hours. Our value: a server has a stop or two a day; more is a template with very short
-idle times, and its user has read the first messages."""
+"""Maximum messages to one user within 24 hours. Our choice: a server has one or two stops a day; more indicate a
+template with very short idle times, whose user has read the first messages."""
 MOST_PER_MINUTE = 60
-"""Messages to all users within a minute. Our value: mail servers and chats take one a second. Further messages are sent
-later, if the action is still to come."""
+"""Maximum messages to all users within a minute. Our choice: mail servers and chats accept one per second. Further
+messages are sent later if the action is still upcoming."""
 _ALL = ""
 
 
 class RateLimits:
-    """Rate limits, by the instants of the sent messages."""
+    """Rate limits, based on the times of sent messages."""
 
     def __init__(self) -> None:
         self._sent: dict[str, deque[float]] = {}
-        """By user; `_ALL`: of all users."""
+        """Times by user; `_ALL`: of all users."""
 
     def user_may(self, user: str, now: float) -> bool:
-        """Return whether a user may get one more message now."""
+        """Return whether a user may get another message now."""
         return self._count(user, DAY, now) < MOST_PER_DAY
 
     def all_may(self, now: float) -> bool:
-        """Return whether one more message may be sent to any user now."""
+        """Return whether another message may be sent to any user now."""
         return self._count(_ALL, MINUTE, now) < MOST_PER_MINUTE
 
     def sent(self, user: str, now: float) -> None:
@@ -62,7 +62,7 @@ class RateLimits:
             self._sent.setdefault(key, deque()).append(now)
 
     def _count(self, key: str, period: float, now: float) -> int:
-        """Return the messages of a period. Forgets older ones, and future ones after the clock was set back."""
+        """Return the number of messages in a period. Discard older ones, and those in the future."""
         sent = self._sent.get(key, deque())
         while sent and not now - period < sent[0] <= now:
             sent.popleft()
@@ -74,15 +74,15 @@ class RateLimits:
 log = logging.getLogger("gpushare.service.notifiers")
 
 MOST_WAITING = 1000
-"""Messages that wait to be sent. A message that does not fit is offered again in the next round."""
+"""Maximum number of messages that wait to be sent. Others are offered again in the next round."""
 ATTEMPTS = 3
-"""Attempts for each message."""
+"""Maximum attempts per message."""
 RETRY_SECONDS = 60.0
-"""From a failure until the next attempt."""
+"""Seconds from a failure to the next attempt."""
 ACTIONS: Mapping[Tier, str] = {Tier.DOWNGRADED: "downgrade", Tier.RELEASED: "release", Tier.STOPPED: "stop"}
 
 Key = tuple[str, float, Tier]
-"""The key of a notice: the session, the time at which it was opened, and the tier."""
+"""The key of a notice: the session, its opening time, and the tier."""
 
 
 @dataclass
@@ -97,7 +97,7 @@ class _Progress:
 
 
 class Outbox:
-    """Sends messages by the current content of the admin's file. ``now``: seconds since the epoch."""
+    """Queue of messages, sent according to the admin's current file. ``now``: seconds since the epoch."""
 
     def __init__(self, file: OptionalFile[NotifierConfig], now: Callable[[], float]) -> None:
         self._file = file
@@ -115,7 +115,7 @@ class Outbox:
         return [f"Notifiers {problem}" for problem in self._file.load(max_age=1.0).problems]
 
     def offer(self, decisions: Sequence[SessionDecision]) -> None:
-        """Put the due messages of these decisions into the queue. Raises nothing, and waits for nothing."""
+        """Queue the due messages of these decisions. Raises nothing and does not wait."""
         try:
             config, now = self._file.load(max_age=1.0).content, self._clock()
             standing = {
@@ -123,7 +123,7 @@ class Outbox:
                 for decision in decisions
                 if (notice := decision.session.notice) and (key := _key(decision, notice))
             }
-            # a notice that is sent again for a later time is a new notice
+            # a notice that is resent for a later time is a new notice
             self._progress = {
                 key: progress
                 for key, progress in self._progress.items()
@@ -158,7 +158,7 @@ class Outbox:
             progress.waiting = True
 
     async def run(self) -> None:
-        """Send the messages of the queue, without end."""
+        """Send the queued messages until cancelled."""
         while True:
             key, message = await self._queue.get()
             try:
@@ -185,7 +185,7 @@ class Outbox:
         progress.done = not failed or progress.attempts >= ATTEMPTS
 
     async def _send(self, message: Notification, config: NotifierConfig) -> bool:
-        """Send by all notifiers; return whether all failed. A failure does not affect the other notifiers."""
+        """Send by all notifiers. Return whether all failed. A failure does not affect the other notifiers."""
         self._make(config)
         results = await asyncio.gather(*(self._by(name, notifier, message) for name, notifier in self._notifiers))
         if any(results):
@@ -207,7 +207,7 @@ class Outbox:
         return False
 
     def _make(self, config: NotifierConfig) -> None:
-        """Make the notifiers of a changed file. A notifier that cannot be made is logged and left out."""
+        """Create the notifiers of a changed file. A notifier that cannot be created is logged and skipped."""
         if config is self._made_for:
             return
         self._made_for = config

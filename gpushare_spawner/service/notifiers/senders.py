@@ -1,6 +1,6 @@
-"""Our notifiers: e-mail through an SMTP server, and a POST of JSON as Slack's incoming webhooks take it.
+"""Our notifiers: e-mail through an SMTP server, and a POST of JSON as accepted by Slack's incoming webhooks.
 
-E-mail is sent in a thread, because smtplib waits for the network. `outbox` selects the messages.
+E-mail is sent in a thread, because smtplib blocks. `outbox` selects the messages.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gpushare_spawner.service.notifiers.config import Email, Notification, NotSe
 from gpushare_spawner.wording.amounts import reason, utc
 
 MAIL_SECONDS = 10.0
-"""Time for each answer of the server."""
+"""Maximum seconds to wait for each answer of the server."""
 _ADDRESS = r"[^\s@<>,;:\"()\[\]\\]+@[^\s@<>,;:\"()\[\]\\]+"
 
 
 class MailNotifier:
-    """Sends each message to its user by e-mail. ``context`` makes the check of the server's certificate."""
+    """Notifier that sends each message to its user by e-mail. ``context`` checks the server's certificate."""
 
     def __init__(self, settings: Email, context: Callable[[], ssl.SSLContext] = ssl.create_default_context) -> None:
         self._settings = settings
@@ -35,15 +35,15 @@ class MailNotifier:
         """Send a message. Raises NotSent."""
         address = rendered(self._settings.address, {"user": message.user})
         if not re.fullmatch(_ADDRESS, address):
-            # also a user's name that would add recipients or headers
+            # including a user name that would add recipients or headers
             raise NotSent(f"{address!r} is no address: see the field address of email")
         mail = EmailMessage()
         mail["From"], mail["To"] = self._settings.sender, address
         mail["Subject"] = " ".join(message.subject.split())
         mail["Date"], mail["Message-ID"] = formatdate(), make_msgid(domain=self._settings.sender.rpartition("@")[2])
-        mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: no out-of-office answers
+        mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: prevents out-of-office replies
         mail.set_content(message.text)
-        # a thread cannot be cancelled: it ends by its own time-outs
+        # a thread cannot be cancelled; it ends by its own timeouts
         await asyncio.to_thread(self._deliver, mail)
 
     def _deliver(self, mail: EmailMessage) -> None:
@@ -67,7 +67,7 @@ class MailNotifier:
 
 
 def _why(error: Exception) -> str:
-    """Return the server's answer without the text sent to it: a failed login must not log the password."""
+    """Return the server's answer without the text sent to it, so that a failed login does not log the password."""
     if isinstance(error, smtplib.SMTPAuthenticationError):
         return f"the login was refused ({error.smtp_code})"
     if isinstance(error, smtplib.SMTPRecipientsRefused):
@@ -80,7 +80,7 @@ _ANSWER_BYTES = 64 * 1024
 
 
 class WebhookNotifier:
-    """Posts each message. The address is the admin's; redirects are not followed."""
+    """Notifier that posts each message to the admin's address. Redirects are not followed."""
 
     def __init__(self, settings: Webhook) -> None:
         self._settings = settings
@@ -104,7 +104,7 @@ class WebhookNotifier:
         try:
             await self._client.fetch(request)
         except HTTPClientError as error:
-            # neither address nor answer: the address can be a secret, and the answer can repeat it
+            # without address and answer, because the address can be a secret and the answer can repeat it
             why = f"answered {error.code}" if error.response is not None else "does not answer"
             raise NotSent(f"the webhook {why}") from None
         except (OSError, ValueError) as error:
@@ -123,5 +123,5 @@ def _read(value: str | Secret) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text without Slack's mark-up, so that a server's name cannot mention a channel: Slack's three escapes."""
+    """Return text with Slack's three escapes, so that a server's name cannot mention a channel."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,1 +1,1 @@
-"""The dashboard, the same data as JSON, and the metrics, over HTTP."""
+"""The service's HTTP pages: the dashboard, the history, and the metrics."""

@@ -1,9 +1,9 @@
-"""The base of all pages of the service: the caller and the caller's rights, headers, errors, and the hub's theme.
+"""The base of all service pages: the caller and the caller's rights, headers, errors, and the hub's theme.
 
-`Caller` has the rights of a user or program that uses a page or the API. It is pure.
+`Caller` has the rights of a user or program that uses a page or the API, and is pure.
 
-The hub's stylesheet is imported into a cascade layer below the service's own: it provides colours and fonts
-(Bootstrap's variables), and none of its rules can break the page. If it cannot be loaded, the page has its own colours.
+The hub's stylesheet is imported into a cascade layer below the service's own, so it provides colors and fonts
+(Bootstrap's variables), but its rules cannot break the page. If it cannot be loaded, the page uses its own colors.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from gpushare_spawner.service.hub.roles import ACT, ACT_OWN, DRAIN, SEE_ALL
 
 
 class Owned(Protocol):
-    """A session, or a server."""
+    """A session or server with an owner."""
 
     @property
     def user(self) -> str: ...
 
 
 FULL_ADMIN = "admin:servers"
-"""The scope of a full admin. An admin's token without it was made with fewer scopes, and has only these."""
+"""The scope of a full admin. An admin's token without it was created with limited scopes, and has only those."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A user, with the browser's login or a token; or a program whose token does not belong to a user."""
+    """A user with a browser login or a token, or a program whose token does not belong to a user."""
 
     name: str
     """The user's name; empty for a program whose token does not belong to a user."""
     label: str = ""
-    """For logs: the user's name, or the word "service" and the service's name."""
+    """Name for logs: the user's name, or the word "service" and the service's name."""
     is_admin: bool = False
     scopes: frozenset[str] = frozenset()
     by_token: bool = False
     groups: frozenset[str] = frozenset()
-    """The user's groups on the hub, as far as the login includes them."""
+    """The user's groups on the hub, if the login includes them."""
 
     @classmethod
     def of(cls, user: Mapping[str, Any], by_token: bool) -> Caller:
-        """Return the caller that the hub describes. ``by_token``: the caller used a token, not a browser's login."""
+        """Return the caller from the hub's data. ``by_token``: whether the caller used a token, not a browser login."""
         scopes = frozenset(map(str, user.get("scopes") or ()))
         groups = frozenset(map(str, user.get("groups") or ()))
         is_user = user.get("kind", "user") == "user"
@@ -72,7 +72,7 @@ class Caller:
 
     @property
     def acts_on_own(self) -> bool:
-        """Whether the caller may act on their own sessions: a token needs a scope for it."""
+        """Whether the caller may act on their own sessions. A token needs a scope for it."""
         return bool(self.name) and (not self.by_token or self.has(ACT_OWN) or self.acts_on_all)
 
     @property
@@ -85,18 +85,18 @@ class Caller:
         return self.acts_on_all or (self.acts_on_own and of.user == self.name)
 
     def may_see(self, of: Owned) -> bool:
-        """Return whether the caller may see this session or server, with its user's name."""
+        """Return whether the caller may see this session or server and its user's name."""
         return self.sees_all or of.user == self.name
 
 
 class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterhub has no types
-    """A page for users of the hub. The request to the hub for the user does not block the event loop."""
+    """A page for the hub's users. The request to the hub for the user does not block the event loop."""
 
     async def prepare(self) -> None:
-        # The hub's library would store a token from the URL in a cookie, and then treat it as a login: a token with few
-        # scopes would have all rights of its user.
+        # The hub's library would store a token from the URL in a cookie and then treat it as a login, so a token with
+        # few scopes would have all of its user's rights.
         self.hub_auth.allow_token_in_url = False
-        await self.hub_auth.get_user(self, sync=False)  # kept on this handler, so current_user sends no request
+        await self.hub_auth.get_user(self, sync=False)  # stored on this handler, so current_user sends no request
 
     def set_default_headers(self) -> None:
         self.set_header("Server", "gpushare")
@@ -114,16 +114,16 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
 
     @property
     def caller(self) -> Caller:
-        """The user that sent the request, or a program whose token does not belong to a user."""
-        # only this attribute of the handler has it (jupyterhub/services/auth.py, HubAuth._get_user)
+        """The user who sent the request, or a program whose token does not belong to a user."""
+        # available only as this attribute of the handler (jupyterhub/services/auth.py, HubAuth._get_user)
         by_token = bool(getattr(self, "_token_authenticated", False))
         return Caller.of(self.current_user, by_token)
 
     def finish_page(self, name: str, **values: Any) -> None:
-        """Answer with a page of `pages/`."""
+        """Answer with a page from `pages/`."""
         self.set_header("Content-Type", "text/html; charset=utf-8")
         page = self.settings["pages"].get_template(name)
-        # the hub's library accepts the cookie of a script's request only with the token
+        # for requests by scripts, the hub's library accepts the cookie only with the token
         self.finish(page.render(xsrf=self.xsrf_token.decode(), admin=bool(self.current_user.get("admin")), **values))
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
@@ -137,10 +137,10 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
 
 @dataclass(frozen=True)
 class HubTheme:
-    """The location of the hub's pages.
+    """The hub's theme and the location of its pages.
 
-    ``prefix``: the path of the hub's pages. ``host``: the hub's scheme and host where each server and service has a
-    host of its own (JupyterHub.subdomain_host); otherwise empty.
+    ``prefix``: the path of the hub's pages. ``host``: the hub's scheme and host if each server and service has its own
+    host (JupyterHub.subdomain_host), otherwise empty.
     """
 
     prefix: str = "/hub/"
@@ -153,7 +153,7 @@ class HubTheme:
         return cls(base.rstrip("/") + "/hub/", os.environ.get("JUPYTERHUB_HOST", ""))
 
     def page(self, path: str) -> str:
-        """Return the address of a page or file of the hub."""
+        """Return the URL of a page or file of the hub."""
         return f"{self.host}{self.prefix}{path}"
 
     @property
@@ -167,7 +167,7 @@ class HubTheme:
 
 
 class ThemeStylesheet(RequestHandler):
-    """A stylesheet that imports the hub's; the service's own rules have precedence in any order."""
+    """A stylesheet that imports the hub's. The service's own rules take precedence regardless of the order."""
 
     def get(self) -> None:
         self.set_header("Content-Type", "text/css; charset=utf-8")

@@ -1,4 +1,4 @@
-"""The service's web application: routes, page environment and metrics. The dashboard: `service.dashboard`."""
+"""The service's web application: routes, page environment and metrics. The dashboard is in `service.dashboard`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def dashboard_application(
 ) -> Application:
     """Return the application of the pages under ``prefix`` (JUPYTERHUB_SERVICE_PREFIX).
 
-    ``history``: None, the service keeps none; ``more``: rules of other addresses.
+    ``history``: None if there is no history; ``more``: additional routing rules.
     """
     theme = theme or HubTheme()
     prefix = prefix.rstrip("/") + "/"
@@ -76,7 +76,7 @@ def dashboard_application(
 
 
 def _log_request(page: RequestHandler) -> None:
-    """Log a request without its query: the query of a login has a secret code."""
+    """Log a request without its query, because a login's query has a secret code."""
     level = logging.DEBUG if page.get_status() < 500 else logging.ERROR
     log.log(level, "%s %s: %d", page.request.method, page.request.path, page.get_status())
 
@@ -118,11 +118,11 @@ def page_environment(prefix: str, theme: HubTheme, has_history: bool = False) ->
 class MetricsText(Page):
     """The metrics in Prometheus' text format.
 
-    For admins and for tokens with the scope `custom:gpushare:metrics`; 403 for others.
+    They are for admins and for tokens with the scope `custom:gpushare:metrics`; others get 403.
     """
 
     async def get(self) -> None:
-        # a program cannot use a redirect to a login form
+        # a redirect to a login form is useless to a program
         if not self.current_user:
             raise HTTPError(403, words.LOG_IN)
         if not self.caller.has(METRICS):
@@ -136,7 +136,7 @@ class MetricsText(Page):
 
 
 class PageFiles(StaticFileHandler):
-    """Stylesheets and scripts. Browsers check them for changes each time: modules of two versions do not fit."""
+    """Stylesheets and scripts. Browsers check them for changes each time: modules of two versions are incompatible."""
 
     def set_extra_headers(self, path: str) -> None:
         self.set_header("Cache-Control", "no-cache")
@@ -144,7 +144,7 @@ class PageFiles(StaticFileHandler):
 
 
 class ToDashboard(RequestHandler):
-    """Redirects to the dashboard."""
+    """Redirect to the dashboard."""
 
     def initialize(self, prefix: str) -> None:
         self._prefix = prefix

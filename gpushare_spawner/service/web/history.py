@@ -1,8 +1,9 @@
 """The history's page, and the answers of the REST API about the history.
 
-Viewers see their own GPU time; admins and SEE_ALL see all users. Reads the arguments of a request (functions raise
-ValueError with a sentence for the client), makes JSON, CSV and the plot of GPU time. JSON and CSV are made in the
-history's thread: a hundred thousand rows take seconds. The queries are in `service.history.queries`.
+Viewers see their own GPU time; admins and viewers with the scope SEE_ALL see that of all users. The functions parse a
+request's arguments (and raise ValueError with a sentence for the client), and generate JSON, CSV and the plot of GPU
+time. JSON and CSV are generated in the history's thread, because a hundred thousand rows take seconds. The queries are
+in `service.history.queries`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ CSV_HEADERS = {"Content-Disposition": 'attachment; filename="gpu-hours.csv"'}
 
 
 def gpu_time_text(connection: Connection, period: Period, by: Sequence[By], as_csv: bool) -> str:
-    """Return sums of GPU time."""
+    """Return sums of GPU time as JSON or CSV."""
     rows = [_row(by, entry) for entry in gpu_time(connection, period, by)]
     if as_csv:
         return _csv([*by, *asdict(GpuTimeAmounts())], rows)
@@ -43,7 +44,7 @@ def gpu_time_text(connection: Connection, period: Period, by: Sequence[By], as_c
 
 
 def actions_text(connection: Connection, period: Period, limit: int, before: int | None) -> str:
-    """Return the newest actions."""
+    """Return the latest actions as JSON."""
     entries = actions(connection, period, limit, before)
     return json.dumps({"actions": [{"id": number} | asdict(action) for number, action in entries]})
 
@@ -55,7 +56,7 @@ def _row(by: Sequence[By], entry: Sum) -> dict[str, Any]:
 
 
 def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as CSV; times in ISO 8601."""
+    """Return the rows as CSV, with times in ISO 8601."""
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(columns)
@@ -67,28 +68,28 @@ def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 def _cell(column: str, value: Any) -> Any:
     if column in (By.HOUR, By.DAY):
         return datetime.fromtimestamp(value, UTC).isoformat()
-    # a spreadsheet reads these as formulas, and users choose names
+    # a spreadsheet interprets these as formulas, and users choose names
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 WIDTH, HEIGHT = 720.0, 180.0
-"""Size of the plot, in the units of the drawing."""
+"""Size of the plot, in drawing units."""
 _MOST_LABELS = 8
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One hour or day. Heights and positions are in the units of the drawing, from the top left."""
+    """The bar of one hour or day. Heights and positions are in drawing units, from the top left."""
 
     x: float
     width: float
     working: float
-    """Height of the time in which sessions did GPU work."""
+    """Height for the time in which sessions did GPU work."""
     idle: float
-    """Height of the idle time that was not recovered."""
+    """Height for the idle time that was not recovered."""
     recovered: float
     label: str
-    """Label on the axis; empty: there are too many bars for a label at each."""
+    """Label on the axis; empty if there are too many bars to label each."""
     label_at: str
     """The instant that the label shows, in ISO 8601."""
     title: str
@@ -97,13 +98,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class Plot:
-    """Bars and the axis beside them."""
+    """The bars of the plot and its axis."""
 
     bars: tuple[Bar, ...]
     lines: tuple[tuple[float, str], ...]
-    """Heights of lines, from the top, with their GPU-hours."""
+    """Positions of the grid lines from the top, with their GPU-hours."""
     step: int
-    """Seconds of a bar."""
+    """Length of a bar in seconds."""
 
 
 def plot(sums: Iterable[Sum], since: float, until: float) -> Plot:
@@ -135,7 +136,7 @@ def _bar(amounts: GpuTimeAmounts, start: int, step: int, x: float, slot: float, 
         "recovered": recovered / HOUR,
     }
     scale = HEIGHT / highest
-    # amounts are kept by days of UTC: the label is the day with the larger part in the reader's time zone
+    # amounts are stored by UTC day; the label is the day with the larger part in the reader's time zone
     moment = datetime.fromtimestamp(start if step == HOUR else start + DAY // 2, UTC)
     label = f"{moment:%H:%M} UTC" if step == HOUR else f"{moment.day} {moment:%b}"
     return Bar(
@@ -154,7 +155,7 @@ def _bar(amounts: GpuTimeAmounts, start: int, step: int, x: float, slot: float, 
 
 
 def _round_up(value: float) -> float:
-    """Return the next round number with a round half, at least 0.01."""
+    """Return the next larger round number whose half is also round, at least 0.01."""
     if value <= 0.01:
         return 0.01
     power = 10.0 ** math.floor(math.log10(value))
@@ -168,16 +169,16 @@ def _number(hours: float) -> str:
 
 
 DEFAULT_PERIOD = 30 * DAY
-"""Length of the period without arguments, in seconds."""
+"""Length of the default period, in seconds."""
 
 _LAST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 Argument = Callable[[str], str]
-"""Returns an argument of the request; empty: not given."""
+"""Function that returns an argument of the request; empty: not given."""
 
 
 class Preset(StrEnum):
-    """Periods to choose from on the page. Days and months are in UTC."""
+    """Periods offered on the page. Days and months are in UTC."""
 
     DAY = "day"
     WEEK = "week"
@@ -187,7 +188,7 @@ class Preset(StrEnum):
 
 
 def preset_period(preset: Preset, now: float) -> tuple[float, float]:
-    """Return the begin and the end of a period, in seconds since the epoch."""
+    """Return the start and end of a period, in seconds since the epoch."""
     moment = datetime.fromtimestamp(now, UTC)
     this_month = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     tomorrow = (now // DAY + 1) * DAY
@@ -207,9 +208,9 @@ def preset_period(preset: Preset, now: float) -> tuple[float, float]:
 
 
 def period_of(argument: Argument, viewer: Caller, now: float) -> Period:
-    """Return the period that a request names, for the sessions that the viewer may see.
+    """Return the period in a request, limited to the sessions that the viewer may see.
 
-    Raises PermissionError if it names a user that the viewer may not see.
+    Raises PermissionError if it names a user whom the viewer may not see.
     """
     until = _instant("until", argument("until"), now)
     since = _instant("since", argument("since"), until - DEFAULT_PERIOD)
@@ -222,9 +223,10 @@ def period_of(argument: Argument, viewer: Caller, now: float) -> Period:
 
 
 def user_of(viewer: Caller) -> str | None:
-    """Return the user of the history that the viewer may see; None: all users.
+    """Return the user whose history the viewer may see; None: all users.
 
-    Raises PermissionError for a program that is no user: an empty name stands for all users with deleted names.
+    Raises PermissionError for a program that is not a user, because an empty name stands for all users with deleted
+    names.
     """
     if viewer.sees_all:
         return None
@@ -234,7 +236,7 @@ def user_of(viewer: Caller) -> str | None:
 
 
 def division_of(text: str) -> tuple[By, ...]:
-    """Return the keys of sums: names separated by commas, each once."""
+    """Return the keys to group sums by, from names separated by commas, without duplicates."""
     divisions: list[By] = []
     for name in (part.strip() for part in text.split(",") if part.strip()):
         if name not in list(By):
@@ -262,20 +264,20 @@ def _moment(text: str) -> float:
 
 
 MOST_ROWS = 200
-"""Rows in a table of the page; the CSV has all."""
+"""Maximum rows in a table of the page. The CSV has all."""
 _TABLES = {
     "group": (By.GROUP,),
     "user": (By.USER,),
     "template": (By.TEMPLATE,),
     "gpu": (By.NODE, By.MODEL, By.GPU),
 }
-"""The tables of the page, with their keys."""
+"""The page's tables, with their keys."""
 
 
 class HistoryPage(Page):
     """GPU time in a period by group, user, template or GPU, with waits and actions.
 
-    404 if the service keeps none, 503 if its database does not answer.
+    The status is 404 if there is no history, and 503 if its database does not answer.
     """
 
     @authenticated

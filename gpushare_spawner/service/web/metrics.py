@@ -1,4 +1,4 @@
-"""The service's metrics in Prometheus' text format. Families of GPUs and sessions: `gpushare_spawner.metrics`."""
+"""The service's metrics in Prometheus' text format. Families of GPUs and sessions are in `gpushare_spawner.metrics`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 def exposition(snapshot: ServiceSnapshot, counters: Counters, history_problem: str | None = None) -> bytes:
     """Return all metrics as text.
 
-    ``history_problem``: why the history cannot be stored; empty: it is stored; None: there is no history.
+    ``history_problem``: the reason why the history cannot be stored; empty: it is stored; None: there is no history.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(service_families(snapshot, counters, history_problem)))
@@ -31,7 +31,7 @@ def exposition(snapshot: ServiceSnapshot, counters: Counters, history_problem: s
 def service_families(
     snapshot: ServiceSnapshot, counters: Counters, history_problem: str | None = None
 ) -> Iterator[Metric]:
-    """Yield each metric family, with its samples."""
+    """Yield each metric family with its samples."""
     yield from (
         *_agents(snapshot),
         *_gpus(snapshot),

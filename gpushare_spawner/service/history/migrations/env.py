@@ -1,4 +1,4 @@
-"""Run by Alembic for each migration, with the connection of `store.HistoryStore`."""
+"""Script that Alembic runs for each migration, with the connection of `store.HistoryStore`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ context.configure(
     connection=_given["connection"],
     target_metadata=METADATA,
     version_table=_given["version_table"],
-    # SQLite changes columns only by a copy of the table
+    # SQLite can change columns only by copying the table
     render_as_batch=True,
     transaction_per_migration=False,
 )

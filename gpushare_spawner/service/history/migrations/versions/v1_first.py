@@ -21,7 +21,7 @@ def _numbers(*names: str) -> list[sa.Column[float]]:
 
 
 def upgrade() -> None:
-    """Make the tables."""
+    """Create the tables."""
     op.create_table(
         "gpushare_subject",
         sa.Column("id", ROW, nullable=False),
