@@ -451,7 +451,7 @@ def _frames(seed: int, gpu: bytes) -> list[bytes]:
     ("frame", "said"),
     [
         (Frame(Kind.HELLO, (1,)), "the agent sent an unexpected frame (type 1)"),
-        (Frame(Kind.ERROR, (2,)), "the agent speaks another version of the protocol, restart the server"),
+        (Frame(Kind.ERROR, (2,)), "the agent uses another version of the protocol; restart the server"),
         (Frame(Kind.ERROR, (4,)), "the session has ended"),
         (Frame(Kind.ERROR, (77,)), "the agent refuses this process for a reason that this library does not know"),
         (None, "the connection to the agent ended"),

@@ -1,8 +1,8 @@
-/* From the driver's functions to their wrappers, in a program that looks them up: by dlsym, which this library exports,
-   and by cuGetProcAddress. Also the function that AddressSanitizer looks up.
+/* Maps the driver's functions to their wrappers when a program looks them up: with dlsym, which this library exports,
+   and with cuGetProcAddress. Also contains the function that AddressSanitizer looks up.
 
-   Calls no function of the C library by name: sanitizers call dlsym before they are ready for calls of functions that
-   they replace. .ci/c_layers.py checks that. */
+   This file calls no C library function by name: sanitizers call dlsym before they are ready for calls to functions
+   that they replace. .ci/c_layers.py checks this rule. */
 #define _GNU_SOURCE
 #include "driver/driver.h"
 #include "nvml/nvml.h"
@@ -23,8 +23,8 @@
 #define CALLED(name, parameters)
 #include "driver/driver_calls.h"
 
-/* The distance of each wrapper from its place in this table, by the number that the driver's function has in struct
-   real_driver; 0: not wrapped. Two tables: for the other engines, and for engine `suspend`. */
+/* The offset of each wrapper from its entry in this table, by the number of the driver's function in struct
+   real_driver; 0: not wrapped. There are two tables: for engine `suspend`, and for the other engines. */
 #define OFFSET(wrapper, name) ".long " #wrapper "_" #name " - .\n"
 #define NO_OFFSET             ".long 0\n"
 /* clang-format off */
@@ -50,8 +50,8 @@ __asm__(".section .rodata\n.balign 4\n.globl resolve_offsets\n.hidden resolve_of
 extern const int32_t resolve_offsets[] __attribute__((visibility("hidden")));
 extern const int32_t resolve_offsets_suspend[] __attribute__((visibility("hidden")));
 
-/* The wrapper for an address in the real driver, or the address itself. Loads the driver's functions at the first call,
-   under a lock. Nothing is derived from a name's suffix: the wrapper follows from the function at the address. */
+/* Return the wrapper for an address in the real driver, or the address itself. The first call loads the driver's
+   functions, under a lock. The wrapper is determined by the function at the address, not by the suffix of a name. */
 static void *resolve_wrapper(void *pointer) {
     if (!pointer || !settings_share() || !driver_load()) return pointer;
     int number = driver_number_of(pointer);
@@ -61,7 +61,7 @@ static void *resolve_wrapper(void *pointer) {
     return *offset ? (char *)offset + *offset : pointer;
 }
 
-/* The same for an answer of cuGetProcAddress, with the arguments of its call. */
+/* The same for a result of cuGetProcAddress, with the arguments of its call. */
 static void *resolve_answer(void *pointer, const char *symbol, int version, uint64_t flags) {
     void *wrapper = resolve_wrapper(pointer);
     if (wrapper != pointer || !symbol || !settings_share()) return wrapper;
@@ -83,10 +83,10 @@ CUresult wrapped_cuGetProcAddress_v2(const char *symbol, void **function, int ve
 }
 EXPORTED(cuGetProcAddress_v2);
 
-/* ---- dlsym, exported at glibc's versions. Other names than the driver's are passed on by a tail jump, so that the
-   real dlsym sees the program's return address: RTLD_NEXT then means the libraries after the caller ---- */
+/* ---- dlsym, exported at glibc's versions. Names other than the driver's are passed on by a tail jump, so that the
+   real dlsym sees the program's return address, and RTLD_NEXT refers to the libraries after the caller ---- */
 
-#ifndef WITHOUT_DLSYM /* a build with sanitizers exports no dlsym: it would run before their runtime */
+#ifndef WITHOUT_DLSYM /* a build with sanitizers exports no dlsym, because it would run before their runtime */
 #if defined __x86_64__
 #define FIRST_VERSION "GLIBC_2.2.5"
 #elif defined __aarch64__
@@ -105,8 +105,8 @@ static void *driver_symbol(void *handle, const char *name) {
     void *pointer = libc_dlsym(handle, name);
     if (!pointer) return NULL;
     if (libc_is_own_address(pointer)) {
-        /* the global scope has it because this library exports it: return the answer that the program would get without
-           this library */
+        /* the global scope contains it because this library exports it: return the result that the program would get
+           without this library */
         pointer = libc_dlsym(RTLD_NEXT, name);
         if (!pointer) return NULL;
     }
@@ -137,10 +137,10 @@ __asm__(".symver gpushare_dlsym_first, dlsym@" FIRST_VERSION ", remove");
 
 /* ---- AddressSanitizer ---- */
 
-/* The runtime as a shared library ends a program in which another library is loaded before it, as each preloaded
-   library is: that library could hide the runtime's functions. This library has none of their names, so it switches the
-   check off. The runtime calls this function before all others, and before its own default, which has no options. A
-   program that defines it itself, and ASAN_OPTIONS, take effect as before. */
+/* The runtime, as a shared library, ends a program in which another library is loaded before it, as every preloaded
+   library is, because that library could hide the runtime's functions. This library defines none of their names, so it
+   disables the check. The runtime calls this function before any other definition, including its own default, which has
+   no options. A program's own definition and ASAN_OPTIONS take effect as before. */
 const char *__asan_default_options(void) __attribute__((visibility("default")));
 const char *__asan_default_options(void) {
     return "verify_asan_link_order=0";

@@ -33,8 +33,8 @@ static bool record_marks(struct gpu *gpu) {
     if (!capturing) {
         capturing_since = 0;
     } else {
-        /* an event in a captured stream would become part of the graph, an event in the legacy stream would break the
-           capture */
+        /* an event in a captured stream would become part of the graph, and an event in the legacy stream would break
+           the capture */
         if (!capturing_since) capturing_since = clock_now();
         if (clock_now() - capturing_since < CAPTURE_PATIENCE) return false;
     }
@@ -49,7 +49,7 @@ static bool record_marks(struct gpu *gpu) {
         for (struct lane *lane = context->lanes; lane; lane = lane->next) {
             lane->pending = false;
             if (!lane_is_active(lane)) continue;
-            /* this thread has no handle of another thread's own default stream; the legacy stream waits for it */
+            /* this thread has no handle for another thread's default stream; the legacy stream waits for that stream */
             CUstream stream = lane->stream == CU_STREAM_PER_THREAD ? CU_STREAM_LEGACY : lane->stream;
             if (capturing && (stream == NULL || stream == CU_STREAM_LEGACY || capture_records(stream))) continue;
             if (!lane->mark && real.cuEventCreate(&lane->mark, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
@@ -76,7 +76,7 @@ bool bursts_marks_passed(struct gpu *gpu) {
         if (context->gpu != gpu || context_in_destruction(context->handle)) continue;
         for (struct lane *lane = context->lanes; lane && passed; lane = lane->next) {
             if (!lane->pending) continue;
-            /* an error does not delay: a context that has failed does no work */
+            /* an error counts as passed: a failed context does no work */
             if (real.cuEventQuery(lane->mark) == CUDA_ERROR_NOT_READY)
                 passed = false;
             else
@@ -99,15 +99,16 @@ bool bursts_marks_passed(struct gpu *gpu) {
 
 /* ---- bursts ---- */
 
-/* A poll costs a context switch of this process: often while an end may be near, seldom while launches continue. */
+/* A poll costs this process a context switch, so it polls often while an end may be near and seldom while launches
+   continue. */
 #define OFTEN  (1 * MILLISECOND)
 #define SELDOM (8 * MILLISECOND)
 /* The longest gap between two launches of a burst. */
 #define GAP (3 * MILLISECOND)
 
 enum phase {
-    LAUNCHING, /* there were launches since the last poll */
-    DRAINING,  /* there were none; the marks behind the last launches have not passed */
+    LAUNCHING, /* there have been launches since the last poll */
+    DRAINING,  /* there have been none; the marks behind the last launches have not passed */
     QUIET,
 };
 
@@ -115,7 +116,7 @@ enum change { BURST_SAME, BURST_BEGAN, BURST_ENDED };
 
 static struct burst {
     enum phase phase;
-    bool reported; /* the end was reported, or there was no burst */
+    bool reported; /* the end was reported or there was no burst */
     uint64_t launches;
     uint64_t phase_since;
     uint64_t work_since; /* start of the burst */
@@ -152,7 +153,7 @@ static enum change poll_burst(struct gpu *gpu, uint64_t now, uint64_t *next) {
             change = begin(burst, now, launches);
         else
             burst->launches = launches;
-        /* a busy program is polled less and less often */
+        /* the longer a program is busy, the less often it is polled */
         since = now - burst->phase_since;
         *next = now + (since / 16 < OFTEN ? OFTEN : since / 16 > SELDOM / 2 ? SELDOM / 2 : since / 16);
         return change;
@@ -160,7 +161,7 @@ static enum change poll_burst(struct gpu *gpu, uint64_t now, uint64_t *next) {
     switch (burst->phase) {
     case LAUNCHING:
         *next = now + OFTEN;
-        if (!bursts_record_marks(gpu)) return BURST_SAME; /* a capture: later */
+        if (!bursts_record_marks(gpu)) return BURST_SAME; /* a capture is in progress: try later */
         burst->phase = DRAINING;
         burst->phase_since = now;
         return BURST_SAME;
@@ -204,7 +205,7 @@ void burst_over(struct gpu *gpu, uint64_t now) {
     burst->reported = true;
     atomic_fetch_add(&gpu->burst, 1);
     block_cache_quiet(gpu);
-    /* pools release memory that was freed in streams, without a call */
+    /* pools release memory that was freed in streams without a call */
     if (atomic_load(&gpu->driver_memory)) account_changed(gpu);
 }
 
@@ -221,7 +222,7 @@ uint64_t burst_quiet_time(const struct gpu *gpu, uint64_t now) {
 /* ---- work from before the connection ---- */
 
 #define STEP MILLISECOND
-/* A mark without work before it has passed after this time, also where other processes use the GPU and all cores. */
+/* A mark without work before it has passed after this time, even if other processes use the GPU and all cores. */
 #define MARK_PASSES (50 * MILLISECOND)
 
 static struct earlier_work {
@@ -252,7 +253,7 @@ bool bursts_earlier_work_runs(struct gpu *gpu, uint64_t now, uint64_t *next) {
 
 /* ---- engine `observe` ---- */
 
-/* A GPU that has been quiet for this time is not polled any more: the next launch wakes the background thread. */
+/* A GPU that has been quiet for this time is no longer polled: the next launch wakes the background thread. */
 #define QUIET_REST (1 * SECOND)
 #define NO_LEASE   0
 
@@ -275,7 +276,7 @@ void bursts_observe_end(struct gpu *gpu) {
 /* Report a burst that began before the connection. */
 static void continue_earlier_work(struct gpu *gpu, uint64_t now) {
     struct burst *burst = &bursts[gpu->index];
-    burst->phase = DRAINING; /* its marks are recorded */
+    burst->phase = DRAINING; /* its marks have been recorded */
     burst->reported = false;
     burst->phase_since = burst->work_since = now;
     gpu_send(gpu, (struct frame){.type = FRAME_BUSY, .f = {NO_LEASE}});
@@ -289,7 +290,7 @@ uint64_t bursts_observe_step(struct gpu *gpu, uint64_t now) {
     burst_step(gpu, NO_LEASE, now, &next);
     if (burst_quiet_time(gpu, now) < QUIET_REST) return next;
     gate_rest(gpu);
-    burst_step(gpu, NO_LEASE, now, &next); /* a launch may have come before the gate rested */
+    burst_step(gpu, NO_LEASE, now, &next); /* a launch may have occurred before the gate was resting */
     if (burst_quiet_time(gpu, now) >= QUIET_REST) return UINT64_MAX;
     gate_open(gpu);
     return next;

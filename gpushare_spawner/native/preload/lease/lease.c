@@ -10,12 +10,12 @@
 #include "memory/account.h"
 #include "memory/block_cache.h"
 
-/* docs/reference/protocol.md: after this time without an answer the work runs without a lease. */
+/* docs/reference/protocol.md: after this time without an answer, work runs without a lease. */
 #define ANSWER_PATIENCE (30 * SECOND)
-/* A lease that is unused for this time is returned. */
+/* A lease is returned if unused for this time. */
 #define QUIET_RELEASE (1 * SECOND)
 /* Work that does not end while the program's own threads wait at the gate may depend on them: after pace_patience the
-   gate is opened for a moment, and shut again. */
+   gate is opened for this time and shut again. */
 #define DEADLOCK_MOMENT (50 * MILLISECOND)
 #define STEP            MILLISECOND
 
@@ -34,14 +34,14 @@ static struct lease {
     uint64_t requested_at;
     uint64_t bursts;
     uint64_t page_in;
-    uint64_t pace; /* nanoseconds of queued work, 0: no bound */
+    uint64_t pace; /* bound on queued work in nanoseconds; 0: no bound */
     uint64_t shut_at, reopened_until;
-    uint64_t page_out; /* bytes, after the release in progress */
+    uint64_t page_out; /* bytes to page out after the release in progress */
     uint32_t reason;
     bool marked; /* SHUTTING has recorded its marks */
     bool paging_out;
     uint64_t paging_out_for; /* the lease id for PAGED_OUT */
-    uint64_t page_out_next;  /* bytes, requested while another page-out is in progress */
+    uint64_t page_out_next;  /* bytes requested while another page-out is in progress */
     uint32_t shortages;      /* struct gpu's `shortages` at the last REQUEST */
 } leases[MAX_GPUS];
 
@@ -71,7 +71,7 @@ void lease_begin(struct gpu *gpu) {
     bursts_check_earlier_work(gpu);
 }
 
-/* Ask for a lease: threads wait at the gate, or earlier work still runs. */
+/* Request a lease, because threads wait at the gate or earlier work still runs. */
 static void request(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
     lease->state = REQUESTED;
@@ -85,7 +85,7 @@ static void request(struct gpu *gpu) {
 
 static void begin_page_out(struct gpu *gpu, uint64_t bytes, uint64_t for_lease) {
     struct lease *lease = lease_of(gpu);
-    if (lease->paging_out) { /* each PAGE_OUT has an answer of its own */
+    if (lease->paging_out) { /* each PAGE_OUT gets its own answer */
         if (bytes > lease->page_out_next) lease->page_out_next = bytes;
         return;
     }
@@ -95,7 +95,7 @@ static void begin_page_out(struct gpu *gpu, uint64_t bytes, uint64_t for_lease) 
     pager_start(gpu, false, bytes);
 }
 
-/* Continue a page-out. False: it is not done. */
+/* Continue a page-out. False: it is not finished. */
 static bool page_out_done(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
     struct pager_result moved;
@@ -106,7 +106,7 @@ static bool page_out_done(struct gpu *gpu) {
     if (!lease->page_out_next) return true;
     uint64_t bytes = lease->page_out_next;
     lease->page_out_next = 0;
-    if (lease->state != NONE && lease->state != REQUESTED) { /* it holds a lease by now */
+    if (lease->state != NONE && lease->state != REQUESTED) { /* the process now holds a lease */
         send_paged_out(gpu, NOTHING_MOVED, 0);
         return true;
     }
@@ -133,7 +133,7 @@ void lease_granted(struct gpu *gpu, const struct frame *frame) {
         return;
     }
     if (lease->state == WITHOUT_AGENT) return;
-    if (frame->f[0] == lease->last_id) return; /* another pace of the lease that was just released */
+    if (frame->f[0] == lease->last_id) return; /* a new pace for the lease that was just released */
     lease->id = frame->f[0];
     lease->pace = frame->f[3];
     if (lease->state == HELD) {
@@ -141,7 +141,7 @@ void lease_granted(struct gpu *gpu, const struct frame *frame) {
         return;
     }
     if (lease->state == SHUTTING) {
-        /* crossed with the release: the work in progress ends under the new lease */
+        /* this frame crossed with the release: the work in progress ends under the new lease */
         return;
     }
     log_line(LOG_DEBUG, "GPU %d: lease %llu, %llu bytes to page in", gpu->index, (unsigned long long)lease->id,
@@ -149,7 +149,7 @@ void lease_granted(struct gpu *gpu, const struct frame *frame) {
     lease->page_in = frame->f[2];
     if (lease->page_in) {
         lease->state = PAGING_IN;
-        pager_cut(gpu); /* a page-out in progress ends first; then lease_step begins */
+        pager_cut(gpu); /* a page-out in progress ends first; then lease_step begins the page-in */
     } else {
         if (lease->paging_out) pager_cut(gpu);
         hold(gpu);
@@ -171,7 +171,7 @@ void lease_revoked(struct gpu *gpu, const struct frame *frame) {
     struct lease *lease = lease_of(gpu);
     if (frame->f[0] != lease->id || lease->state == WITHOUT_AGENT || lease->state == NONE ||
         lease->state == REQUESTED) {
-        /* crossed with the release; the agent needs the memory nevertheless */
+        /* this frame crossed with the release; the agent still needs the memory */
         if (frame->f[1] && frame->f[0] == lease->last_id && (lease->state == NONE || lease->state == REQUESTED))
             begin_page_out(gpu, frame->f[1], frame->f[0]);
         return;
@@ -192,7 +192,7 @@ void lease_page_out(struct gpu *gpu, const struct frame *frame) {
     if (lease->state == NONE || lease->state == REQUESTED)
         begin_page_out(gpu, frame->f[0], 0);
     else
-        send_paged_out(gpu, NOTHING_MOVED, 0); /* it holds a lease by now */
+        send_paged_out(gpu, NOTHING_MOVED, 0); /* the process now holds a lease */
 }
 
 static void release(struct gpu *gpu) {
@@ -238,7 +238,7 @@ static uint64_t held_step(struct gpu *gpu, uint64_t now) {
     struct lease *lease = lease_of(gpu);
     uint64_t next = UINT64_MAX;
     burst_step(gpu, lease->id, now, &next);
-    /* missing memory comes with another lease: the agent may have to suspend others first */
+    /* missing memory requires another lease, because the agent may have to suspend other processes first */
     bool short_of_memory = atomic_load(&gpu->short_of) && atomic_load(&gpu->shortages) != lease->shortages;
     if (short_of_memory || burst_quiet_time(gpu, now) >= QUIET_RELEASE) {
         shut(gpu, RELEASE_IDLE, 0);
@@ -267,7 +267,7 @@ void lease_resume(struct gpu *gpu, bool work_possible) {
 
 static uint64_t requested_step(struct gpu *gpu, uint64_t now) {
     uint64_t until = lease_of(gpu)->requested_at + ANSWER_PATIENCE;
-    if (atomic_load(&gpu->open)) return UINT64_MAX; /* it was opened after the patience */
+    if (atomic_load(&gpu->open)) return UINT64_MAX; /* it was opened when the patience ended */
     if (now < until) return until;
     log_line(LOG_ERROR, "the agent has not answered for %d s; work on GPU %d continues without a lease",
              (int)(ANSWER_PATIENCE / SECOND), gpu->index);
@@ -279,7 +279,7 @@ static uint64_t requested_step(struct gpu *gpu, uint64_t now) {
 static uint64_t paging_in_step(struct gpu *gpu, uint64_t now) {
     struct lease *lease = lease_of(gpu);
     struct pager_result moved;
-    if (lease->page_in) { /* not begun yet */
+    if (lease->page_in) { /* the page-in has not begun */
         pager_start(gpu, true, lease->page_in);
         lease->page_in = 0;
     }

@@ -6,8 +6,8 @@
 #include "contexts/contexts.h"
 #include "memory/allocations.h"
 
-/* A part is the range of one call of the driver, a window the range in progress. Two windows of this size keep a link
-   of 200 GB/s busy between two steps a millisecond apart; on PCIe a move can be cut short within some 10 ms. */
+/* A part is the range of one driver call; a window is a range in progress. Two windows of this size keep a link of 200
+   GB/s busy between two steps that are a millisecond apart; on PCIe a move can be cut short within about 10 ms. */
 #define PART    (32ull << 20)
 #define WINDOW  (128ull << 20)
 #define WINDOWS 2
@@ -29,11 +29,12 @@ static struct move {
 
 static uint64_t walks;
 
-/* Parts that are on the host. A prefetch gives pages to memory that never had any ("populated on the destination", says
-   CUDA's manual), so only these parts are fetched: memory that a program reserved and never used stays without pages.
-   Only for the background thread. */
+/* Parts that are on the host. A prefetch allocates pages for memory that never had any ("populated on the destination",
+   according to CUDA's manual), so only these parts are prefetched: memory that a program reserved but never used
+   remains without pages. Only for the background thread. */
 static struct paged_out {
-    uint64_t number; /* of the allocation: another may lie at the same address later; 0: the slot is free */
+    uint64_t number; /* the allocation's number, because a later allocation may have the same address; 0: the slot is
+                        free */
     CUdeviceptr at;
     size_t bytes;
 } *paged_out;
@@ -49,7 +50,7 @@ static void paged_out_add(CUdeviceptr at, size_t bytes, uint64_t number) {
     if (paged_out_count * 2 >= paged_out_slots) {
         size_t slots = paged_out_slots ? paged_out_slots * 2 : 256;
         struct paged_out *larger = calloc(slots, sizeof *larger);
-        if (!larger) return; /* the part is fetched by faults then */
+        if (!larger) return; /* page faults then bring the part back */
         paged_out_count = 0;
         for (size_t i = 0; i < paged_out_slots; i++) {
             if (!paged_out[i].number || !paged_out[i].bytes) continue; /* the part is on the GPU again */
@@ -71,7 +72,7 @@ static struct paged_out *paged_out_find(CUdeviceptr at, uint64_t number) {
     return part->number == number && part->bytes ? part : NULL;
 }
 
-/* Remove all parts: memory of the program is on the GPU, and the parts belong to freed memory. */
+/* Remove all parts: the program's memory is on the GPU, and the parts belong to freed memory. */
 static void paged_out_clear(void) {
     free(paged_out);
     paged_out = NULL;
@@ -101,7 +102,7 @@ static CUresult prefetch(const struct move *move, CUdeviceptr at, size_t bytes) 
     return real.cuMemPrefetchAsync_v2(at, bytes, location, 0, move->context->moving);
 }
 
-/* Make the memory's context current to this thread, with a stream for moving. NULL: it is being destroyed. */
+/* Make the memory's context current to this thread, with a stream for moves. NULL: the context is being destroyed. */
 static struct context *enter_context(CUcontext handle) {
     for (struct context *context = contexts; context; context = context->next) {
         if (context->handle != handle) continue;
@@ -114,7 +115,7 @@ static struct context *enter_context(CUcontext handle) {
     return NULL;
 }
 
-/* Whether a window's moves are done. Its event does not exist any more if its context was destroyed. */
+/* Whether a window's moves are done. If its context was destroyed, its event no longer exists. */
 static bool window_passed(const struct window *window) {
     struct context *context = contexts;
     while (context && context->handle != window->context) context = context->next;
@@ -140,10 +141,10 @@ static bool visit(void *closure, CUcontext handle, CUdeviceptr at, size_t bytes,
     struct move *move = closure;
     if (move->begun >= move->target || move->in_window >= WINDOW) return false;
     struct paged_out *part = move->to_device ? paged_out_find(at, number) : NULL;
-    if (move->to_device && !part) return true; /* never moved out: it is on the GPU, or was never used */
+    if (move->to_device && !part) return true; /* never moved out: the memory is on the GPU or was never used */
     if (part && bytes > part->bytes) bytes = part->bytes;
     if (!move->context || move->context->handle != handle) {
-        /* another context's memory: its parts go into another window */
+        /* another context's memory: its parts belong to another window */
         close_window(move);
         if (move->under_way == WINDOWS) return false;
         if (!(move->context = enter_context(handle))) return true; /* the context is being destroyed with its memory */

@@ -21,8 +21,8 @@
 
 enum phase {
     RUNNING,
-    EMPTYING,  /* waits until no thread is inside a driver call */
-    DRAINING,  /* waits for the marks behind the work of all streams */
+    EMPTYING,  /* waiting until no thread is inside a driver call */
+    DRAINING,  /* waiting for the marks behind the work of all streams */
     SUSPENDED, /* SUSPEND_READY was sent */
     UNCERTAIN, /* suspended when the connection ended: the process may run, or be blocked by the driver */
 };
@@ -31,7 +31,7 @@ static struct {
     enum phase phase;
     uint64_t number;
     uint64_t deadline;
-    struct gpu *blocked; /* the GPU with an additional waiter, for a thread that the driver blocks; NULL: none */
+    struct gpu *blocked; /* the GPU with an additional waiter for a thread blocked by the driver; NULL: none */
 } suspension;
 
 static struct gpu *first_shared_gpu(void) {
@@ -47,7 +47,7 @@ static void release_threads(void) {
 
 static void hold_threads(void) {
     atomic_store(&driver_suspension, SUSPENSION_ACTIVE);
-    /* afterwards every thread also sees the suspension, or is seen inside */
+    /* afterwards every thread also sees the suspension or is seen inside */
     for (int i = 0; i < gpu_count; i++) gate_shut(&gpus[i]);
 }
 
@@ -83,7 +83,7 @@ static void send_ready(uint64_t number, bool ready) {
         end();
 }
 
-/* Count a thread that entered the driver before the threads were held as a waiter, as threads at the gate are. */
+/* Count as a waiter, like the threads at the gate, a thread that entered the driver before the threads were held. */
 static void check_for_blocked(void) {
     if (suspension.blocked || !launch_inside(NULL)) return;
     suspension.blocked = first_shared_gpu();
@@ -136,12 +136,12 @@ void suspension_disconnected(void) {
     release_threads(); /* the driver blocks them if the process is checkpointed */
 }
 
-/* Whether no thread is inside a driver call and none records a graph. */
+/* Whether no thread is inside a driver call or records a graph. */
 static bool empty(void) {
     return !launch_inside(NULL) && !captures_in_progress();
 }
 
-/* Record marks behind all work. False: not now. */
+/* Record marks behind all work. False: not possible now. */
 static bool all_marked(void) {
     bool all = true;
     for (int i = 0; i < gpu_count && all; i++) all = bursts_record_marks(&gpus[i]);

@@ -4,17 +4,18 @@
 
 #include "platform/frames.h"
 
-/* Handle SUSPEND, RESUMED, and a GRANT, which has the meaning of RESUMED. */
+/* Handle SUSPEND, RESUMED, and a GRANT, which implies RESUMED. */
 void suspension_requested(const struct frame *frame);
 void suspension_resumed(const struct frame *frame);
 void suspension_lease_granted(void);
 
-/* Handle WELCOME, of an agent that can suspend processes (`capable`) or cannot, and the end of the connection. */
+/* Handle WELCOME and the end of the connection. `capable`: whether the agent can suspend processes. */
 void suspension_connected(bool capable);
 void suspension_disconnected(void);
 
-/* Do what is due. Returns the instant of the next step (clock_now); UINT64_MAX: none before the next event. */
+/* Perform the step that is due. Returns the instant (clock_now) of the next step; UINT64_MAX: none before the next
+   event. */
 uint64_t suspension_step(uint64_t now);
 
-/* Release the threads of a program that exits, and report that they may be blocked. Any thread. */
+/* Release the threads of an exiting program, and report that they may be blocked. Any thread. */
 void suspension_exit(void);

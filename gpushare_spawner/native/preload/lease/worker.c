@@ -24,7 +24,7 @@
 #include "platform/settings.h"
 #include "platform/wake.h"
 
-#ifndef SYS_sched_setattr /* newer than glibc 2.17 */
+#ifndef SYS_sched_setattr /* not defined in glibc 2.17 */
 #ifdef __x86_64__
 #define SYS_sched_setattr 314
 #else
@@ -33,18 +33,18 @@
 #endif
 
 #define GREETING_PATIENCE (1 * SECOND)
-/* Waits between tries to connect. They stay short: a process must be arbitrated again within a second of the agent's
-   return, and a try without a listening agent costs some microseconds. A process that the agent refuses (ERROR) waits
-   longer. */
+/* Waits between connection attempts. They stay short: a process must be arbitrated again within a second of the agent's
+   return, and an attempt without a listening agent costs only some microseconds. A process that the agent refuses
+   (ERROR) waits longer. */
 #define FIRST_BACKOFF   (100 * MILLISECOND)
 #define LAST_BACKOFF    (250 * MILLISECOND)
 #define REFUSED_BACKOFF (5 * SECOND)
 #define SLICE           (200 * MILLISECOND / 1000)
 #define MEMORY_INTERVAL (10 * MILLISECOND)
 
-static _Atomic uint32_t first_try; /* futex: 1 when the first connection has been greeted, or has failed */
+static _Atomic uint32_t first_try; /* futex: 1 when the first connection has been greeted or has failed */
 
-/* GPUSHARE_SOCKET as read at cuInit: the program may change its environment later, and reading it then is not safe. */
+/* GPUSHARE_SOCKET as read at cuInit: later the program may change its environment, which then cannot be read safely. */
 static char *socket_path;
 
 static struct {
@@ -52,9 +52,9 @@ static struct {
     int devices_to_come;
     uint64_t retry_at, backoff;
     bool refused;        /* by an ERROR on this connection */
-    uint64_t last_error; /* the code of the last ERROR, of this or an earlier connection; 0: none since WELCOME */
+    uint64_t last_error; /* the code of the last ERROR on this or an earlier connection; 0: none since WELCOME */
     uint64_t greeting_until, greeted_at;
-    uint64_t agent_features; /* of its WELCOME */
+    uint64_t agent_features; /* from its WELCOME */
 } session;
 
 /* The last MEMORY of each GPU. */
@@ -72,7 +72,7 @@ static void first_try_over(void) {
 static const char *error_meaning(uint64_t code) {
     switch (code) {
     case ERROR_MALFORMED: return "the agent could not read a message of this process";
-    case ERROR_VERSION: return "the agent speaks another version of the protocol, restart the server";
+    case ERROR_VERSION: return "the agent uses another version of the protocol; restart the server";
     case ERROR_NOT_ALLOWED: return "the agent does not let this process use the session's socket";
     case ERROR_SESSION_CLOSED: return "the session has ended";
     default: return "the agent refuses this process for a reason that this library does not know";
@@ -87,13 +87,13 @@ static void connection_lost(const char *why) {
     if (session.greeted && !session.refused) log_lost(LOG_INFO, why);
     frame_socket_close(&frame_socket_agent);
     uint64_t now = clock_now(), most = session.refused ? REFUSED_BACKOFF : LAST_BACKOFF;
-    /* an agent that greets and refuses again and again is tried less and less often, too */
+    /* an agent that repeatedly greets and then refuses is also tried less and less often */
     if (session.greeted && (!session.refused || now - session.greeted_at > REFUSED_BACKOFF))
         session.backoff = FIRST_BACKOFF;
     uint64_t wait = session.backoff < most ? session.backoff : most;
     session.backoff = 2 * wait;
     session.greeted = session.refused = false;
-    /* a quarter of the wait is random, so that processes that lost the same agent do not connect all at once */
+    /* a quarter of the wait is random, so that processes that lost the same agent do not connect simultaneously */
     uint64_t chance = (now ^ (uint64_t)getpid() << 20) * 0x9E3779B97F4A7C15ull >> 32;
     session.retry_at = now + wait - (wait / 4 * chance >> 32);
     atomic_store(&shortage_answered, false);
@@ -127,7 +127,7 @@ static void connect_now(void) {
     if (!frame_socket_send(&frame_socket_agent, &hello)) connection_lost("the agent does not take frames");
 }
 
-/* Whether the agent takes reports of bursts, with engine `observe`. */
+/* Whether the agent accepts reports of bursts, with engine `observe`. */
 static bool agent_takes_bursts(void) {
     return session.agent_features & FEATURE_OBSERVE;
 }
@@ -135,7 +135,8 @@ static bool agent_takes_bursts(void) {
 static void send_memory(struct gpu *gpu, uint64_t now) {
     atomic_store(&gpu->changed, false);
     if (settings_engine() == ENGINE_OBSERVE && !(agent_takes_bursts() && atomic_load(&gpu->shared))) return;
-    account_settle(); /* a thread that changes the account now sees `changed` cleared, or is in the account here */
+    account_settle(); /* a thread that changes the account now either sees `changed` cleared or is included in the
+                         account here */
     struct account_figures memory = account_reported(gpu), *last = &sent_memory[gpu->index].figures;
     bool again = atomic_exchange(&gpu->restate, false);
     bool same = memory.managed == last->managed && memory.plain == last->plain && memory.short_of == last->short_of;
@@ -145,7 +146,7 @@ static void send_memory(struct gpu *gpu, uint64_t now) {
     gpu_send(gpu, (struct frame){.type = FRAME_MEMORY, .f = {memory.managed, memory.plain, memory.short_of}});
 }
 
-/* Begin on a GPU after WELCOME: with leases, with reports of bursts, or without the agent. */
+/* Begin operation on a GPU after WELCOME: with leases, with reports of bursts, or without the agent. */
 static void begin_on(struct gpu *gpu) {
     bool observes = settings_engine() == ENGINE_OBSERVE, shared = atomic_load(&gpu->shared);
     if (shared && observes && agent_takes_bursts()) bursts_observe(gpu);
@@ -175,7 +176,7 @@ static void greeting_complete(void) {
 
 static void handle_error(const struct frame *frame) {
     session.refused = true;
-    /* logged once: a refused process tries again every few seconds; a session that ends is no fault */
+    /* logged only once, because a refused process retries every few seconds; the end of a session is not an error */
     if (frame->f[0] != session.last_error)
         log_lost(frame->f[0] == ERROR_SESSION_CLOSED ? LOG_INFO : LOG_ERROR, error_meaning(frame->f[0]));
     session.last_error = frame->f[0];
@@ -195,7 +196,7 @@ static bool handle_welcome(const struct frame *frame) {
 static void handle_device(struct gpu *gpu, const struct frame *frame) {
     if (gpu) {
         atomic_store(&gpu->shared, true);
-        /* another layer determines the shown memory */
+        /* another layer determines the memory that is shown */
         atomic_store(&gpu->total, settings_engine() == ENGINE_OBSERVE ? 0 : frame->f[0]);
     }
     if (!session.greeted && --session.devices_to_come <= 0) {
@@ -204,7 +205,7 @@ static void handle_device(struct gpu *gpu, const struct frame *frame) {
     }
 }
 
-/* Frames about a GPU. False: another frame. */
+/* Handle a frame about a GPU. False: it is another frame. */
 static bool handle_gpu_frame(struct gpu *gpu, const struct frame *frame) {
     switch (frame->type) {
     case FRAME_GRANT:
@@ -220,7 +221,7 @@ static bool handle_gpu_frame(struct gpu *gpu, const struct frame *frame) {
     }
 }
 
-/* False: the frame is not expected now. */
+/* Handle a frame. False: the frame is not expected now. */
 static bool handle(const struct frame *frame) {
     struct gpu *gpu = gpu_of_uuid(frame->gpu);
     if (frame->type == FRAME_ERROR) {
@@ -238,7 +239,7 @@ static bool handle(const struct frame *frame) {
         if (settings_engine_suspends()) suspension_requested(frame);
         return settings_engine_suspends();
     case FRAME_RESUMED: suspension_resumed(frame); return true;
-    case FRAME_TIER: /* its effect comes as GRANT, REVOKE and PAGE_OUT */
+    case FRAME_TIER:                /* takes effect through GRANT, REVOKE and PAGE_OUT */
     case FRAME_STATUS: return true; /* for observers */
     default: return gpu && handle_gpu_frame(gpu, frame);
     }
@@ -264,7 +265,7 @@ static uint64_t earlier(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* Do what is due. Returns the instant of the next round. */
+/* Perform one round of due steps. Returns the instant of the next round. */
 static uint64_t do_round(void) {
     uint64_t now = clock_now(), next = UINT64_MAX;
     if (frame_socket_agent.file < 0) {
@@ -291,16 +292,16 @@ static uint64_t do_round(void) {
         next = earlier(next, lease_step(gpu));
         next = earlier(next, bursts_observe_step(gpu, now));
     }
-    if (frame_socket_agent.file < 0) { /* sending failed on the way */
+    if (frame_socket_agent.file < 0) { /* sending failed during the round */
         connection_lost("the agent does not take frames");
         return session.retry_at;
     }
     return next;
 }
 
-/* Shorten this thread's time slice: the scheduler runs it sooner after it wakes, and for less time at once, so that
-   answers to the agent do not wait behind notebooks that keep all cores busy. Needs no rights; kernels before 6.12
-   ignore it, others may refuse. */
+/* Shorten this thread's time slice: the scheduler then runs it sooner after it wakes, and for less time in a row, so
+   that answers to the agent do not wait for notebooks that keep all cores busy. Needs no privileges; kernels before
+   6.12 ignore it, and other kernels may refuse it. */
 static void shorten_slice(void) {
     struct {
         uint32_t size, policy;
@@ -318,7 +319,8 @@ static void shorten_slice(void) {
 
 static void *work(void *unused) {
     shorten_slice();
-    /* otherwise a query by this thread is a forbidden call during another thread's capture, and ends it */
+    /* otherwise a query by this thread would be a forbidden call during another thread's capture and would end the
+       capture */
     int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     real.cuThreadExchangeStreamCaptureMode(&mode);
     while (true) {

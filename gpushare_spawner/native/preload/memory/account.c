@@ -9,7 +9,7 @@
 #include "platform/settings.h"
 #include "platform/wake.h"
 
-/* ---- memory that the driver holds by itself ---- */
+/* ---- memory that the driver itself holds ---- */
 
 struct pool {
     CUmempool handle;
@@ -17,10 +17,10 @@ struct pool {
     struct pool *next;
 };
 
-static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER; /* held while a pool is used: it is not destroyed then */
+static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER; /* held while a pool is used, to keep it alive */
 static struct pool *pools;
 
-/* 0 where the driver does not say. */
+/* Return an attribute of a pool; 0 if the driver does not provide it. */
 static uint64_t pool_attribute(CUmempool pool, int which) {
     uint64_t bytes = 0;
     if (!driver_has(cuMemPoolGetAttribute) || real.cuMemPoolGetAttribute(pool, which, &bytes) != CUDA_SUCCESS) return 0;
@@ -62,7 +62,7 @@ uint64_t account_pool_growth(const struct gpu *gpu, CUmempool pool, uint64_t byt
     pthread_mutex_lock(&pools_lock);
     uint64_t all = pools_reserved_locked(gpu);
     uint64_t own = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-    /* includes memory whose free its stream has not passed: the driver cannot reuse it yet */
+    /* includes memory whose free the stream has not passed yet, which the driver cannot reuse */
     uint64_t used = pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
     pthread_mutex_unlock(&pools_lock);
     uint64_t reusable = own > used ? own - used : 0, allocated = atomic_load(&gpu->pooled);
@@ -127,7 +127,7 @@ static _Atomic uint64_t last_answers[MAX_GPUS];
 uint64_t account_query_driver(const struct gpu *gpu) {
     _Atomic uint64_t *last = &last_answers[gpu->index];
     if (driver_background_suspended()) return atomic_load(last); /* the driver may block the query */
-    /* an allocation counts before the driver has made it */
+    /* an allocation is counted before the driver has made it */
     uint64_t bytes = graph_bytes(gpu) + larger(pools_reserved(gpu), atomic_load(&gpu->pooled));
     atomic_store(last, bytes);
     return bytes;

@@ -10,10 +10,10 @@ static struct tree_node *root;
 static uint64_t newest;
 static struct {
     struct allocation *newest, *oldest;
-    struct allocation *next; /* of the walk in progress */
+    struct allocation *next; /* the next allocation of the walk in progress */
 } by_use[MAX_GPUS];
 
-/* Records are allocated many at once and used again: an allocation does not wait for malloc. With the lock held. */
+/* Records are allocated in blocks and reused, so that an allocation does not wait for malloc. With the lock held. */
 #define RECORDS_AT_ONCE 64
 static struct allocation *spare_records;
 
@@ -38,7 +38,7 @@ static void record_spare(struct allocation *record) {
     spare_records = record;
 }
 
-/* Copy the fields that a copy has; the rest belongs to the record. */
+/* Copy the fields that are valid in a copy; the other fields belong to the record. */
 static void copy_fields(struct allocation *to, const struct allocation *from) {
     __builtin_memcpy(to, from, offsetof(struct allocation, walk));
 }
@@ -47,7 +47,7 @@ static struct allocation *record_of(struct tree_node *node) {
     return node ? tree_record(node, struct allocation, place) : NULL;
 }
 
-/* The last allocation that begins at or below `at`. */
+/* Return the last allocation that begins at or below `at`. */
 static struct allocation *last_up_to(CUdeviceptr at) {
     return record_of(tree_last_up_to(root, at));
 }
@@ -80,7 +80,7 @@ static void link_newest(struct allocation *node) {
 static void unlink_by_use(struct allocation *node) {
     if (!is_managed(node->kind)) return;
     int g = node->gpu->index;
-    /* a walk that stands here starts again at the next step; visited records carry the walk's number */
+    /* a walk that has stopped here restarts at the next step; visited records contain the walk's number */
     if (by_use[g].next == node) by_use[g].next = NULL;
     *(node->newer ? &node->newer->older : &by_use[g].newest) = node->older;
     *(node->older ? &node->older->newer : &by_use[g].oldest) = node->newer;
@@ -118,7 +118,7 @@ static void record_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t cap
     struct allocation *stale = last_up_to(at + capacity - 1);
     if (unlikely(stale && stale->at + stale->capacity > at)) drop_stale(stale, at, capacity);
     struct allocation *node = record_new();
-    if (!node) return; /* it stays counted, and the driver frees it */
+    if (!node) return; /* the memory stays counted, and the driver frees it */
     node->at = at;
     node->bytes = bytes;
     node->capacity = capacity;

@@ -12,12 +12,12 @@
 #include "platform/wake.h"
 
 enum allowance_answer {
-    ALLOWANCE_REFUSED,  /* beyond a limit: the allocation fails */
+    ALLOWANCE_REFUSED,  /* a limit is exceeded: the allocation fails */
     ALLOWANCE_GREW,     /* compare again */
     ALLOWANCE_UNCHECKED /* no answer: the allocation is made without the agent's consent */
 };
 
-/* The agent answers within half a second, also where it recalls memory from other processes first; longer where all
+/* The agent answers within half a second, even if it first recalls memory from other processes; it takes longer if all
    cores are busy. An allocation without its answer may exceed the session's limit. */
 #define ANSWER_PATIENCE (2 * SECOND)
 /* The agent waits half a second for recalled memory. */
@@ -25,18 +25,18 @@ enum allowance_answer {
 
 /* The request for a larger allowance on each GPU. */
 static struct allowance_request {
-    pthread_mutex_t lock; /* held by the thread whose request this is */
+    pthread_mutex_t lock; /* held by the thread that makes this request */
     _Atomic uint64_t bytes;
     _Atomic uint32_t kind;
-    _Atomic uint32_t number; /* of the newest request; counts on over connections */
+    _Atomic uint32_t number; /* number of the newest request; continues across connections */
     uint32_t sent;
-    _Atomic uint32_t answered; /* futex: the number of the request that was answered last */
+    _Atomic uint32_t answered; /* futex: the number of the last answered request */
     _Atomic uint32_t result;
-    _Atomic bool silent; /* the last request had no answer: no thread waits again before the next answer */
+    _Atomic bool silent; /* the last request was not answered, so no thread waits before the next answer */
     struct {             /* background thread only */
         uint64_t number; /* 0: none */
         uint64_t bytes, until;
-    } recall; /* of cached memory, while it is given back to the driver */
+    } recall; /* the recall of cached memory while the memory is returned to the driver */
 } requests[MAX_GPUS] = {[0 ... MAX_GPUS - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
 
 static struct allowance_request *request_of(const struct gpu *gpu) {
@@ -73,7 +73,7 @@ static enum allowance_answer ask_agent(struct gpu *gpu, uint64_t bytes, bool man
     int kept = errno;
     uint64_t before = atomic_load(&gpu->allowance);
     pthread_mutex_lock(&request->lock);
-    enum allowance_answer answer = ALLOWANCE_GREW; /* by the request of an earlier thread */
+    enum allowance_answer answer = ALLOWANCE_GREW; /* through an earlier thread's request */
     if (atomic_load(&gpu->allowance) <= before)
         answer = send_request(gpu, request, bytes, own_managed ? RESERVE_OWN_MANAGED : managed ? RESERVE_MANAGED : 0);
     pthread_mutex_unlock(&request->lock);
@@ -81,15 +81,15 @@ static enum allowance_answer ask_agent(struct gpu *gpu, uint64_t bytes, bool man
     return answer;
 }
 
-/* Count a request beyond the allowance, with the agent's consent. In a session with several busy processes the larger
-   allowance may be recalled before it is used, so several requests may be needed. */
+/* Count a request that exceeds the allowance, with the agent's consent. In a session with several busy processes the
+   larger allowance may be recalled before it is used, so several requests may be needed. */
 static bool take_with_consent(struct gpu *gpu, const struct memory_request *memory, bool own) {
     uint64_t total = atomic_load(&gpu->total);
     for (int rounds = 0; rounds < 16; rounds++) {
         if (own && !atomic_load(&gpu->reserving)) return account_take_within(gpu, memory, UINT64_MAX);
         switch (ask_agent(gpu, account_growth(gpu, memory), memory->account == ACCOUNT_MANAGED, own)) {
         case ALLOWANCE_REFUSED:
-            /* if the connection ended meanwhile, the process has a limit of its own */
+            /* if the connection ended in the meantime, the process has its own limit */
             return !atomic_load(&gpu->reserving) && account_take_within(gpu, memory, 0);
         case ALLOWANCE_UNCHECKED: return account_take_within(gpu, memory, own || !total ? UINT64_MAX : total);
         case ALLOWANCE_GREW: break;
@@ -99,7 +99,7 @@ static bool take_with_consent(struct gpu *gpu, const struct memory_request *memo
     return false;
 }
 
-/* Whether the session would have more than the total that CUDA shows, with the requested memory. */
+/* Whether the session, with the requested memory, would have more than the total that CUDA shows. */
 static bool at_the_limit(struct gpu *gpu, const struct memory_request *memory) {
     uint64_t total = atomic_load(&gpu->total), used = account_used(gpu) + atomic_load(&gpu->others);
     size_t growth = account_growth(gpu, memory);
@@ -114,7 +114,8 @@ static bool release_freed(struct gpu *gpu, size_t bytes) {
 
 static bool take(struct gpu *gpu, const struct memory_request *memory, bool limited) {
     bool fits = account_take_within(gpu, memory, 0);
-    /* at the limit, memory that the program has freed counts against it; below, a request is cheaper than a release */
+    /* at the limit, memory that the program has freed counts against the limit; below it, a request is cheaper than a
+       release */
     if (!fits && at_the_limit(gpu, memory) && release_freed(gpu, memory->bytes))
         fits = account_take_within(gpu, memory, 0);
     if (!fits) fits = take_with_consent(gpu, memory, !limited);
@@ -156,7 +157,7 @@ void allowance_begin(struct gpu *gpu, bool grants) {
     atomic_store(&request->silent, false);
     uint64_t used = account_used(gpu);
     gpu_send(gpu, (struct frame){.type = FRAME_RESERVE, .f = {used, used}});
-    request->sent = atomic_load(&request->answered); /* the request of a thread that waits is sent again */
+    request->sent = atomic_load(&request->answered); /* the request of a waiting thread is sent again */
 }
 
 void allowance_end(struct gpu *gpu) {
@@ -187,7 +188,8 @@ static void return_unused(struct gpu *gpu, uint64_t bytes, uint64_t number) {
     uint64_t allowance = atomic_load(&gpu->allowance), given = unused(gpu);
     if (given > bytes) given = bytes;
     atomic_store(&gpu->allowance, allowance - given);
-    account_settle(); /* a thread that allocates now either sees the smaller allowance, or is in the account here */
+    account_settle(); /* a thread that allocates now either sees the smaller allowance or is included in the account
+                         here */
     uint64_t used = account_used(gpu);
     if (used > allowance - given) {
         uint64_t kept = used - (allowance - given);
@@ -212,7 +214,7 @@ static uint64_t recall_step(struct gpu *gpu, struct allowance_request *request, 
     if (!request->recall.number) return UINT64_MAX;
     account_pools_trim(gpu, false);
     if (now < request->recall.until && unused(gpu) < request->recall.bytes && atomic_load(&gpu->cached)) {
-        /* cached blocks can be freed at once while there is no work to wait for */
+        /* cached blocks can be freed immediately while there is no work to wait for */
         if (device_quiet) block_cache_give_back(gpu);
         return request->recall.until;
     }

@@ -1,6 +1,6 @@
-/* Each context has a cache, with a pool for each stream that blocks were freed in: a tree by capacity. A block may be
-   used in another stream, or be given back, after its stream has passed the free. An event of the pool, the mark,
-   covers every free before it, so that a free itself needs no driver call. */
+/* Each context has a cache with a pool, a tree ordered by capacity, for each stream in which blocks were freed. A block
+   may be used in another stream or returned to the driver after its stream has passed the free. An event of the pool,
+   the mark, covers all frees before it, so that a free itself needs no driver call. */
 #include "memory/block_cache.h"
 
 #include <pthread.h>
@@ -13,19 +13,20 @@
 #include "memory/account.h"
 #include "memory/tree.h"
 
-/* The least bound on the cache: a program's first blocks are not freed at once. */
+/* The minimum bound on the cache, so that a program's first blocks are not freed immediately. */
 #define ALWAYS_CACHED (64ull << 20)
-/* Pools and blocks that an allocation examines, so that its time does not depend on their number. */
+/* Maximum numbers of pools and blocks that an allocation examines, so that its time does not depend on their total
+   number. */
 #define POOLS_EXAMINED  16
 #define BLOCKS_EXAMINED 4
 /* The longest wait for a stream. */
 #define STREAM_PATIENCE (30 * SECOND)
-/* The longest step of the background thread; it reads its socket between steps. */
+/* The longest step of the background thread, which reads its socket between steps. */
 #define STEP_TIME MILLISECOND
 
 struct block {
     CUdeviceptr at;
-    struct tree_node place; /* in the pool: by capacity, then by the number of the free in the cache */
+    struct tree_node place; /* in the pool: ordered by capacity, then by the number of the free in the cache */
     struct pool *pool;
     struct block *older, *newer; /* in the cache; `older` also links spare blocks */
 };
@@ -34,7 +35,7 @@ enum pool_state {
     POOL_UNUSED,
     POOL_OF_STREAM,
     POOL_OF_DESTROYED_STREAM, /* the stream is destroyed; the mark is behind its last work */
-    POOL_UNMARKED,            /* the stream is destroyed, without a mark: it has passed when the GPU is idle */
+    POOL_UNMARKED,            /* the stream is destroyed and has no mark; it has passed when the GPU is idle */
 };
 
 struct pool {
@@ -43,7 +44,7 @@ struct pool {
     struct tree_node *tree;
     CUevent mark;
     bool pending;                    /* the mark is recorded and had not passed at the last query */
-    uint64_t newest, marked, passed; /* numbers of blocks: last freed; covered by the mark; passed for certain */
+    uint64_t newest, marked, passed; /* numbers of blocks: last freed; covered by the mark; certainly passed */
     struct pool *next;
 };
 
@@ -100,7 +101,7 @@ static struct pool *pool_of(struct cache *cache, const struct cache_stream *of) 
     for (struct pool **link = &cache->pools; *link; link = &(*link)->next) {
         struct pool *pool = *link;
         if (pool->state != POOL_OF_STREAM || !same_stream(&pool->of, of)) continue;
-        *link = pool->next; /* to the front: the program is likely to use it again */
+        *link = pool->next; /* move it to the front, because the program is likely to use it again */
         pool->next = cache->pools;
         cache->pools = pool;
         return pool;
@@ -111,7 +112,7 @@ static struct pool *pool_of(struct cache *cache, const struct cache_stream *of) 
 static struct pool *pool_for(struct cache *cache, const struct cache_stream *of) {
     struct pool *pool = pool_of(cache, of);
     if (pool) return pool;
-    /* an event belongs to a context, so a pool is used again within its context only */
+    /* an event belongs to a context, so a pool is reused only within its context */
     for (pool = cache->pools; pool; pool = pool->next)
         if (pool->state == POOL_UNUSED && pool->of.context == of->context) break;
     if (!pool) {
@@ -126,7 +127,7 @@ static struct pool *pool_for(struct cache *cache, const struct cache_stream *of)
 
 /* Record the mark behind every freed block. With captures_lock held, and the pool's context current. */
 static void record_mark(struct pool *pool, CUstream stream) {
-    if (captures_in_progress()) return; /* it would become part of the graph, or break the capture */
+    if (captures_in_progress()) return; /* it would become part of the graph or break the capture */
     if (!pool->mark && real.cuEventCreate(&pool->mark, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) pool->mark = NULL;
     if (!pool->mark || real.cuEventRecord(pool->mark, stream) != CUDA_SUCCESS) return;
     pool->pending = true;
@@ -135,13 +136,13 @@ static void record_mark(struct pool *pool, CUstream stream) {
 
 /* Query the mark. */
 static void query_mark(struct pool *pool) {
-    /* an error does not delay: a context that has failed does no work */
+    /* an error counts as passed: a failed context does no work */
     if (!pool->pending || real.cuEventQuery(pool->mark) == CUDA_ERROR_NOT_READY) return;
     pool->pending = false;
     if (pool->passed < pool->marked) pool->passed = pool->marked;
 }
 
-/* Query a pool's mark, and record it again where blocks lie behind it. By a thread in context `current`. */
+/* Query a pool's mark, and record it again if blocks were freed after it. Called by a thread in context `current`. */
 static void update_mark(struct pool *pool, CUcontext current, uint64_t thread) {
     query_mark(pool);
     if (pool->pending || pool->passed >= pool->newest || pool->state != POOL_OF_STREAM) return;
@@ -164,7 +165,7 @@ static void block_spare(struct block *block) {
 
 /* ---- taking and keeping ---- */
 
-/* A block of the pool for an allocation of `bytes`. `same`: the allocation is in the pool's stream. */
+/* Return a block of the pool for an allocation of `bytes`. `same`: the allocation is in the pool's stream. */
 static struct block *fitting(struct pool *pool, size_t bytes, bool same) {
     size_t most = bytes + bytes / 4;
     struct block *block = block_of(tree_first_from(pool->tree, bytes, 0));
@@ -242,10 +243,11 @@ bool block_cache_put(struct gpu *gpu, CUcontext context, const struct cache_stre
     block->older = cache->newest;
     *(cache->newest ? &cache->newest->newer : &cache->oldest) = block;
     cache->newest = block;
-    /* A single stream can use the block at once. Another stream would wait for a mark, so it is recorded now; the mark
-       of a thread's own default stream can only be recorded by that thread. */
+    /* A single stream can use the block immediately. Another stream would wait for a mark, so the mark is recorded now;
+       only the thread of a per-thread default stream can record that stream's mark. */
     bool mark_now = !pool->pending && (cache->pools->next || pool->of.thread);
-    account_cached(gpu, memory.capacity, true); /* with the lock held: the block is not taken before it is counted */
+    account_cached(gpu, memory.capacity, true); /* with the lock held, so that the block is not taken before it is
+                                                   counted */
     pthread_mutex_unlock(&lock);
     if (mark_now) {
         captures_lock();
@@ -280,10 +282,10 @@ static struct block *take_oldest_passed(struct cache *cache, bool idle) {
     return NULL;
 }
 
-/* Free a block with the driver. With the memory's context current, and without the lock: a free may wait for the whole
-   device. */
+/* Return a block to the driver. With the memory's context current and without the lock, because a free may wait for the
+   whole device. */
 static bool free_block(struct gpu *gpu, struct block *block) {
-    /* otherwise this free is a forbidden call during another thread's capture, and ends it */
+    /* otherwise this free would be a forbidden call during another thread's capture and would end the capture */
     int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     real.cuThreadExchangeStreamCaptureMode(&mode);
     CUresult result = real.cuMemFree_v2(block->at);
@@ -294,7 +296,7 @@ static bool free_block(struct gpu *gpu, struct block *block) {
             log_line(LOG_ERROR, "GPU %d: %zu bytes of freed memory cannot be returned to the driver: CUDA error %d",
                      gpu->index, capacity_of(block), result);
     }
-    /* also after an error: the block is not used again, and a context that has failed takes its memory with it */
+    /* even after an error: the block is not reused, and a failed context releases its memory */
     account_cached(gpu, capacity_of(block), false);
     account_return(gpu, capacity_of(block), ACCOUNT_MANAGED);
     pthread_mutex_lock(&lock);
@@ -356,7 +358,7 @@ void block_cache_make_room(struct gpu *gpu, CUcontext current, size_t bytes) {
     }
     uint64_t bound = in_use > before ? in_use : before;
     if (bound < ALWAYS_CACHED) bound = ALWAYS_CACHED;
-    /* down to half of it, so that the next allocations need not wait as well */
+    /* down to half of it, so that the next allocations do not need to wait as well */
     if (cached > bound) trim(gpu, current, cached - bound / 2);
 }
 
@@ -373,7 +375,8 @@ static void record_all_marks(struct gpu *gpu) {
                 query_mark(pool);
                 if (pool->pending || pool->passed >= pool->newest || pool->state != POOL_OF_STREAM) continue;
                 if (real.cuCtxSetCurrent(pool->of.context) != CUDA_SUCCESS) continue;
-                /* this thread has no handle of another thread's own default stream; the legacy stream waits for it */
+                /* this thread has no handle for another thread's default stream; the legacy stream waits for that
+                   stream */
                 record_mark(pool, pool->of.thread ? CU_STREAM_LEGACY : pool->of.stream);
             }
         }
@@ -384,7 +387,7 @@ static void record_all_marks(struct gpu *gpu) {
 }
 
 void block_cache_quiet(struct gpu *gpu) {
-    of_gpu[gpu->index].giving_back = false; /* there was work meanwhile */
+    of_gpu[gpu->index].giving_back = false; /* there has been work in between */
     if (atomic_load(&gpu->cached)) record_all_marks(gpu);
 }
 
@@ -435,7 +438,7 @@ void block_cache_remove_stream(CUstream stream) {
         for (struct pool *pool = cache->pools; pool; pool = pool->next) {
             if (pool->state != POOL_OF_STREAM || pool->of.stream != stream) continue;
             pool->state =
-                pool->tree ? POOL_OF_DESTROYED_STREAM : POOL_UNUSED; /* its handle may become another stream's */
+                pool->tree ? POOL_OF_DESTROYED_STREAM : POOL_UNUSED; /* its handle may be reused for another stream */
             if (!pool->tree) continue;
             query_mark(pool);
             if (pool->passed < pool->newest) {
@@ -452,7 +455,7 @@ void block_cache_remove_stream(CUstream stream) {
     captures_unlock();
 }
 
-/* Update the pools of a destroyed context: its work is done, its events do not exist any more. With the lock held. */
+/* Update the pools of a destroyed context: its work is done, and its events no longer exist. With the lock held. */
 static void end_pools_of_context(struct cache *cache, CUcontext context) {
     for (struct pool *pool = cache->pools; pool; pool = pool->next) {
         if (pool->of.context != context) continue;

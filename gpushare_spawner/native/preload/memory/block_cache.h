@@ -1,9 +1,10 @@
-/* The cache of freed blocks of stream-ordered memory, kept for the next allocations. It allocates no memory, and frees
-   blocks with the driver. Cached blocks stay counted as managed memory of the process; struct gpu's `cached` is their
-   sum.
+/* The cache of freed blocks of stream-ordered memory, which are kept for the next allocations. It allocates no memory
+   and returns blocks to the driver. Cached blocks stay counted as the process's managed memory; struct gpu's `cached`
+   is their sum.
 
-   Order of locks: captures_lock, contexts_lock, the cache's own, the accounts'. block_cache_take, block_cache_put
-   and block_cache_remove_stream take the first and the third, and make driver calls that do not wait. */
+   Order of locks: captures_lock, contexts_lock, the cache's own lock, the accounts' lock. block_cache_take,
+   block_cache_put and block_cache_remove_stream take the first and the third, and make only driver calls that do not
+   wait. */
 #pragma once
 
 #include "driver/gpus.h"
@@ -20,42 +21,42 @@ struct cached_memory {
     size_t capacity;
 };
 
-/* Take the smallest block of at least `bytes` and at most a quarter more: from the same stream at once, since the
-   stream keeps the order, from another stream only if it has passed the free. `context` is that of the memory. */
+/* Take the smallest block of at least `bytes` and at most a quarter more: from the same stream immediately, because the
+   stream keeps the order; from another stream only if it has passed the free. `context`: the memory's context. */
 bool block_cache_take(struct gpu *gpu, CUcontext context, const struct cache_stream *by, size_t bytes,
                       struct cached_memory *taken);
 
 /* Keep a block that was freed in a stream. False: no memory for the record. */
 bool block_cache_put(struct gpu *gpu, CUcontext context, const struct cache_stream *by, struct cached_memory block);
 
-/* Whether a cached block begins at this address: the program has freed it already. For addresses without a record;
+/* Whether a cached block, which the program has already freed, begins at this address. For addresses without a record;
    searches all blocks. */
 bool block_cache_has(CUdeviceptr at);
 
-/* Before an allocation of `bytes` in the calling thread's context: give blocks back, the oldest first, until no more is
-   cached than the largest amount in use since all blocks were last given back. Waits for streams, 30 s at most, and for
-   the device: with no lock held. */
+/* Before an allocation of `bytes` in the calling thread's context: return blocks to the driver, oldest first, until the
+   cache is not larger than the largest amount in use since all blocks were last returned. Waits for streams, at most 30
+   s, and for the device; the caller must hold no lock. */
 void block_cache_make_room(struct gpu *gpu, CUcontext current, size_t bytes);
 
-/* Give back blocks of the calling thread's context, `bytes` at least, waiting for their streams and for the
-   device: with no lock held. True if any was given back. */
+/* Return at least `bytes` of blocks of the calling thread's context to the driver. Waits for their streams and for the
+   device; the caller must hold no lock. True if any block was returned. */
 bool block_cache_trim(struct gpu *gpu, size_t bytes);
 
 /* For the background thread. All take captures_lock and contexts_lock. */
 void block_cache_quiet(struct gpu *gpu);     /* after a burst: record marks */
-void block_cache_give_back(struct gpu *gpu); /* after all work: begin to give all blocks back */
-/* Continue, a millisecond at most; returns the instant of the next step. `work_may_come`: stop, since the next free
-   could wait for new work. */
+void block_cache_give_back(struct gpu *gpu); /* after all work: begin to return all blocks */
+/* Continue for at most a millisecond; returns the instant of the next step. `work_may_come`: stop, because the next
+   free could wait for new work. */
 uint64_t block_cache_step(struct gpu *gpu, uint64_t now, bool work_may_come);
 
-/* The calling thread's number, which no other thread of the process ever has. */
+/* Return the calling thread's number, which is unique in the process. */
 uint64_t block_cache_thread(void);
 
-/* Before a stream is destroyed; after a context is destroyed, with its memory. */
+/* Called before a stream is destroyed, and after a context is destroyed with its memory. */
 void block_cache_remove_stream(CUstream stream);
 void block_cache_remove_context(CUcontext context);
 
 /* Whether there are blocks that belong to the context or were freed in its streams. */
 bool block_cache_has_context(CUcontext context);
-/* Move the blocks of a destroyed context, whose work is done, to the context that keeps its memory. */
+/* Move the blocks of a destroyed context, whose work is done, to the context that retains its memory. */
 void block_cache_move_context(CUcontext from, CUcontext to);

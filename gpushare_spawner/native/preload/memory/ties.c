@@ -50,7 +50,7 @@ void ties_add_once(struct tie tie) {
 
 typedef bool (*tie_matches)(const struct tie *tie, const struct tie *pattern);
 
-/* Remove the ties that match; only the newest where not `all`. */
+/* Remove the ties that match; only the newest if not `all`. */
 static void remove_ties(tie_matches matches, struct tie pattern, bool all) {
     if (!atomic_load(&ties)) return;
     pthread_mutex_lock(&lock);

@@ -1,6 +1,7 @@
-/* Ties: objects that keep the driver from checkpointing this process. Memory, events and semaphores that it shares with
-   other processes or APIs, and managed memory that is in no account. Recorded with engine `suspend` only. Every
-   function takes a lock of this file, and ties_count the accounts' lock within it; none calls the driver. */
+/* Ties are objects that prevent the driver from checkpointing this process: memory, events and semaphores that it
+   shares with other processes or APIs, and managed memory that is in no account. Recorded with engine `suspend` only.
+   Every function takes a lock of this file, and ties_count also takes the accounts' lock within it; no function calls
+   the driver. */
 #pragma once
 
 #include "driver/gpus.h"
@@ -13,8 +14,8 @@ enum tie_kind {
 
 enum tie_object {
     TIE_ADDRESS,    /* opened by its address */
-    TIE_ALLOCATION, /* of allocations.h: ends with that allocation */
-    TIE_PHYSICAL,   /* memory of VMM */
+    TIE_ALLOCATION, /* from allocations.h: ends with that allocation */
+    TIE_PHYSICAL,   /* physical memory of the VMM API */
     TIE_POOL,
     TIE_EVENT,
     TIE_EXTERNAL, /* memory and semaphores of other APIs */
@@ -25,7 +26,7 @@ struct tie {
     enum tie_kind kind;
     enum tie_object object;
     uint64_t id;
-    uint64_t owner; /* the number of an allocation, the module of a variable */
+    uint64_t owner; /* the number of an allocation, or the module of a variable */
     uint64_t bytes;
     CUcontext context; /* the tie ends with it; NULL: with no context */
 };
@@ -35,10 +36,11 @@ void ties_add(struct tie tie);
 /* Record a tie, unless it is recorded already. */
 void ties_add_once(struct tie tie);
 
-/* Record that a tie could not be recorded, for lack of memory: the process counts as tied from now on. */
+/* Record that a tie could not be recorded for lack of memory: from now on the process counts as tied. */
 void ties_lost(void);
 
-/* Remove the newest tie of an object, all of its ties, those of a module's variables, those of a destroyed context. */
+/* Remove the newest tie of an object, all its ties, the ties of a module's variables, or the ties of a destroyed
+   context. */
 void ties_remove(enum tie_object object, uint64_t id);
 void ties_remove_all(enum tie_object object, uint64_t id);
 void ties_remove_variables(uint64_t owner);

@@ -2,9 +2,9 @@
 
 #include <stdbool.h>
 
-/* A hash of key and order in which each bit depends on all bits. Addresses, handles and numbers have a fixed distance,
-   which a multiplication alone turns into rising priorities for some distances: the tree would be a list. The constants
-   and shifts are those of Stafford's variant 13 of MurmurHash3's last step. */
+/* A hash of key and order in which each bit depends on all bits. Addresses, handles and numbers often have a fixed
+   distance, which a multiplication alone turns into rising priorities for some distances, so that the tree would
+   degenerate into a list. The constants and shifts are from Stafford's variant 13 of MurmurHash3's final step. */
 static uint64_t priority_of(const struct tree_node *node) {
     uint64_t mixed = node->key ^ (node->order << 32 | node->order >> 32);
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9ull;
@@ -24,7 +24,7 @@ void tree_insert(struct tree_node **root, struct tree_node *node) {
         link = is_before(*link, node->key, node->order) ? &(*link)->right : &(*link)->left;
     struct tree_node *tree = *link, **below = &node->left, **above = &node->right;
     *link = node;
-    while (tree) { /* split the tree that was here into the nodes before the new node and after it */
+    while (tree) { /* split the existing tree into the nodes before and after the new node */
         if (is_before(tree, node->key, node->order)) {
             *below = tree;
             below = &tree->right;

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 struct tree_node {
-    uint64_t key, order; /* no two nodes of a tree have both the same; `order` is 0 where keys are unique */
+    uint64_t key, order; /* no two nodes of a tree are equal in both; `order` is 0 if keys are unique */
     uint64_t priority;   /* set by tree_insert */
     struct tree_node *left, *right;
 };
@@ -17,14 +17,14 @@ struct tree_node {
 /* Add a node, whose key and order are set. */
 void tree_insert(struct tree_node **root, struct tree_node *node);
 
-/* The link that leads to the node with this key and order; a link to NULL: the tree has no such node. */
+/* Return the link that leads to the node with this key and order; a link to NULL: the tree has no such node. */
 struct tree_node **tree_link(struct tree_node **root, uint64_t key, uint64_t order);
 
 /* Remove the node that the link leads to. */
 void tree_remove(struct tree_node **link);
 
-/* The last node whose key is at most this one; NULL: there is none. */
+/* Return the last node whose key is at most this key; NULL: there is none. */
 struct tree_node *tree_last_up_to(struct tree_node *root, uint64_t key);
 
-/* The first node from this key and order on; NULL: there is none. */
+/* Return the first node at or after this key and order; NULL: there is none. */
 struct tree_node *tree_first_from(struct tree_node *root, uint64_t key, uint64_t order);

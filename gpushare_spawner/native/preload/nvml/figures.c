@@ -14,7 +14,7 @@
 
 #define FRESH            (1 * SECOND)
 #define PATIENCE         (500 * MILLISECOND)
-#define KEPT             (5 * SECOND) /* an agent that is restarted answers within this time */
+#define KEPT             (5 * SECOND) /* a restarted agent answers within this time */
 #define LONGEST_INTERVAL (10 * SECOND)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -25,11 +25,11 @@ struct figures {
 };
 
 /* With the lock held: */
-static const char *path; /* GPUSHARE_SOCKET at the first query: the program may change its environment later */
+static const char *path; /* GPUSHARE_SOCKET at the first query, because the program may change its environment later */
 static struct frame_socket connection = FRAME_SOCKET_CLOSED;
 static uint64_t queried_at, answered_at; /* 0: not yet */
 static uint64_t interval = FRESH;        /* from the end of a query to the next */
-static struct figures last, incoming;    /* `incoming`: of the answer that is being read */
+static struct figures last, incoming;    /* `incoming`: from the answer that is being read */
 
 bool figures_enabled(void) {
     static _Atomic int read; /* 0: not read yet, 1: yes, 2: no */
@@ -64,7 +64,7 @@ static unsigned percent(uint64_t part, uint64_t whole) {
 
 /* The state of an answer whose frames are being read. */
 struct answer {
-    int devices, statuses; /* frames still to come; -1: before WELCOME */
+    int devices, statuses; /* number of frames still expected; -1: before WELCOME */
     bool movable, with_use;
 };
 
@@ -110,7 +110,7 @@ static bool add_frame(struct answer *answer, const struct frame *frame) {
     return true;
 }
 
-/* Read an answer. False: there is none, or none in time, and `silent` is set. */
+/* Read an answer. False: there is none; `silent` is set if none came in time. */
 static bool receive_answer(bool *silent) {
     struct answer answer = {.devices = -1, .statuses = 1};
     uint64_t deadline = clock_now() + PATIENCE, now;
@@ -124,7 +124,7 @@ static bool receive_answer(bool *silent) {
         }
         if (received > 0) continue;
         struct pollfd file = {connection.file, POLLIN, 0};
-        /* a signal ends the poll early: its handler has run, and the time is bounded */
+        /* a signal may end the poll early: its handler has run, and the time is bounded */
         poll(&file, 1, (int)((deadline - now) / MILLISECOND) + 1);
     }
     return true;
@@ -152,21 +152,21 @@ static void query(void) {
         answered_at = clock_now();
     }
     queried_at = clock_now();
-    /* an agent that hangs delays the program each time: it is asked less and less often */
+    /* an agent that hangs delays the program each time, so it is queried less and less often */
     interval = !silent ? FRESH : interval < LONGEST_INTERVAL / 2 ? 2 * interval : LONGEST_INTERVAL;
 }
 
-/* Take the lock, and query the agent where that is due. False, without the lock: NVML shows the driver's figures. */
+/* Take the lock, and query the agent if a query is due. False, without the lock: NVML shows the driver's figures. */
 static bool enter(void) {
     if (!figures_enabled() || !libc_load()) return false;
-    libc_watch_forks(); /* before the lock is taken: it is not locked in a child */
+    libc_watch_forks(); /* before the lock is taken, so that it is not locked in a child */
     pthread_mutex_lock(&lock);
     if (!path) {
         const char *setting = getenv("GPUSHARE_SOCKET");
         path = setting ? strdup(setting) : NULL;
     }
     if (!queried_at || clock_now() - queried_at >= interval) {
-        /* a thread that is cancelled here would keep the lock */
+        /* a thread canceled here would keep the lock */
         int before;
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
         query();
@@ -175,7 +175,7 @@ static bool enter(void) {
     return true;
 }
 
-/* Whether there is an answer to be shown. With the lock held. */
+/* Whether there is an answer to show. With the lock held. */
 static bool have_answer(void) {
     return answered_at && clock_now() - answered_at < KEPT;
 }

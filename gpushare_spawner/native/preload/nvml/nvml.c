@@ -20,27 +20,27 @@ struct nvml_functions {
     NVML_CALLS(SLOT, SLOT)
 };
 
-/* Several threads may look the functions up at once. The first table stays until the process ends: others may read it
-   already. */
+/* Several threads may look up the functions simultaneously. The first table stays until the process ends, because other
+   threads may already read it. */
 static struct nvml_functions *_Atomic loaded;
 static const struct nvml_functions none;
 
-/* Characters, not pointers: the dynamic linker would have to relocate each pointer in every process. */
+/* Characters instead of pointers, which the dynamic linker would have to relocate in every process. */
 #define NAME(name, parameters) #name "\0"
 static const char names[] = NVML_CALLS(NAME, NAME);
 
-/* NVML's functions; NULL where NVML has no such function, and all of them before `load`. */
+/* Return NVML's functions; NULL for functions that NVML lacks, and for all functions before `load`. */
 static const struct nvml_functions *functions(void) {
     const struct nvml_functions *table = atomic_load_explicit(&loaded, memory_order_acquire);
     return table ? table : &none;
 }
 
-/* Look them up in the libnvidia-ml.so.1 that the program has loaded. False while there is none. Any thread; takes no
-   lock of this library, but the dynamic linker's. */
+/* Look up the functions in the libnvidia-ml.so.1 that the program has loaded. False while none is loaded. Any thread;
+   takes no lock of this library, only the dynamic linker's. */
 static bool load(void) {
     if (atomic_load_explicit(&loaded, memory_order_acquire)) return true;
     if (!libc_load()) return false;
-    /* RTLD_NOLOAD: this library never brings NVML into a program that has none */
+    /* RTLD_NOLOAD: this library never loads NVML into a program that has none */
     void *library = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_NOLOAD);
     struct nvml_functions *table = library ? malloc(sizeof *table) : NULL, *absent = NULL;
     if (table) {
@@ -49,12 +49,12 @@ static bool load(void) {
             ((void **)table)[i] = libc_dlsym(library, name);
         if (!atomic_compare_exchange_strong(&loaded, &absent, table)) free(table);
     }
-    dlerror(); /* clears the error: the program's next dlerror() is about its own calls */
+    dlerror(); /* clears the error, so that the program's next dlerror() reports only its own calls */
     return table != NULL;
 }
 
-/* Whether NVML has the function. Where it has not, the wrapper returns NVML_ERROR_FUNCTION_NOT_FOUND: a program that is
-   linked against another version calls it nevertheless. */
+/* Whether NVML has the function. If not, the wrapper returns NVML_ERROR_FUNCTION_NOT_FOUND, because a program that is
+   linked against another version may still call it. */
 #define NVML_HAS(name) (load() && functions()->name)
 
 static int hex(char c) {
@@ -69,13 +69,13 @@ static bool uuid_text(nvmlDevice device, char text[NVML_UUID_TEXT]) {
            functions()->nvmlDeviceGetUUID(device, text, NVML_UUID_TEXT) == NVML_SUCCESS;
 }
 
-/* Whether this is the handle of a GPU, or of a part of a GPU, in an NVML that is initialised. */
+/* Whether this is the handle of a GPU or of a part of a GPU, and NVML is initialized. */
 static bool is_device(nvmlDevice device) {
     char text[NVML_UUID_TEXT];
     return uuid_text(device, text);
 }
 
-/* The UUID of a GPU. False: NVML is not initialised, or this is no handle of a whole GPU. */
+/* Read the UUID of a GPU. False: NVML is not initialized, or this is not the handle of a whole GPU. */
 static bool read_uuid(nvmlDevice device, unsigned char uuid[16]) {
     char text[NVML_UUID_TEXT] = "";
     if (!uuid_text(device, text)) return false;
@@ -91,7 +91,7 @@ static bool read_uuid(nvmlDevice device, unsigned char uuid[16]) {
     return true;
 }
 
-/* The handle of a GPU by its UUID. Returns NVML's result. */
+/* Read the handle of a GPU by its UUID. Returns NVML's result. */
 static nvmlReturn read_handle(const unsigned char uuid[16], nvmlDevice *device) {
     char text[NVML_UUID_TEXT] = "GPU", *at = text + 3;
     if (!functions()->nvmlDeviceGetHandleByUUID) return NVML_ERROR_FUNCTION_NOT_FOUND;
@@ -102,14 +102,14 @@ static nvmlReturn read_handle(const unsigned char uuid[16], nvmlDevice *device) 
 
 /* ---- figures ---- */
 
-/* The figures to show of a GPU. False: show the driver's, and its errors. */
+/* Read the figures to show for a GPU. False: show the driver's figures and errors. */
 static bool shown_figures(nvmlDevice device, struct gpu_figures *figures) {
     unsigned char uuid[16];
     return figures_enabled() && read_uuid(device, uuid) && figures_of(uuid, figures);
 }
 
-/* The same for lists of processes. The lists of a GPU that is not the session's, and of all GPUs while the agent does
-   not answer, are empty: they show no neighbour's process. */
+/* The same for lists of processes. For a GPU that is not the session's, and for all GPUs while the agent does not
+   answer, the lists are empty, so that they do not show other users' processes. */
 static bool shown_processes(nvmlDevice device, struct gpu_figures *figures) {
     if (!figures_enabled() || !is_device(device)) return false;
     if (!shown_figures(device, figures)) *figures = (struct gpu_figures){0};
@@ -118,17 +118,19 @@ static bool shown_processes(nvmlDevice device, struct gpu_figures *figures) {
 
 /* ---- GPUs ----
 
-   NVML numbers the GPUs for this process: the session's only, in CUDA's order. The numbers are determined at the first
-   call that needs them, and stay: a program that has counted the GPUs must not see others later. Where the agent does
-   not answer then, the driver's numbers stay. By UUID, serial number or bus NVML finds the other GPUs too. */
+   For this process NVML numbers only the session's GPUs, in CUDA's order. The numbers are determined by the first call
+   that needs them and never change, because a program that has counted the GPUs must not see other GPUs later. If the
+   agent does not answer at that call, the driver's numbers remain. By UUID, serial number or bus, NVML also finds the
+   other GPUs. */
 
-/* Several threads may ask at once. The first answer stays until the process ends: others may read it already. */
+/* Several threads may query simultaneously. The first answer stays until the process ends, because other threads may
+   already read it. */
 static struct numbering {
     int count;
     unsigned char uuids[MAX_GPUS][16];
 } *_Atomic numbering;
 
-/* The number of the session's GPUs; -1: the driver's numbers hold. */
+/* Return the number of the session's GPUs; -1: the driver's numbers apply. */
 static int shown_count(void) {
     struct numbering *fixed = atomic_load_explicit(&numbering, memory_order_acquire), *new;
     if (fixed) return fixed->count;
@@ -139,12 +141,12 @@ static int shown_count(void) {
     return fixed->count;
 }
 
-/* The UUID of a GPU by its number. After shown_count(). */
+/* Return the UUID of a GPU by its number. To be called after shown_count(). */
 static const unsigned char *shown_uuid(int index) {
     return atomic_load_explicit(&numbering, memory_order_acquire)->uuids[index];
 }
 
-/* The number of a GPU; -1: it is not the session's. */
+/* Return the number of a GPU; -1: it is not the session's. */
 static int shown_index(const unsigned char uuid[16]) {
     for (int i = 0; i < shown_count(); i++)
         if (memcmp(shown_uuid(i), uuid, 16) == 0) return i;
@@ -172,7 +174,7 @@ EXPORTED(nvmlDeviceGetCount_v2);
 static nvmlReturn by_index(nvmlReturn (*call)(unsigned, nvmlDevice *), unsigned index, nvmlDevice *device) {
     int shown = device && figures_enabled() ? shown_count() : -1;
     if (shown < 0) return call(index, device);
-    /* the driver's answer to an index that no GPU has */
+    /* the driver's result for an index that no GPU has */
     return index < (unsigned)shown ? read_handle(shown_uuid((int)index), device) : call(~0u, device);
 }
 
@@ -199,8 +201,8 @@ nvmlReturn wrapped_nvmlDeviceGetIndex(nvmlDevice device, unsigned *index) {
 }
 EXPORTED(nvmlDeviceGetIndex);
 
-/* ---- memory: the share's as the GPU's. In a process that has called cuInit these are CUDA's own figures, in any other
-   process the agent's ---- */
+/* ---- memory: the share is shown as the GPU's memory. A process that has called cuInit uses CUDA's own figures, any
+   other process the agent's ---- */
 
 struct shown_memory {
     uint64_t total, used, available;
@@ -241,18 +243,18 @@ nvmlReturn wrapped_nvmlDeviceGetMemoryInfo_v2(nvmlDevice device, nvmlMemory_v2 *
         memory->total = shown.total;
         memory->free = shown.available;
         memory->used = shown.used;
-        /* memory that neighbours hold, where none can leave the GPU */
+        /* memory of other sessions, if no memory can leave the GPU */
         memory->reserved = shown.total - shown.used - shown.available;
     }
     return result;
 }
 EXPORTED(nvmlDeviceGetMemoryInfo_v2);
 
-/* ---- processes: the session's, all of them as compute processes. Processes that NVML lists otherwise are not shown:
-   nothing shows which of them are the session's ---- */
+/* ---- processes: the session's processes, all as compute processes. Other processes that NVML lists are not shown,
+   because NVML does not indicate which of them belong to the session ---- */
 
-/* Write a list of processes by NVML's convention: `count` is the room of `out`, which may be NULL where that is 0, and
-   becomes the number of processes. `put` writes an entry. */
+/* Write a list of processes by NVML's convention: `count` is the capacity of `out`, which may be NULL if the capacity
+   is 0, and becomes the number of processes. `put` writes an entry. */
 static nvmlReturn list_processes(const struct gpu_figures *figures, unsigned *count, void *out,
                                  void (*put)(void *out, unsigned at, const struct process_figures *process)) {
     unsigned processes = (unsigned)figures->processes, room = *count;
@@ -310,10 +312,10 @@ nvmlReturn wrapped_nvmlDeviceGetRunningProcessDetailList(nvmlDevice device, nvml
 }
 EXPORTED(nvmlDeviceGetRunningProcessDetailList);
 
-/* NVML's result for an empty list, of other lists that have pids: finished processes, and processes that encode or
+/* Return NVML's result for an empty list. For other lists with pids: finished processes, and processes that encode or
    capture video. */
 static nvmlReturn empty(nvmlReturn (*list)(nvmlDevice, unsigned *, void *), nvmlDevice device) {
-    unsigned long long scratch; /* not written: there is no room */
+    unsigned long long scratch; /* not written, because the capacity is 0 */
     unsigned count = 0;
     nvmlReturn result = list(device, &count, &scratch);
     return result == NVML_ERROR_INSUFFICIENT_SIZE ? NVML_SUCCESS : result;
@@ -333,7 +335,7 @@ EMPTY(nvmlDeviceGetAccountingPids)
 EMPTY(nvmlDeviceGetEncoderSessions)
 EMPTY(nvmlDeviceGetFBCSessions)
 
-/* The driver's result for a process without a record. */
+/* Return the driver's result for a process without a record. */
 static nvmlReturn not_accounted(nvmlDevice device) {
     nvmlReturn result = functions()->nvmlDeviceGetAccountingPids
                             ? empty(functions()->nvmlDeviceGetAccountingPids, device)
@@ -355,14 +357,14 @@ nvmlReturn wrapped_nvmlDeviceGetAccountingStats_v2(nvmlDevice device, void *out)
 }
 EXPORTED(nvmlDeviceGetAccountingStats_v2);
 
-/* ---- use: the session's alone, in percent of the whole GPU's time over the last second ---- */
+/* ---- use: only the session's, in percent of the whole GPU's time over the last second ---- */
 
 nvmlReturn wrapped_nvmlDeviceGetUtilizationRates(nvmlDevice device, nvmlUtilization *rates) {
     struct gpu_figures figures;
     if (!NVML_HAS(nvmlDeviceGetUtilizationRates)) return NVML_ERROR_FUNCTION_NOT_FOUND;
     nvmlReturn result = functions()->nvmlDeviceGetUtilizationRates(device, rates);
     if (result != NVML_SUCCESS || !shown_figures(device, &figures) || !figures.with_use) return result;
-    /* the memory's part of the session is not measured: assume it in proportion to the time */
+    /* the session's part of the memory use is not measured; assume that it is proportional to the time */
     unsigned whole = rates->gpu > figures.percent ? rates->gpu : figures.percent;
     rates->memory = whole ? rates->memory * figures.percent / whole : 0;
     rates->gpu = figures.percent;
@@ -370,7 +372,7 @@ nvmlReturn wrapped_nvmlDeviceGetUtilizationRates(nvmlDevice device, nvmlUtilizat
 }
 EXPORTED(nvmlDeviceGetUtilizationRates);
 
-/* List the processes that used the GPU, if the figures are newer than `seen`, in microseconds since the epoch. Returns
+/* List the processes that used the GPU, if the figures are newer than `seen` (microseconds since the epoch). Returns
    their number. */
 static unsigned list_active(const struct gpu_figures *figures, unsigned long long seen,
                             const struct process_figures *active[FIGURES_PROCESSES]) {
@@ -380,8 +382,8 @@ static unsigned list_active(const struct gpu_figures *figures, unsigned long lon
     return count;
 }
 
-/* Set the number of entries by NVML's convention: none is NVML_ERROR_NOT_FOUND; for a buffer that is NULL or too small,
-   the size that always suffices. */
+/* Set the number of entries by NVML's convention: no entry gives NVML_ERROR_NOT_FOUND; a buffer that is NULL or too
+   small gives a size that always suffices. */
 static nvmlReturn set_count(unsigned entries, unsigned *count, const void *out) {
     unsigned room = out ? *count : 0;
     if (!entries) return NVML_ERROR_NOT_FOUND;

@@ -1,5 +1,5 @@
-/* NVML as this library uses it: the types, constants and structure layouts of its binary interface, its functions, and
-   the wrappers of those that show the session instead of the GPU. */
+/* The parts of NVML that this library uses: the types, constants and structure layouts of its binary interface, its
+   functions, and the wrappers that show the session instead of the GPU. */
 #pragma once
 
 #include "platform/common.h"
@@ -15,10 +15,10 @@ enum {
     NVML_ERROR_FUNCTION_NOT_FOUND = 13,
 };
 #define NVML_UUID_TEXT 96    /* bytes that hold any UUID as text: NVML_DEVICE_UUID_V2_BUFFER_SIZE */
-#define NVML_NO_ID     (~0u) /* no instance of MIG */
+#define NVML_NO_ID     (~0u) /* no MIG instance */
 #define NVML_NO_VALUE  (~0ull)
 
-/* A versioned structure says its size and version in its first field. */
+/* The first field of a versioned structure contains its size and version. */
 #define NVML_VERSION_OF(type, number) ((unsigned)sizeof(type) | (unsigned)(number) << 24)
 
 typedef struct { /* nvmlMemory_t */
@@ -75,7 +75,7 @@ typedef struct { /* nvmlProcessesUtilizationInfo_v1_t */
     nvmlProcessUseDetail *entries;
 } nvmlProcessUses;
 
-/* NVML's functions that are wrapped, and those that are only called. */
+/* NVML's functions that are wrapped or only called. */
 /* clang-format off */
 #define NVML_CALLS(WRAPPED, CALLED)                                                                                    \
     WRAPPED(nvmlDeviceGetCount, (unsigned *count))                                                                     \
@@ -107,6 +107,6 @@ typedef struct { /* nvmlProcessesUtilizationInfo_v1_t */
     CALLED(nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice *device))
 /* clang-format on */
 
-/* The wrapper for an address in the real libnvidia-ml, of the function of this name; or the address itself. Looks
-   NVML's functions up the first time. Any thread; takes no lock of this library, but the dynamic linker's. */
+/* Return the wrapper for the address of the function with this name in the real libnvidia-ml, or the address itself.
+   The first call looks up NVML's functions. Any thread; takes no lock of this library, only the dynamic linker's. */
 void *nvml_find(void *pointer, const char *name);

@@ -1,4 +1,4 @@
-/* Common to all files: attributes, units of time, the clock, the log, and libc.h. */
+/* Definitions for all files: attributes, units of time, the clock, the log, and libc.h. */
 #pragma once
 
 #include <stdbool.h>
@@ -11,7 +11,7 @@
 #define likely(x)   __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
-/* A variable that several files use. With this declaration the compiler reaches it without the global offset table. */
+/* A variable that several files use. With this declaration the compiler accesses it without the global offset table. */
 #define HIDDEN extern __attribute__((visibility("hidden")))
 
 /* Exports the wrapper `wrapped_NAME` as NAME, for programs that are linked against the driver's library. */
@@ -21,7 +21,7 @@
 #define MILLISECOND 1000000ull
 #define SECOND      1000000000ull
 
-/* Nanoseconds of CLOCK_MONOTONIC. Any thread; takes no lock. */
+/* Return CLOCK_MONOTONIC in nanoseconds. Any thread; takes no lock. */
 static inline uint64_t clock_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -30,8 +30,8 @@ static inline uint64_t clock_now(void) {
 
 enum log_level { LOG_OFF, LOG_ERROR, LOG_INFO, LOG_DEBUG };
 
-/* Read GPUSHARE_LOG, once: its level and the log's file (default: errors, to stderr). Takes a lock, and allocates. */
+/* Read the level and the log file from GPUSHARE_LOG, once (default: errors, to stderr). Takes a lock and allocates. */
 void log_prepare(void);
 
-/* Write one line. Any thread, any lock held; keeps errno. Makes a system call if the level is logged. */
+/* Write one line. Any thread, with any lock held; preserves errno. Makes a system call if the level is logged. */
 void log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));

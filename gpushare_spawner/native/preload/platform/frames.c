@@ -53,7 +53,7 @@ bool frame_socket_send(struct frame_socket *connection, struct frame *frame) {
 int frame_socket_receive(struct frame_socket *connection, struct frame *frame) {
     if (connection->file < 0) return -1;
     ssize_t received;
-    /* MSG_TRUNC: recv returns the packet's real length, also of a longer one */
+    /* MSG_TRUNC: recv returns the packet's real length, even if it is longer */
     do received = recv(connection->file, frame, sizeof *frame, MSG_DONTWAIT | MSG_TRUNC);
     while (received < 0 && errno == EINTR);
     if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;

@@ -1,4 +1,4 @@
-/* Frames of the session socket, and connections to it. docs/reference/protocol.md has the meaning of each frame. */
+/* Frames of the session socket, and connections to it. docs/reference/protocol.md describes each frame. */
 #pragma once
 
 #include "platform/common.h"
@@ -59,26 +59,26 @@ enum { RESERVED_GRANTED = 0 };
 enum { SESSION_MEMORY_OTHERS = 0, SESSION_MEMORY_PROCESS = 1 };
 enum { STATUS_MEMORY = 5, STATUS_TOTAL = 7 }; /* fields */
 
-/* Capabilities of a side, in HELLO and WELCOME. */
+/* Capabilities of the library (in HELLO) or the agent (in WELCOME). */
 enum feature {
     FEATURE_PACE = 1,
     FEATURE_RESERVE = 2,
     FEATURE_USE = 32,
-    FEATURE_SUSPEND = 64,  /* of the library with engine `suspend` only */
-    FEATURE_OBSERVE = 128, /* of the library with engine `observe` only */
+    FEATURE_SUSPEND = 64,  /* only of the library with engine `suspend` */
+    FEATURE_OBSERVE = 128, /* only of the library with engine `observe` */
 };
 #define LIBRARY_FEATURES  (FEATURE_PACE | FEATURE_RESERVE)
 #define OBSERVER_FEATURES (FEATURE_RESERVE | FEATURE_USE)
 
-/* A connection: frames of one version, each a packet of its own. No call waits or takes a lock; a connection is used by
-   one thread at a time. */
+/* A connection: frames of one version, each in its own packet. No call waits or takes a lock; only one thread at a time
+   uses a connection. */
 struct frame_socket {
     int file; /* -1 while there is no connection */
     uint32_t serial;
 };
 #define FRAME_SOCKET_CLOSED {-1, 0}
 
-/* The background thread's connection to the agent; only that thread uses it. */
+/* The connection to the agent, which only the background thread uses. */
 HIDDEN struct frame_socket frame_socket_agent;
 
 /* Connect. False: the agent does not listen, or too many connections are pending. */
@@ -87,8 +87,8 @@ bool frame_socket_connect(struct frame_socket *connection, const char *path);
 /* Send a frame. False: the agent does not read its frames, and the connection is closed. */
 bool frame_socket_send(struct frame_socket *connection, struct frame *frame);
 
-/* Read a frame. 1: there was one; 0: none now; -1: the connection has ended, or the message is no frame of this
-   version. */
+/* Read a frame. 1: a frame was read; 0: none is available; -1: the connection has ended, or the message is not a frame
+   of this version. */
 int frame_socket_receive(struct frame_socket *connection, struct frame *frame);
 
 void frame_socket_close(struct frame_socket *connection);

@@ -1,5 +1,5 @@
-/* Calls no function of the C library by name: sanitizers call dlsym before their own strcmp and dl_iterate_phdr, which
-   a call from here would reach, are ready. .ci/c_layers.py checks that. */
+/* This file calls no C library function by name: sanitizers call dlsym before their own strcmp and dl_iterate_phdr,
+   which such a call would reach, are ready. .ci/c_layers.py checks this rule. */
 #define _GNU_SOURCE
 #include <link.h>
 #include <stdatomic.h>
@@ -7,11 +7,11 @@
 
 #include "platform/common.h"
 
-/* ---- dlsym, found without dlsym, and without dlvsym, which musl does not have ---- */
+/* ---- lookup of dlsym without dlsym, and without dlvsym, which musl lacks ---- */
 
 static _Atomic(dlsym_function) next_dlsym;
 
-/* The dynamic linker's list of objects, as debuggers read it: glibc's, and musl's. */
+/* The dynamic linker's list of objects, as read by debuggers, in glibc and in musl. */
 extern struct r_debug _r_debug __attribute__((weak));
 extern struct r_debug *_dl_debug_addr __attribute__((weak));
 extern ElfW(Dyn) _DYNAMIC[] __attribute__((visibility("hidden")));
@@ -23,7 +23,7 @@ struct object {
 };
 
 static const void *dynamic_pointer(const struct link_map *map, ElfW(Addr) value) {
-    /* glibc has relocated the address if it can write there, musl never does */
+    /* glibc relocates the address if it can write there; musl never does */
     return (const void *)(value < map->l_addr ? value + map->l_addr : value);
 }
 
@@ -84,8 +84,8 @@ bool libc_is_own_address(const void *pointer) {
     return (const char *)pointer >= __ehdr_start && (const char *)pointer < _end;
 }
 
-/* The first dlsym after this library, in the order in which libraries were loaded, as RTLD_NEXT means it. It is among
-   the libraries that the program began with, which stay where they are in the list: no lock is needed. */
+/* Return the first dlsym after this library, in load order, as for RTLD_NEXT. It is in one of the program's initial
+   libraries, whose position in the list is fixed, so no lock is needed. */
 static dlsym_function search(void) {
     const struct r_debug *list = &_r_debug ? &_r_debug : &_dl_debug_addr ? _dl_debug_addr : NULL;
     bool past_own = false;
@@ -115,7 +115,7 @@ void *libc_dlsym(void *handle, const char *name) {
     return next ? next(handle, name) : NULL;
 }
 
-/* ---- functions that are looked up when they are first needed ---- */
+/* ---- functions that are looked up when first needed ---- */
 
 struct late_libc late;
 
@@ -139,9 +139,9 @@ bool libc_load(void) {
     if (atomic_load_explicit(&loaded, memory_order_acquire)) return true;
     bool all = true;
     for (size_t i = 0; i < FUNCTIONS; i++) {
-        /* several threads may do this at once: each writes the same addresses */
+        /* several threads may do this simultaneously; each writes the same addresses */
         void *function = libc_dlsym(RTLD_DEFAULT, functions[i]);
-        /* before glibc 2.34, in a program that is not linked against libpthread itself: the driver has loaded it */
+        /* before glibc 2.34, a program may not be linked against libpthread; then the driver has loaded it */
         if (!function && LATE(open_library)) {
             void *library = LATE(open_library)("libpthread.so.0", RTLD_LAZY | RTLD_NOLOAD);
             if (library) function = libc_dlsym(library, functions[i]);
@@ -152,13 +152,13 @@ bool libc_load(void) {
     if (all)
         atomic_store_explicit(&loaded, true, memory_order_release);
     else if (LATE(library_error))
-        LATE(library_error)(); /* the program's next dlerror() is about its own calls */
+        LATE(library_error)(); /* the program's next dlerror() reports only its own calls */
     return all;
 }
 
 /* ---- forks ---- */
 
-/* The linker defines these: the bounds of the section. */
+/* The bounds of the section, defined by the linker. */
 extern const int32_t __start_gpushare_fork[] __attribute__((visibility("hidden")));
 extern const int32_t __stop_gpushare_fork[] __attribute__((visibility("hidden")));
 
@@ -168,7 +168,7 @@ static void in_child(void) {
 }
 
 void libc_watch_forks(void) {
-    /* pthread_atfork of glibc does the same; its own name is not in the shared library of every version */
+    /* glibc's pthread_atfork does the same, but not every version's shared library exports its name */
     extern void *__dso_handle __attribute__((visibility("hidden")));
     static _Atomic bool watched;
     if (!atomic_load_explicit(&watched, memory_order_relaxed) &&

@@ -10,7 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* GPUSHARE_LOG as read at cuInit or at an earlier line: the program may change its environment later. */
+/* Whether GPUSHARE_LOG has been read, at cuInit or before an earlier line; the program may change its environment
+   later. */
 static _Atomic bool prepared;
 static pthread_mutex_t preparing = PTHREAD_MUTEX_INITIALIZER;
 static enum log_level chosen = LOG_ERROR;
@@ -55,7 +56,7 @@ void log_line(enum log_level level, const char *format, ...) {
     if (length > sizeof line - 2) length = sizeof line - 2;
     line[length++] = '\n';
 
-    /* opened for each line: a program that closes or counts its files finds no file of this library */
+    /* opened for each line, so that a program that closes or counts its files finds no file of this library */
     int file = log_path ? open(log_path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;
     ssize_t written = write(file >= 0 ? file : STDERR_FILENO, line, length);
     (void)written; /* an error cannot be reported anywhere */

@@ -10,7 +10,7 @@ bool settings_share(void) {
     if (!share) {
         const char *socket = getenv("GPUSHARE_SOCKET"), *disabled = getenv("GPUSHARE_DISABLE");
         bool off = disabled && *disabled && strcmp(disabled, "0") != 0;
-        /* in a setuid program, which has this library from /etc/ld.so.preload, the environment is the caller's */
+        /* a setuid program can get this library from /etc/ld.so.preload, and its environment is the caller's */
         share = socket && *socket && !off && !getauxval(AT_SECURE) ? 1 : 2;
         atomic_store_explicit(&read, share, memory_order_relaxed);
     }

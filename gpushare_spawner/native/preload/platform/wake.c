@@ -45,7 +45,7 @@ void wake_begin(void) {
 void wake_clear(void) {
     uint64_t count;
     ssize_t length = read(file, &count, sizeof count);
-    (void)length; /* another round is made anyway */
+    (void)length; /* another round follows in any case */
 }
 
 RESET_IN_CHILD(wake_reset);

@@ -8,13 +8,13 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Wait while `*word` is `value`, for `timeout` at most. Returns the result of futex(2): -1 with EINTR after any handler
-   of a signal, also after a handler that restarts calls. */
+/* Wait while `*word` is `value`, for at most `timeout`. Returns the result of futex(2): -1 with EINTR after any signal
+   handler, even one that restarts calls. */
 static inline long futex_wait(_Atomic uint32_t *word, uint32_t value, const struct timespec *timeout) {
     return syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, timeout, NULL, 0);
 }
 
-/* Wake all threads that wait. */
+/* Wake all waiting threads. */
 static inline void futex_wake(_Atomic uint32_t *word) {
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0);
 }
@@ -29,5 +29,5 @@ void wake_close(void);
 
 /* For the background thread. */
 int wake_file(void);   /* the file to poll; -1: none */
-void wake_begin(void); /* before each round: an event from here on wakes the thread again */
-void wake_clear(void); /* after the file was readable */
+void wake_begin(void); /* called before each round: any later event wakes the thread again */
+void wake_clear(void); /* called after the file was readable */

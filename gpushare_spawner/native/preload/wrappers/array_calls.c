@@ -1,4 +1,4 @@
-/* Wrappers of the calls that make arrays and memory nodes of graphs: device memory that is only counted. */
+/* Wrappers of the calls that create arrays and memory nodes of graphs: device memory that is only counted. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -6,7 +6,7 @@
 #include "memory/allowance.h"
 #include "memory/tree.h"
 
-/* ---- arrays: their size is computed from the descriptor; the driver's padding is not known ---- */
+/* ---- arrays: the size is computed from the descriptor; the driver's padding is unknown ---- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -18,8 +18,8 @@ struct array {
 
 static struct tree_node *arrays;
 
-/* Bytes of an element of a CUarray_format (cuda.h): 8, 16 and 32-bit integers, half, float, and 8 and 16-bit normalized
-   integers. Other formats (block compressed, planar) count as one byte a channel. */
+/* Return the size in bytes of an element of a CUarray_format (cuda.h): 8, 16 and 32-bit integers, half, float, and 8
+   and 16-bit normalized integers. Other formats (block-compressed, planar) count as one byte per channel. */
 static size_t element_bytes(int format, unsigned channels) {
     size_t bytes = 1;
     bool normalized_16 = (format >= 0xc3 && format <= 0xc5) || (format >= 0xc9 && format <= 0xcb);
@@ -125,7 +125,7 @@ CUresult wrapped_cuMipmappedArrayDestroy(CUmipmap array) {
     return result;
 }
 
-/* ---- memory nodes of graphs: the driver has a figure for them ---- */
+/* ---- memory nodes of graphs: the driver provides a figure for them ---- */
 
 CUresult wrapped_cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
                                         void *params) {

@@ -1,5 +1,5 @@
-/* Wrappers of calls that create, switch or destroy a context, destroy a stream, or begin, end or spread the capture of
-   a stream. */
+/* Wrappers of calls that create, switch or destroy a context, destroy a stream, or begin, end or propagate the capture
+   of a stream. */
 #include "contexts/captures.h"
 #include "contexts/lanes.h"
 #include "gate/pace.h"
@@ -8,7 +8,7 @@
 #include "memory/ties.h"
 #include "platform/settings.h"
 
-/* Add a created context. With engine `suspend` contexts without work are counted too, for the agent. */
+/* Add a created context. With engine `suspend`, contexts without work are also counted, for the agent. */
 static CUresult add_created(CUresult result, const CUcontext *out) {
     if (result != CUDA_SUCCESS || !settings_engine_suspends()) return result;
     pthread_mutex_lock(&contexts_lock);
@@ -45,7 +45,7 @@ SWITCHING(cuCtxPushCurrent_v2, (CUcontext context), (context))
 SWITCHING(cuCtxPopCurrent, (CUcontext * out), (out))
 SWITCHING(cuCtxPopCurrent_v2, (CUcontext * out), (out))
 
-/* Before a call that may destroy a context. Returns the number of the newest allocation. */
+/* Prepare for a call that may destroy a context. Returns the number of the newest allocation. */
 static uint64_t begin_destruction(struct destruction *entry, CUcontext handle) {
     pthread_mutex_lock(&contexts_lock);
     uint64_t newest = allocations_newest();
@@ -55,7 +55,8 @@ static uint64_t begin_destruction(struct destruction *entry, CUcontext handle) {
     return newest;
 }
 
-/* After that call. If the context is destroyed, so are its streams, events, and memory up to that number. */
+/* Finish after that call. If the context was destroyed, so were its streams, its events, and its memory up to that
+   number. */
 static void end_destruction(struct destruction *entry, bool destroyed, uint64_t newest) {
     CUcontext handle = entry->handle;
     pthread_mutex_lock(&contexts_lock);
@@ -86,7 +87,8 @@ DESTROYING(cuCtxDestroy)
 DESTROYING(cuCtxDestroy_v2)
 DESTROYING(cuCtxDetach)
 
-/* Whether the primary context of a device is destroyed: by the last release, or by a reset, which keeps its handle. */
+/* Whether the primary context of a device has been destroyed, by the last release or by a reset, which keeps its
+   handle. */
 static bool primary_context_destroyed(CUdevice device) {
     unsigned flags;
     int active = 0;
@@ -98,7 +100,7 @@ static CUcontext primary_context(CUdevice device) {
     CUcontext handle = NULL;
     unsigned flags;
     int active = 0;
-    /* only a retain returns the handle; the context is retained while it is active, and released at once */
+    /* only a retain returns the handle; the context is retained while active, and released immediately */
     if (real.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || !active) return NULL;
     if (real.cuDevicePrimaryCtxRetain(&handle, device) != CUDA_SUCCESS) return NULL;
     real.cuDevicePrimaryCtxRelease_v2(device);
@@ -119,8 +121,8 @@ RELEASING(cuDevicePrimaryCtxRelease_v2)
 RELEASING(cuDevicePrimaryCtxReset)
 RELEASING(cuDevicePrimaryCtxReset_v2)
 
-/* A green context is a part of a GPU. Its memory is the primary context's, which is destroyed by its last release;
-   blocks that were freed in its streams can be used again after their work. */
+/* A green context is a part of a GPU. Its memory belongs to the primary context, whose last release destroys it; blocks
+   that were freed in its streams can be reused after their work. */
 CUresult wrapped_cuGreenCtxDestroy(CUgreenCtx green) {
     CUcontext context = NULL, popped;
     CUdevice device;
@@ -204,7 +206,7 @@ CUresult wrapped_cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, int mode, C
     BEGIN(driver_twin_stream(stream), real.cuStreamBeginRecaptureToGraph_ptsz(stream, mode, graph, callback, data));
 }
 
-/* CUDA in graphics: the stream's work goes into a command list of a graphics API, which runs it later. */
+/* CUDA in graphics: the stream's work goes into a graphics API's command list, which runs it later. */
 CUresult wrapped_cuStreamBeginCaptureToCig(CUstream stream, void *parameters) {
     BEGIN(stream, real.cuStreamBeginCaptureToCig(stream, parameters));
 }
@@ -222,7 +224,7 @@ CUresult wrapped_cuStreamEndCaptureToCig_ptsz(CUstream stream) {
     return result;
 }
 
-/* A capture ends if EndCapture succeeds or returns that the capture was invalid. */
+/* A capture ends if EndCapture succeeds or reports that the capture was invalid. */
 #define END(stream, call)                                                                                              \
     bool capturing = capture_records(stream);                                                                          \
     CUresult result = call;                                                                                            \
@@ -242,7 +244,7 @@ CUresult wrapped_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *out) {
 CUresult wrapped_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     captures_spread();
     CUresult result = real.cuStreamWaitEvent(stream, event, flags);
-    captures_spread(); /* another thread may have asked the driver about the stream meanwhile */
+    captures_spread(); /* another thread may have queried the driver for the stream in between */
     return result;
 }
 

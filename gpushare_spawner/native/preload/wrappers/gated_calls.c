@@ -1,7 +1,7 @@
-/* Wrappers of the calls that may wait: of every call that puts work on a GPU, through the gate; and with engine
-   `suspend` of every other call that a suspended process must not make. A call of the latter kind that lacks device
-   memory is made again after the agent has made room. With another engine those calls go to the driver, or to the
-   wrapper that the other engines have too. */
+/* Wrappers of the calls that may wait: every call that puts work on a GPU, which passes the gate, and, with engine
+   `suspend`, every other call that a suspended process must not make. A call of the latter kind that lacks device
+   memory is repeated after the agent has freed memory. With other engines these calls go directly to the driver or to
+   the wrapper that all engines use. */
 #include "driver/driver.h"
 #include "gate/launch.h"
 #include "gate/shortage.h"

@@ -1,5 +1,5 @@
-/* Wrappers of the calls that make or release handles of memory: of VMM's physical memory, which is only counted, and of
-   objects that the process shares with other processes or APIs (ties.h). Also managed variables of modules. */
+/* Wrappers of the calls that create or release memory handles: for VMM's physical memory, which is only counted, and
+   for objects that the process shares with other processes or APIs (ties.h). Also managed variables of modules. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -14,13 +14,13 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct physical {
     size_t bytes;
-    struct gpu *gpu;  /* NULL: not this process's memory, which is not counted */
+    struct gpu *gpu;  /* NULL: memory of another process, which is not counted */
     unsigned handles; /* the number of handles */
     unsigned mappings;
-    bool tied; /* has a tie (ties.h) */
+    bool tied; /* whether it has a tie (ties.h) */
 };
 
-/* A handle of physical memory. The driver may return the same value again after as many releases as references. */
+/* A handle of physical memory. After as many releases as references the driver may return the same value again. */
 struct handle {
     struct tree_node place; /* by value */
     struct physical *physical;
@@ -50,7 +50,7 @@ static void drop_if_unused(struct physical *entry) {
     free(entry);
 }
 
-/* False: no memory, and the handle is not recorded. */
+/* Record a handle. False: no memory, and the handle is not recorded. */
 static bool add_handle(CUmemHandle value, struct physical *physical) {
     struct tree_node *node = *tree_link(&handles, value, 0);
     if (node) {
@@ -80,13 +80,13 @@ static struct mapping *mapping_up_to(CUdeviceptr at) {
     return node ? tree_record(node, struct mapping, place) : NULL;
 }
 
-/* The mapping that an address lies in. */
+/* Return the mapping that contains an address. */
 static struct mapping *mapping_of(CUdeviceptr at) {
     struct mapping *mapping = mapping_up_to(at);
     return mapping && at - mapping->place.key < mapping->bytes ? mapping : NULL;
 }
 
-/* Remove the mappings that begin in a range: a list by their left links. Their physical memory stays counted. */
+/* Remove the mappings that begin in a range. Returns them as a list of left links. Physical memory stays counted. */
 static struct tree_node *take_mappings(CUdeviceptr at, size_t bytes) {
     struct tree_node *taken = NULL;
     struct mapping *mapping;
@@ -165,7 +165,8 @@ CUresult wrapped_cuMemRetainAllocationHandle(CUmemHandle *out, void *at) {
 }
 
 CUresult wrapped_cuMemRelease(CUmemHandle handle) {
-    /* removed under the lock together with the driver's release: the driver may return the handle again at once */
+    /* removed under the lock together with the driver's release, because the driver may immediately return the handle
+       again */
     pthread_mutex_lock(&lock);
     CUresult result = real.cuMemRelease(handle);
     if (result == CUDA_SUCCESS) release_handle(handle);
@@ -178,7 +179,7 @@ CUresult wrapped_cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemHand
     pthread_mutex_lock(&lock);
     CUresult result = real.cuMemMap(at, bytes, offset, handle, flags);
     struct physical *physical = result == CUDA_SUCCESS ? physical_of(handle) : NULL;
-    if (mapping && physical) { /* without a record it is memory of a GPU that is not this session's */
+    if (mapping && physical) { /* without a record, the memory belongs to a GPU that is not this session's */
         drop_mappings(take_mappings(at, bytes));
         *mapping = (struct mapping){{.key = at}, bytes, physical};
         tree_insert(&mappings, &mapping->place);
@@ -191,8 +192,8 @@ CUresult wrapped_cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemHand
 }
 
 CUresult wrapped_cuMemUnmap(CUdeviceptr at, size_t bytes) {
-    /* removed first: as soon as the driver has unmapped them, another thread can map the same addresses. The driver may
-       wait for the device, and so is called without the lock. */
+    /* removed first, because another thread can map the same addresses as soon as the driver has unmapped them. The
+       driver may wait for the device and so is called without the lock. */
     pthread_mutex_lock(&lock);
     struct tree_node *taken = take_mappings(at, bytes);
     pthread_mutex_unlock(&lock);
@@ -321,8 +322,8 @@ OPENING(cuGraphicsGLRegisterImage, (void **out, unsigned image, unsigned target,
         (out, image, target, flags))
 OPENING(cuGraphicsEGLRegisterImage, (void **out, void *image, unsigned flags), (out, image, flags))
 
-/* Record a managed variable of a module when the program asks for its address, as CUDA's runtime does for each variable
-   when it loads the module. The driver does not list them. */
+/* Record a managed variable of a module when the program queries its address, as CUDA's runtime does for each variable
+   when it loads the module. The driver does not list these variables. */
 static void tie_variable(CUdeviceptr at, size_t bytes, const void *owner) {
     unsigned char managed = 0;
     if (real.cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at) != CUDA_SUCCESS || !managed) return;
@@ -364,7 +365,7 @@ CUresult wrapped_cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr at) {
         log_line(LOG_ERROR, "GPU memory cannot be shared between processes (cuIpcGetMemHandle) while this GPU is "
                             "oversubscribed; start the program with GPUSHARE_MANAGED=0 if it needs that: its memory "
                             "then stays on the GPU");
-    return CUDA_ERROR_INVALID_VALUE; /* the driver's answer for managed memory */
+    return CUDA_ERROR_INVALID_VALUE; /* the driver's result for managed memory */
 }
 
 RESET_IN_CHILD(handle_calls_reset);

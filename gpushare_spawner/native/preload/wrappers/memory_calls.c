@@ -1,9 +1,9 @@
-/* Wrappers of the calls that allocate and free device memory, which is served by managed memory where it may leave the
-   GPU: cuMemAlloc and similar calls, and the stream-ordered calls.
+/* Wrappers of the calls that allocate and free device memory: cuMemAlloc and similar calls, and the stream-ordered
+   calls. If the memory may leave the GPU, it is replaced by managed memory.
 
-   A block that is freed in a stream goes into the cache (block_cache.c), from which later allocations take it. It goes
-   back to the driver when memory is short or the GPU has been quiet for a while: a free of managed memory may wait for
-   the whole device, and a training step must not. */
+   A block that is freed in a stream goes into the cache (block_cache.c), from which later allocations take it. It is
+   returned to the driver when memory is short or the GPU has been quiet for a while: a free of managed memory may wait
+   for the whole device, but a training step must not wait. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -14,10 +14,11 @@
 #include "memory/ties.h"
 #include "platform/settings.h"
 
-/* The pitch that the driver gives rows of a 2D allocation on every GPU so far. */
+/* The row pitch of a 2D allocation, which has been the same on every GPU so far. */
 #define PITCH 512
 
-/* Count, convert and record. CUDA_ERROR_NOT_FOUND: not converted, the caller asks the driver for plain memory. */
+/* Count, convert and record an allocation. CUDA_ERROR_NOT_FOUND: not converted; the caller requests plain memory from
+   the driver. */
 static CUresult allocate_converted(struct gpu *gpu, CUdeviceptr *out, size_t bytes) {
     CUdeviceptr at;
     if (account_has_room(gpu, bytes) && allocation_convert(gpu, &at, bytes) == CUDA_SUCCESS) {
@@ -76,8 +77,8 @@ CUresult wrapped_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t widt
     return result;
 }
 
-/* Memory that the program asks for as managed may exceed the GPU's by the driver's own rules: it is counted and moved,
-   and refused only where host memory is short. */
+/* Memory that the program requests as managed may exceed the GPU's memory by the driver's own rules: it is counted and
+   moved, and refused only if host memory is short. */
 CUresult wrapped_cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags) {
     struct gpu *gpu = out && bytes ? gpu_current() : NULL;
     if (!gpu) return real.cuMemAllocManaged(out, bytes, flags);
@@ -92,7 +93,7 @@ CUresult wrapped_cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flag
 
 CUresult wrapped_cuMemFree_v2(CUdeviceptr at) {
     struct allocation allocation;
-    /* removed first: the pager must not use memory that is being freed */
+    /* removed first, because the pager must not use memory that is being freed */
     bool recorded = allocations_remove(at, &allocation);
     if (!recorded && at && block_cache_has(at)) return CUDA_ERROR_INVALID_VALUE; /* freed twice */
     CUresult result = real.cuMemFree_v2(at);
@@ -101,13 +102,13 @@ CUresult wrapped_cuMemFree_v2(CUdeviceptr at) {
 
 /* ---- stream-ordered memory ---- */
 
-/* A pool whose memory converted memory cannot replace. */
+/* A pool whose memory cannot be replaced by converted memory. */
 struct plain_pool {
     CUmempool pool;
     enum pool_kind {
-        POOL_OWN,     /* of this process, on a GPU, and made to be shared with others */
-        POOL_FOREIGN, /* of another process, or not on a GPU */
-        POOL_MANAGED, /* of managed memory, which the program asked for */
+        POOL_OWN,     /* belongs to this process, is on a GPU, and can be shared with others */
+        POOL_FOREIGN, /* belongs to another process or is not on a GPU */
+        POOL_MANAGED, /* of managed memory, which the program requested */
     } kind;
     struct plain_pool *next;
 };
@@ -115,7 +116,7 @@ struct plain_pool {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct plain_pool *plain_pools;
 
-/* Round a block up, so that it can serve another allocation of about its size. */
+/* Round up the size of a block, so that it can serve another allocation of about the same size. */
 static size_t rounded(size_t bytes) {
     size_t step = bytes < (1u << 20) ? 512 : 2u << 20;
     return bytes > SIZE_MAX - step ? bytes : (bytes + step - 1) / step * step;
@@ -148,7 +149,8 @@ static bool is_managed(CUmempool pool) {
     return managed;
 }
 
-/* The pool that the driver takes plain memory from; NULL: its reserved memory is not this process's on a GPU. */
+/* Return the pool from which the driver takes plain memory; NULL: its reserved memory is not this process's memory on a
+   GPU. */
 static CUmempool counted_pool(const struct gpu *gpu, CUmempool pool) {
     if (!pool && (!driver_has(cuDeviceGetMemPool) || real.cuDeviceGetMemPool(&pool, gpu->device) != CUDA_SUCCESS))
         return NULL;
@@ -159,7 +161,7 @@ static CUmempool counted_pool(const struct gpu *gpu, CUmempool pool) {
     return counted ? pool : NULL;
 }
 
-/* Take a block from the cache, or convert. CUDA_ERROR_NOT_FOUND: not converted. */
+/* Take a block from the cache, or convert an allocation. CUDA_ERROR_NOT_FOUND: not converted. */
 static CUresult allocate_block(struct gpu *gpu, CUdeviceptr *out, size_t bytes, CUstream stream) {
     CUcontext current = NULL;
     real.cuCtxGetCurrent(&current);
@@ -182,22 +184,22 @@ static CUresult allocate_block(struct gpu *gpu, CUdeviceptr *out, size_t bytes, 
     return CUDA_SUCCESS;
 }
 
-/* Count plain memory. `pool`: of the driver's call, NULL for the GPU's current pool; becomes the pool whose reserved
-   memory counts, NULL: the allocation counts by itself. */
+/* Count plain memory. `pool`: the pool of the driver's call, NULL for the GPU's current pool; becomes the pool whose
+   reserved memory counts, or NULL if the allocation itself counts. */
 static bool take_plain(struct gpu *gpu, size_t bytes, CUmempool *pool) {
     *pool = counted_pool(gpu, *pool);
     if (*pool && !account_pool_add(gpu, *pool)) *pool = NULL;
     return *pool ? allowance_take_from_pool(gpu, bytes, *pool) : allowance_take(gpu, bytes, false, true);
 }
 
-/* Record a tie to a pool of managed memory, the program's or the driver's own. */
+/* Record a tie to a pool of managed memory, which is the program's or the driver's own. */
 static void tie_managed_pool(CUmempool pool, CUdeviceptr at, size_t bytes) {
     unsigned char managed = 0;
     if (real.cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at) == CUDA_SUCCESS && managed)
         ties_add_once((struct tie){TIE_MANAGED, TIE_POOL, (uintptr_t)pool, 0, bytes, NULL});
 }
 
-/* Record the driver's own stream-ordered allocation. `pool`: the program's; NULL: the GPU's own. */
+/* Record the driver's own stream-ordered allocation. `pool`: the program's pool; NULL: the GPU's own pool. */
 static CUresult record_plain(struct gpu *gpu, CUresult result, CUdeviceptr *out, size_t bytes, bool pooled,
                              CUmempool pool) {
     if (result == CUDA_SUCCESS && pool && settings_engine_suspends()) tie_managed_pool(pool, *out, bytes);
@@ -208,7 +210,7 @@ static CUresult record_plain(struct gpu *gpu, CUresult result, CUdeviceptr *out,
     return result;
 }
 
-/* Record memory of a pool of managed memory: counted and moved as that of cuMemAllocManaged. */
+/* Record memory from a pool of managed memory, which is counted and moved like memory from cuMemAllocManaged. */
 static CUresult record_managed(struct gpu *gpu, CUresult result, CUdeviceptr *out, size_t bytes, CUmempool pool) {
     if (result == CUDA_SUCCESS) {
         if (settings_engine_suspends()) tie_managed_pool(pool, *out, bytes);
@@ -254,13 +256,14 @@ CUresult wrapped_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CU
     ALLOCATING(real.cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream), pool, driver_twin_stream(stream));
 }
 
-/* Put a converted block into the cache behind the stream's work. False: it is not converted, the driver frees it. */
+/* Put a converted block into the cache behind the stream's work. False: not converted; the driver frees it. */
 static bool free_into_cache(CUdeviceptr at, CUstream stream, CUresult *result) {
     struct allocation allocation;
     if (!allocations_find(at, &allocation) || allocation.at != at || allocation.kind != ALLOCATION_CONVERTED)
         return false;
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
-    /* the driver's own error for an invalid stream; also an error in a capture: the block is not a graph's memory */
+    /* the driver's own error for an invalid stream; also an error during a capture, because the block is not a graph's
+       memory */
     *result = driver_has(cuStreamIsCapturing) ? real.cuStreamIsCapturing(stream, &status) : CUDA_SUCCESS;
     if (*result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE) *result = CUDA_ERROR_INVALID_VALUE;
     if (*result != CUDA_SUCCESS) return true;
@@ -268,7 +271,7 @@ static bool free_into_cache(CUdeviceptr at, CUstream stream, CUresult *result) {
     real.cuCtxGetCurrent(&current);
     struct cache_stream by = used_by(current ? current : allocation.context, stream);
     if (!allocations_remove(at, &allocation)) {
-        *result = CUDA_ERROR_INVALID_VALUE; /* freed by another thread meanwhile */
+        *result = CUDA_ERROR_INVALID_VALUE; /* freed by another thread in the meantime */
         return true;
     }
     struct cached_memory block = {at, allocation.capacity};
@@ -301,7 +304,7 @@ CUresult wrapped_cuMemFreeAsync_ptsz(CUdeviceptr at, CUstream stream) {
 
 static void add_plain_pool(CUmempool pool, enum pool_kind kind) {
     pthread_mutex_lock(&lock);
-    struct plain_pool *entry = plain_pool_of(pool); /* the driver's own pools can be returned again */
+    struct plain_pool *entry = plain_pool_of(pool); /* the driver can return its own pools again */
     if (!entry && (entry = malloc(sizeof *entry))) {
         *entry = (struct plain_pool){pool, kind, plain_pools};
         plain_pools = entry;

@@ -12,7 +12,7 @@ bool reported_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available,
     taken += atomic_load(&gpu->others);
     *used = taken < shown ? taken : shown;
     *available = shown - *used;
-    /* without conversion no memory can leave the GPU, and only free memory of the GPU is available */
+    /* without conversion no memory can leave the GPU, so only the GPU's free memory is available */
     if (!allocation_converts(gpu) && really_free < *available) *available = really_free;
     return true;
 }
@@ -37,7 +37,7 @@ CUresult wrapped_cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
 }
 EXPORTED(cuDeviceTotalMem_v2);
 
-/* Replace an attribute of converted memory by that of device memory. */
+/* Replace an attribute of converted memory by the attribute of device memory. */
 static void as_device_memory(int attribute, void *data, const struct allocation *allocation) {
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = CU_MEMORYTYPE_DEVICE; break;

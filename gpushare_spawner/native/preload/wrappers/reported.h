@@ -1,8 +1,8 @@
-/* Figures of memory for the program: a share looks like a GPU of its own, and converted memory like device memory. */
+/* Memory figures for the program: a share looks like a whole GPU, and converted memory like device memory. */
 #pragma once
 
 #include "driver/gpus.h"
 
-/* Compute the bytes to report as free, as total, and as used by the session's processes (at most the total). False:
-   report the real figures. Any thread, no lock. */
+/* Compute the bytes to report as free, total, and used by the session's processes (at most the total). False: report
+   the real figures. Any thread, no lock. */
 bool reported_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, uint64_t *total, uint64_t *used);
