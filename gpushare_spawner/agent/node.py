@@ -623,6 +623,7 @@ def report_of_session(
         quota=request.quota,
         gpus=request.gpus,
         layer=request.layer,
+        neighbours=request.neighbours,
         layer_trouble=layer_trouble,
         share_units=request.share_units,
         borrowed_units=record.borrowed_units,

@@ -148,6 +148,10 @@ def template_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> li
             what = f"{template.name} needs a GPU model that this machine does not have: {', '.join(share.models)}"
             remedy = "Correct `gpu.models` if the template is for this machine."
             results.append(note(str(folder / policy.files[template.name]), what, remedy))
+        only = template.placement.gpu
+        if only is not None and gpus and only not in {gpu.uuid for gpu in gpus}:
+            what = f"{template.name} needs GPU {only}, which this machine does not have"
+            results.append(note(str(folder / policy.files[template.name]), what, "Correct `placement.gpu`."))
     if policy.templates:
         results.append(ok(str(folder), f"templates: {', '.join(template.name for template in policy.templates)}"))
     return results

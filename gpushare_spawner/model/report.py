@@ -24,9 +24,11 @@ from gpushare_spawner.model.part import MessagePart
 from gpushare_spawner.model.quantity import LATEST, Instant
 from gpushare_spawner.model.share import (
     MAX_LENGTH,
+    NO_RULES,
     UNITS_PER_GPU,
     IdleCause,
     MemoryLimitName,
+    NeighbourRules,
     Share,
     Tier,
     UseRule,
@@ -267,6 +269,8 @@ class SessionReport(MessagePart):
     """UUIDs of the GPUs of the share."""
     layer: LayerName = LayerName.NATIVE
     """The sharing layer that provides the GPU. For another layer, only the number of `gpus` is meaningful."""
+    neighbours: NeighbourRules = NO_RULES
+    """The labels of its template, and the rules for other sessions on its GPUs."""
     layer_trouble: str | None = None
     """The layer's problems with this session, in sentences; None if there are none."""
     gpu_use_known: bool = True

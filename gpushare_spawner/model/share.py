@@ -8,6 +8,7 @@ The placement of a share is in `model.layers`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import IntEnum, StrEnum
@@ -95,6 +96,36 @@ def written_units(value: Any, noun: str, advice: str, least: int, most: int) -> 
     if units != units.to_integral_value():
         raise ValueError(f"{value!r} is finer than 0.01: {advice}")
     return int(units)
+
+
+@dataclass(frozen=True)
+class NeighbourRules:
+    """The labels of a session, and its rules for other sessions on its GPUs."""
+
+    labels: tuple[str, ...] = ()
+    apart_from: tuple[str, ...] = ()
+    """Labels of sessions that are never on the same GPU."""
+    alone: bool = False
+    """Whether no other session is on its GPUs."""
+
+    @classmethod
+    def together(cls, rules: Iterable[NeighbourRules]) -> NeighbourRules:
+        """Return the labels and rules of several sessions together."""
+        several = [rule for rule in rules if rule is not NO_RULES]
+        if not several:
+            return NO_RULES
+        labels = {label for rule in several for label in rule.labels}
+        apart_from = {label for rule in several for label in rule.apart_from}
+        return cls(tuple(sorted(labels)), tuple(sorted(apart_from)), any(rule.alone for rule in several))
+
+    def accept(self, others: NeighbourRules) -> bool:
+        """Return whether the labels of both sides permit them on the same GPU; `alone` is not considered."""
+        return frozenset(self.apart_from).isdisjoint(others.labels) and frozenset(others.apart_from).isdisjoint(
+            self.labels
+        )
+
+
+NO_RULES = NeighbourRules()
 
 
 class Tier(StrEnum):

@@ -5,6 +5,7 @@ The package `templates` reads the files. Reference for admins: docs/reference/te
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,14 +13,14 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.controls import MOST_KEEPS
 from gpushare_spawner.model.layers import LAYERS, Enforcement, IdleReach, Layer, LayerName, MemoryEngine
 from gpushare_spawner.model.part import SHOWN_LINE, SHOWN_TEXT, FilePart, ShownLine, TextPattern
 from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds, resolve_bytes
-from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, units_from_fraction
+from gpushare_spawner.model.share import NO_RULES, UNITS_PER_GPU, NeighbourRules, Share, Tier, units_from_fraction
 
 IDLE_ORDER = "idle_order"
 """Type of the error for idle actions in the wrong order; its context has the names and seconds of two of them."""
@@ -306,6 +307,14 @@ class Idle(FilePart):
         return 0
 
 
+def _gpu_uuid(value: str) -> str:
+    if not re.fullmatch("(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", value):
+        raise ValueError(
+            f"{value} is no UUID of a GPU; write one like GPU-8f6b2c1e-0000-5000-8000-0123456789ab, from nvidia-smi -L"
+        )
+    return value
+
+
 def _label(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
@@ -317,6 +326,30 @@ _Label = Annotated[str, BeforeValidator(_label, json_schema_input_type=str | int
 class _FreeForm(FilePart):
     # other fields of KubeSpawner are passed on unchanged
     model_config = ConfigDict(extra="allow")
+
+
+class TemplatePlacement(FilePart):
+    """The GPUs on which sessions of the template are placed. Only the sharing layer `native` keeps these rules."""
+
+    near: tuple[ShownLine, ...] = ()
+    """Labels. Sessions are placed beside a session with one of them, or on any GPU while no such session runs."""
+    apart_from: tuple[ShownLine, ...] = ()
+    """Labels. No GPU has a session of the template and a session with one of them, whichever started first."""
+    alone: bool = False
+    """No other session is placed on the session's GPUs."""
+    gpu: Annotated[str, AfterValidator(_gpu_uuid)] | None = None
+    """UUID of the only suitable GPU, as `nvidia-smi -L` shows it."""
+    nodes: tuple[Annotated[ShownLine, Field(min_length=1)], ...] = ()
+    """Names of the only suitable nodes. Not given: any node."""
+
+    @model_validator(mode="after")
+    def _can_hold(self) -> TemplatePlacement:
+        both = sorted({*self.near} & {*self.apart_from})
+        if both:
+            raise ValueError(f"near: {both[0]} is in apart_from too; remove it from one of them")
+        if self.alone and self.near:
+            raise ValueError("alone: a session cannot be alone and near other sessions; remove alone, or near")
+        return self
 
 
 class UnlistedChoice(_FreeForm):
@@ -372,6 +405,10 @@ class Template(FilePart):
     """The users and groups that may use the template. Not given: all users."""
     limits: Limits = Limits()
     """Maximum number of servers with the template at the same time."""
+    labels: tuple[ShownLine, ...] = ()
+    """Labels of the template's sessions, for `near` and `apart_from` of any template."""
+    placement: TemplatePlacement = TemplatePlacement()
+    """Rules for the choice of the GPU. Not given: any suitable GPU."""
     idle: Idle = Idle()
     """Actions while the GPU is idle."""
     profile_options: dict[ShownLine, ProfileOption] = {}
@@ -386,7 +423,11 @@ class Template(FilePart):
                 raise ValueError(
                     "idle: downgrade_after and release_after need a gpu; a template without one can only stop_after"
                 )
+            if self.placement != TemplatePlacement():
+                raise ValueError("placement: needs a gpu; remove the field")
             return self
+        if self.placement.gpu is not None and self.gpu.share.count > 1:
+            raise ValueError(f"placement.gpu: is one GPU, and the share is {self.gpu.share}; remove the field")
         if self.idle.downgrade_to is not None:
             smaller = units_from_fraction(self.idle.downgrade_to)
             if smaller >= self.gpu.share.units:
@@ -404,9 +445,13 @@ class Template(FilePart):
 
     def broken_promises(self, layer: LayerName) -> tuple[BrokenPromise, ...]:
         """Return the template's promises that a layer cannot keep; empty if the template can use the layer."""
-        if self.gpu is None:
+        if self.gpu is None or layer is LayerName.NATIVE:
             return ()
-        return tuple(_broken_promises(self.gpu, self.idle, LAYERS[layer])) if layer is not LayerName.NATIVE else ()
+        broken = list(_broken_promises(self.gpu, self.idle, LAYERS[layer]))
+        if self.placement != TemplatePlacement():
+            what = f"{LAYERS[layer].title} does not keep rules for the choice of the GPU"
+            broken.append(BrokenPromise("placement", what, "remove the field, or use the layer native"))
+        return tuple(broken)
 
     def _check_release_resources(self, kept: ReleaseResources) -> None:
         """Raise ValueError for requests that Kubernetes cannot lower in place: the pod's QoS class must not change.
@@ -434,6 +479,12 @@ class Template(FilePart):
     def share(self) -> Share | None:
         """The template's share; None without a GPU."""
         return self.gpu.share if self.gpu is not None else None
+
+    @property
+    def neighbours(self) -> NeighbourRules:
+        """The labels of its sessions, and their rules for other sessions on their GPUs."""
+        rules = NeighbourRules(self.labels, self.placement.apart_from, self.placement.alone)
+        return NO_RULES if rules == NO_RULES else rules
 
 
 def _broken_promises(gpu: TemplateGpu, idle: Idle, layer: Layer) -> Iterator[BrokenPromise]:

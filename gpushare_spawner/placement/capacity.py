@@ -18,14 +18,16 @@ from typing import Any, NamedTuple
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport, in_order_of_claim
-from gpushare_spawner.model.share import UNITS_PER_GPU, Share
+from gpushare_spawner.model.share import NO_RULES, UNITS_PER_GPU, NeighbourRules, Share
 from gpushare_spawner.placement.node import UNKNOWN, GpuCapacity, NodeCapacity, NodeResources
-from gpushare_spawner.placement.request import Demand, PlacementRequest
+from gpushare_spawner.placement.request import UNCONDITIONAL, Conditions, Demand, PlacementRequest
 
 
 class Lacking(IntEnum):
     """Resource that a node lacks. The first of several is named."""
 
+    NAMED = 0
+    """Neither the node nor any of its GPUs is one that the demand names."""
     MODEL = 1
     """None of its GPUs is of a suitable model."""
     ELIGIBLE = 2
@@ -41,7 +43,7 @@ class Lacking(IntEnum):
     CORDON = 7
     """It could take the demand if it were empty and none of its GPUs were cordoned."""
     UNITS = 8
-    """Its GPUs are allocated to others."""
+    """Its GPUs are allocated to others, or the conditions of the demand or of these sessions keep them apart."""
     PODS = 9
     """It runs its maximum of pods."""
     CPU = 10
@@ -84,7 +86,10 @@ def obstacle_of(demand: Demand, node: NodeCapacity) -> Obstacle:
         lacking = Lacking.ELIGIBLE
     else:
         raise ValueError(f"node {node.name} can take {demand}")
-    suitable = [gpu for gpu in node.gpus if demand.accepts(gpu.model)]
+    named = [gpu for gpu in node.gpus if demand.conditions.name(gpu.uuid, node.name)]
+    if not named:
+        return Obstacle(Lacking.NAMED)
+    suitable = [gpu for gpu in named if demand.accepts(gpu.model)]
     if not suitable:
         return Obstacle(Lacking.MODEL, models=tuple(sorted({gpu.model for gpu in node.gpus})))
     able = [gpu for gpu in suitable if gpu.capacity >= demand.units]
@@ -469,6 +474,8 @@ class FreeCapacity:
         self._retired: dict[Demand, CapacityIndex] = {}
         self._totals: dict[PricedRating, NodeTotals] = {}
         self._changes = ChangeLog()
+        self.labels: Counter[str] = Counter()
+        """Labels of sessions, with the number of the sessions."""
 
     @property
     def gpus(self) -> Mapping[str, GpuCapacity]:
@@ -496,6 +503,7 @@ class FreeCapacity:
         pricing = rating.pricing(self._totals_of(rating).read()) if isinstance(rating, PricedRating) else None
         if not only:
             return self._index(demand, rating).best(left_out, pricing)
+        demand = self.resolved(demand)
         node = self._left_for(demand, only)
         if node is None or only in left_out or not admission(rating)(demand, node):
             return None
@@ -506,6 +514,7 @@ class FreeCapacity:
         """Return the nodes among which `best` chooses."""
         if not only:
             return self._index(demand, rating).admitted()
+        demand = self.resolved(demand)
         node = self._left_for(demand, only)
         return {only} if node is not None and admission(rating)(demand, node) else frozenset()
 
@@ -526,16 +535,29 @@ class FreeCapacity:
 
     def prepare_obstacles(self, demand: Demand, limit: int) -> int:
         """Find obstacles of at most ``limit`` nodes for later calls of `obstacles`; return the number of nodes left."""
-        return self._any_index(demand).explain(limit)
+        unexplained = self._any_index(demand).explain(limit)
+        return unexplained or self._any_index(demand.under(demand.conditions.of_place)).refresh(limit)
 
     def obstacles(self, demand: Demand, only: str = "") -> tuple[Mapping[Obstacle, int], int]:
         """Return the number of nodes for each obstacle, and of suitable nodes; ``only``: of this node alone."""
         if not only:
             return self._any_index(demand).obstacles()
+        demand = self.resolved(demand)
         node = self._left_for(demand, only)
         if node is None:
             return {}, 0
         return ({}, 1) if fits(demand, node) else ({obstacle_of(demand, node): 1}, 0)
+
+    def fits_somewhere(self, demand: Demand, only: str = "") -> bool:
+        """Return whether a node can take a demand; ``only``: the only node to consider."""
+        return bool(self.admitted(demand, UNRATED, only) if only else self._any_index(demand).admitted())
+
+    def resolved(self, demand: Demand) -> Demand:
+        """Return the demand without `Conditions.near` while no session with one of these labels runs anywhere."""
+        near = demand.conditions.near
+        if not near or any(self.labels[label] > 0 for label in near):
+            return demand
+        return demand.under(replace(demand.conditions, near=frozenset()))
 
     def reports(self, name: str) -> Sequence[GpuReport]:
         """Return the reported GPUs of a node; none for an unknown node."""
@@ -544,6 +566,7 @@ class FreeCapacity:
 
     def _index(self, demand: Demand, rating: Rating) -> CapacityIndex:
         """Return the index for a demand and a rating. Its nodes may need rating first."""
+        demand = self.resolved(demand)
         key = (demand, rating)
         index = self._indexes.get(key)
         if index is not None:
@@ -570,6 +593,7 @@ class FreeCapacity:
 
     def _any_index(self, demand: Demand) -> CapacityIndex:
         # obstacles are the same in every index of the nodes that can take the demand
+        demand = self.resolved(demand)
         indexes = (
             index
             for (index_demand, rating), index in reversed(self._indexes.items())
@@ -618,13 +642,23 @@ class FreeCapacity:
             node.resources = resources
             self._changed(node)
 
-    def update(self, uuid: str, unowned: int, free: int, layer: LayerName | None = None) -> None:
-        """Set the free units of a GPU and the layer of its sessions. Raises KeyError for a GPU that is in no report."""
+    def update(
+        self,
+        uuid: str,
+        unowned: int,
+        free: int,
+        layer: LayerName | None = None,
+        neighbours: NeighbourRules = NO_RULES,
+    ) -> None:
+        """Set the free units of a GPU, and layer, labels and rules of its sessions.
+
+        Raises KeyError for a GPU that is in no report.
+        """
         gpu = self._gpus[uuid]
         if gpu.mig is not None:
             layer = LayerName.MIG
-        if (gpu.unowned, gpu.free, gpu.layer) != (unowned, free, layer):
-            gpu.unowned, gpu.free, gpu.layer = unowned, free, layer
+        if (gpu.unowned, gpu.free, gpu.layer, gpu.neighbours) != (unowned, free, layer, neighbours):
+            gpu.unowned, gpu.free, gpu.layer, gpu.neighbours = unowned, free, layer, neighbours
             node = self._nodes[gpu.node]
             node.several_layers |= layer not in (None, LayerName.NATIVE)
             self._changed(node)
@@ -703,11 +737,17 @@ class Reason(StrEnum):
     """The share would fit, but other sessions have the units now."""
     NODES_FULL = "nodes-full"
     """GPUs have the units, but their nodes lack free CPU or memory, or run their maximum of pods."""
+    NEIGHBOURS = "neighbours"
+    """The share would fit but for its rules for other sessions on its GPUs, or for theirs."""
+    NOT_NAMED = "not-named"
+    """No agent reports the GPU or the nodes that the template names."""
     NOT_ADMITTED = "not-admitted"
     """Only nodes that just rejected a pod of this request have the units."""
 
 
-PASSING = frozenset({Reason.FULL, Reason.UNHEALTHY, Reason.CORDONED, Reason.NODES_FULL, Reason.NOT_ADMITTED})
+PASSING = frozenset(
+    {Reason.FULL, Reason.UNHEALTHY, Reason.CORDONED, Reason.NODES_FULL, Reason.NEIGHBOURS, Reason.NOT_ADMITTED}
+)
 
 
 @dataclass(frozen=True)
@@ -749,6 +789,8 @@ class Unplaceable:
     """
     left_out: tuple[str, ...] = ()
     """NOT_ADMITTED: the excluded nodes, sorted."""
+    conditions: Conditions = UNCONDITIONAL
+    """NEIGHBOURS, NOT_NAMED and FULL: the conditions of the request that have an effect now."""
 
     @property
     def may_pass(self) -> bool:
@@ -770,6 +812,10 @@ def explain(capacity: FreeCapacity, request: PlacementRequest) -> Unplaceable:
     obstacles, fitting = capacity.obstacles(request.demand, request.node)
     if not obstacles and not fitting:
         return Unplaceable(Reason.NO_GPUS, share)
+    conditions = capacity.resolved(request.demand).conditions
+    obstacles = {obstacle: nodes for obstacle, nodes in obstacles.items() if obstacle.lacking is not Lacking.NAMED}
+    if not obstacles and not fitting:
+        return Unplaceable(Reason.NOT_NAMED, share, conditions=conditions)
     if not fitting and all(obstacle.lacking is Lacking.MODEL for obstacle in obstacles):
         models = {model for obstacle in obstacles for model in obstacle.models}
         return Unplaceable(Reason.NO_MODEL, share, models=tuple(sorted(models)))
@@ -782,6 +828,9 @@ def explain(capacity: FreeCapacity, request: PlacementRequest) -> Unplaceable:
     if shortages and not fitting:
         return replace(by_node, shortages=shortages)
     if fitting or Lacking.UNITS in lacking:
+        elsewhere = request.demand.under(conditions.of_place)
+        if not fitting and elsewhere is not request.demand and capacity.fits_somewhere(elsewhere, request.node):
+            return Unplaceable(Reason.NEIGHBOURS, share, suitable=suitable, conditions=conditions)
         full = [
             obstacle for obstacle in obstacles if obstacle.lacking in (Lacking.UNITS, Lacking.HEALTH, Lacking.CORDON)
         ]
@@ -789,7 +838,7 @@ def explain(capacity: FreeCapacity, request: PlacementRequest) -> Unplaceable:
         count = max((obstacle.free_count for obstacle in full), default=0)
         if fitting:
             units, count = max(units, share.units), max(count, share.count)
-        return Unplaceable(Reason.FULL, share, best_units=max(units, 0), best_count=count, suitable=suitable)
+        return Unplaceable(Reason.FULL, share, max(units, 0), count, suitable=suitable, conditions=conditions)
     for kind, reason in _OTHER_REASONS.items():
         if kind in lacking:
             return Unplaceable(reason, share, suitable=suitable)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import IntEnum
 
 from gpushare_spawner.model.report import Notice, Report
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.placement.capacity import fits
 from gpushare_spawner.placement.ledger import Ledger, NodeHold
 from gpushare_spawner.placement.node import Allocation, NodeResources
@@ -313,8 +313,9 @@ def _may_fit(
     for session, action in actions:
         allocation = ledger.allocations.get(session)
         if allocation is not None:
-            kept = 0 if action.tier is Tier.STOPPED else action.effective_units
-            _add(free, allocation.gpus, max(0, allocation.effective_units - kept))
+            stops, alone = action.tier is Tier.STOPPED, allocation.neighbours.alone
+            kept = 0 if stops else action.effective_units
+            _add(free, allocation.gpus, UNITS_PER_GPU if stops and alone else max(0, allocation.effective_units - kept))
     for hold in ledger.holds.values():
         if hold.node == name:
             _add(free, hold.gpus, hold.demand.units)

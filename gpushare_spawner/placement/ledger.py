@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import GpuReport
+from gpushare_spawner.model.share import NeighbourRules
 from gpushare_spawner.placement.capacity import FreeCapacity, Rated, Rating, Unplaceable, explain, fits, obstacle_of
 from gpushare_spawner.placement.node import (
     NOTHING,
@@ -44,7 +45,8 @@ class NodeHold:
     gpus: tuple[str, ...]
     """UUIDs."""
     demand: Demand
-    """The demand of the request. A GPU with sessions of another layer is kept whole: these sessions must end."""
+    """The demand of the request. A GPU with sessions of another layer is kept whole: these sessions must end. So is
+    each GPU of a request that would be alone, or apart from other sessions."""
 
     @property
     def requested(self) -> Requested:
@@ -96,7 +98,7 @@ def _candidates(demand: Demand, node: NodeCapacity) -> list[tuple[int, list[GpuC
     """Return the missing units and the GPUs with the fewest missing units, for each suitable model."""
     candidates = []
     for model, gpus in node.healthy.items():
-        able = [gpu for gpu in gpus if gpu.capacity >= demand.units]
+        able = [gpu for gpu in gpus if gpu.capacity >= demand.units and gpu.can_ever_meet(demand.conditions)]
         if demand.count and demand.accepts(model) and len(able) >= demand.count:
             able.sort(key=lambda gpu: (max(0, demand.units - gpu.free), gpu.preference))
             chosen = able[: demand.count]
@@ -171,7 +173,8 @@ class Ledger:
         if self._explained_at != self.capacity.version:
             self._explained.clear()
             self._explained_at = self.capacity.version
-        key = replace(request, user="", groups=(), template="")
+        conditions = self.capacity.resolved(request.demand).conditions
+        key = replace(request, user="", groups=(), template="", conditions=conditions)
         reason = self._explained.get(key)
         if reason is None:
             reason = self._explained[key] = explain(self.capacity, request)
@@ -211,7 +214,8 @@ class Ledger:
         kept = {self._holds[name].node for name in names if name in self._holds} - request.left_out
         nodes = [self.capacity.nodes[name] for name in kept if name in self.capacity.nodes]
         nodes = [self._without(node, names) for node in nodes if request.node in ("", node.name)]
-        return any(fits(request.demand, node.left_for(request.demand)) for node in nodes)
+        demand = self.capacity.resolved(request.demand)
+        return any(fits(demand, node.left_for(demand)) for node in nodes)
 
     def node_of(self, session: str) -> str | None:
         """Return the node of a session's GPUs; None if its allocation or its first GPU is unknown."""
@@ -227,7 +231,10 @@ class Ledger:
         held = [self._on_gpu.get(uuid, {}) for uuid in alone.capacity.gpus]
         for hold_name, hold in self._holds_of.get(name, {}).items():
             alone.hold(hold_name, hold)
-        alone.change({session: allocation for on_gpu in held for session, allocation in on_gpu.items()}.values())
+        here = {session: allocation for on_gpu in held for session, allocation in on_gpu.items()}
+        alone.capacity.labels = self.capacity.labels.copy()
+        alone.capacity.labels.subtract(label for each in here.values() for label in each.neighbours.labels)
+        alone.change(here.values())
         return alone
 
     def _wrong(self, request: PlacementRequest, name: str, uuids: Sequence[str]) -> str:
@@ -242,11 +249,12 @@ class Ledger:
             return "not all are healthy, not cordoned, and of a model that will do"
         if len({gpu.model for gpu in gpus}) > 1:
             return "they are of several models"
-        if any(gpu.left_for(request.layer).free < request.share.units for gpu in gpus):
+        demand = self.capacity.resolved(request.demand)
+        if any(gpu.left_for(demand).free < request.share.units for gpu in gpus):
             return "not all have so much free"
-        node = node.left_for(request.demand)
-        if not fits(request.demand, node):
-            return f"the node lacks {obstacle_of(request.demand, node).lacking.name.lower()}"
+        node = node.left_for(demand)
+        if not fits(demand, node):
+            return f"the node lacks {obstacle_of(demand, node).lacking.name.lower()}"
         if name in request.left_out or request.node not in ("", name):
             return "the request excludes that node"
         return ""
@@ -371,6 +379,7 @@ class Ledger:
     def _enter(self, allocation: Allocation, touched: dict[str, None], resources: dict[str, None]) -> None:
         self._allocations[allocation.session] = allocation
         self._notify(allocation.session, allocation)
+        self.capacity.labels.update(allocation.neighbours.labels)
         for gpu in allocation.gpus:
             self._on_gpu.setdefault(gpu, {})[allocation.session] = allocation
             touched[gpu] = None
@@ -380,6 +389,7 @@ class Ledger:
     def _strike(self, allocation: Allocation, touched: dict[str, None], resources: dict[str, None]) -> None:
         del self._allocations[allocation.session]
         self._notify(allocation.session, None)
+        self.capacity.labels.subtract(allocation.neighbours.labels)
         for gpu in set(allocation.gpus):
             held = self._on_gpu[gpu]
             del held[allocation.session]
@@ -410,7 +420,8 @@ class Ledger:
         guaranteed = self._guaranteed[uuid] = guaranteed_units(gpu.capacity, held.values())
         owned, taken = taken_units(gpu, held.values(), guaranteed)
         unowned, free = gpu.capacity - owned - kept, gpu.capacity - taken - kept
-        self.capacity.update(uuid, unowned, free, next(iter(held.values())).layer)
+        neighbours = NeighbourRules.together(allocation.neighbours for allocation in held.values())
+        self.capacity.update(uuid, unowned, free, next(iter(held.values())).layer, neighbours)
 
     def kept_units(self, uuid: str) -> int:
         """Return the units of a GPU that holds keep."""
@@ -420,7 +431,10 @@ class Ledger:
         """Return the units that a hold keeps on one of its GPUs."""
         held, gpu = self._on_gpu.get(uuid), self.capacity.gpus[uuid]
         layer = next(iter(held.values())).layer if held else LayerName.NATIVE
+        rules = hold.demand.conditions.neighbours
         shared = gpu.mig is None and hold.demand.layer_on(gpu.model) is layer
+        # a session that comes meanwhile may be one that must not be there
+        shared = shared and not rules.alone and not rules.apart_from
         return hold.demand.units if shared else gpu.capacity
 
     def _without(self, node: NodeCapacity, names: Collection[str]) -> NodeCapacity:
@@ -430,7 +444,9 @@ class Ledger:
         for hold in holds:
             kept.update({uuid: self._kept(hold, uuid) for uuid in hold.gpus if uuid in self.capacity.gpus})
         healthy = {
-            model: tuple(replace(gpu, free=gpu.free + kept[gpu.uuid]) for gpu in gpus)
+            model: tuple(
+                replace(gpu, unowned=gpu.unowned + kept[gpu.uuid], free=gpu.free + kept[gpu.uuid]) for gpu in gpus
+            )
             for model, gpus in node.healthy.items()
         }
         resources = node.resources.more(Requested.total(hold.requested for hold in holds))
@@ -454,7 +470,7 @@ class Ledger:
 
 
 def taken_units(gpu: GpuCapacity, held: Collection[Allocation], guaranteed: Mapping[str, int]) -> tuple[int, int]:
-    """Return the owned and the guaranteed units of a GPU; of a MIG instance all units."""
-    if gpu.mig is not None and held:
+    """Return the owned and the guaranteed units of a GPU; all units of a MIG instance, and beside a lone session."""
+    if held and (gpu.mig is not None or any(allocation.neighbours.alone for allocation in held)):
         return gpu.capacity, gpu.capacity
     return sum(allocation.owned_units for allocation in held), sum(guaranteed.values())

@@ -13,8 +13,8 @@ from typing import Any
 from gpushare_spawner.model.layer_rules import MigProfile
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.placement.request import Demand
+from gpushare_spawner.model.share import NO_RULES, UNITS_PER_GPU, NeighbourRules
+from gpushare_spawner.placement.request import UNCONDITIONAL, Conditions, Demand
 
 
 @dataclass(frozen=True)
@@ -136,10 +136,30 @@ class GpuCapacity:
     """Sharing layer of its sessions; None if it has no sessions, and any layer but MIG is possible."""
     mig: MigProfile | None = None
     """Profile of a MIG instance, which one session has alone; None: a whole GPU."""
+    neighbours: NeighbourRules = NO_RULES
+    """The labels and rules of its sessions together."""
 
-    def left_for(self, layer: LayerName) -> GpuCapacity:
-        """Return the GPU for sessions of a layer: nothing is free if another layer shares it."""
-        return self if self.can_have(layer) else replace(self, unowned=0, free=0)
+    def left_for(self, demand: Demand) -> GpuCapacity:
+        """Return the GPU for a demand: nothing is free if its sessions, or the demand's conditions, exclude it."""
+        rules = demand.conditions.neighbours
+        if (
+            self.can_have(demand.layer_on(self.model))
+            and self.can_ever_meet(demand.conditions)
+            and self.neighbours.accept(rules)
+            and (self._is_empty or not rules.alone)
+        ):
+            return self
+        # units below 0 are those that must become free for a session that is alone
+        return replace(self, unowned=0, free=min(0, self.free - self.capacity) if rules.alone else 0)
+
+    def can_ever_meet(self, conditions: Conditions) -> bool:
+        """Return whether the GPU meets the conditions now, or will when sessions on it end."""
+        near = conditions.near
+        return conditions.name(self.uuid, self.node) and (not near or not near.isdisjoint(self.neighbours.labels))
+
+    @property
+    def _is_empty(self) -> bool:
+        return self.free == self.unowned == self.capacity and (self.layer is None or self.mig is not None)
 
     def can_have(self, layer: LayerName) -> bool:
         """Return whether a session of this layer is possible, by the layer of the present sessions."""
@@ -180,16 +200,16 @@ class NodeCapacity:
     """Whether one of its GPUs is a MIG instance, or has had sessions of a layer that is not native."""
 
     def left_for(self, demand: Demand) -> NodeCapacity:
-        """Return the node for sessions of the demand's layer, see `GpuCapacity.left_for`; itself if equal."""
-        if demand.layer is LayerName.NATIVE and not demand.by_layer and not self.several_layers:
+        """Return the node for the demand's layer and conditions, see `GpuCapacity.left_for`; itself if equal."""
+        plain = demand.layer is LayerName.NATIVE and not demand.by_layer and not self.several_layers
+        if plain and demand.conditions is UNCONDITIONAL:
             return self
-        key = (demand.layer, demand.by_layer)
+        key = (demand.layer, demand.by_layer, demand.conditions)
         remaining: NodeCapacity | None = self.derived.get(key)
         if remaining is None:
-            gpus = tuple(gpu.left_for(demand.layer_on(gpu.model)) for gpu in self.gpus)
+            gpus = tuple(gpu.left_for(demand) for gpu in self.gpus)
             healthy = {
-                model: tuple(gpu.left_for(demand.layer_on(model)) for gpu in model_gpus)
-                for model, model_gpus in self.healthy.items()
+                model: tuple(gpu.left_for(demand) for gpu in model_gpus) for model, model_gpus in self.healthy.items()
             }
             remaining = NodeCapacity(self.name, gpus, healthy, resources=self.resources)
             remaining.changed()
@@ -228,6 +248,8 @@ class Allocation:
     """Account that is charged, see `quota.Account`; empty: none was chosen."""
     layer: LayerName = LayerName.NATIVE
     """Sharing layer of its GPUs. All sessions of one GPU have the same layer."""
+    neighbours: NeighbourRules = NO_RULES
+    """Its labels, and its rules for other sessions on its GPUs."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.share_units <= UNITS_PER_GPU:
@@ -255,6 +277,7 @@ class Allocation:
             user=report.user,
             quota=report.quota,
             layer=report.layer,
+            neighbours=report.neighbours,
         )
 
     @property

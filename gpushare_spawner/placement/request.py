@@ -12,8 +12,8 @@ from functools import cached_property
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.template import TemplateGpu
+from gpushare_spawner.model.share import NO_RULES, NeighbourRules, Share
+from gpushare_spawner.model.template import Template, TemplateGpu
 
 
 def suits(gpu: TemplateGpu, model: str, memory_bytes: int) -> bool:
@@ -37,6 +37,39 @@ def layer_on(model: str, layer: LayerName, by_layer: ByLayer) -> LayerName:
 
 
 @dataclass(frozen=True)
+class Conditions:
+    """The conditions of a template for the choice of GPUs, beside their free units."""
+
+    neighbours: NeighbourRules = NO_RULES
+    """The labels and rules of the session itself."""
+    near: frozenset[str] = frozenset()
+    """Labels: a session with one of them is on each GPU; without effect while none runs anywhere."""
+    gpu: str = ""
+    """UUID of the only suitable GPU; empty: any."""
+    nodes: frozenset[str] = frozenset()
+    """The only suitable nodes; empty: any."""
+
+    @classmethod
+    def of(cls, template: Template) -> Conditions:
+        """Return the conditions of a template's sessions."""
+        given = template.placement
+        conditions = cls(template.neighbours, frozenset(given.near), given.gpu or "", frozenset(given.nodes))
+        return UNCONDITIONAL if conditions == UNCONDITIONAL else conditions
+
+    def name(self, gpu: str, node: str) -> bool:
+        """Return whether a GPU is the named one, or any is suitable, and so is its node."""
+        return self.gpu in ("", gpu) and (not self.nodes or node in self.nodes)
+
+    @property
+    def of_place(self) -> Conditions:
+        """The conditions without those on other sessions."""
+        return Conditions(gpu=self.gpu, nodes=self.nodes) if self.gpu or self.nodes else UNCONDITIONAL
+
+
+UNCONDITIONAL = Conditions()
+
+
+@dataclass(frozen=True)
 class Demand:
     """Resources that a node must have for a pod or process. Requests with equal demands share an index."""
 
@@ -56,12 +89,13 @@ class Demand:
     """Sharing layer. A GPU with sessions of another layer is not suitable."""
     by_layer: ByLayer = ()
     """Alternative layers, each on GPUs of its own models. The first with a place counts."""
+    conditions: Conditions = UNCONDITIONAL
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # needed for each query of an index; the sets can be large
         of_layer = (self.layer, self.by_layer)
-        key = (self.units, self.count, self.cpu, self.memory, self.models, self.ineligible, of_layer)
+        key = (self.units, self.count, self.cpu, self.memory, self.models, self.ineligible, of_layer, self.conditions)
         object.__setattr__(self, "_hash", hash(key))
 
     def __hash__(self) -> int:
@@ -74,6 +108,10 @@ class Demand:
     def layer_on(self, model: str) -> LayerName:
         """Return the sharing layer on GPUs of this model."""
         return layer_on(model, self.layer, self.by_layer)
+
+    def under(self, conditions: Conditions) -> Demand:
+        """Return the demand under other conditions; itself if they are the same."""
+        return self if conditions == self.conditions else replace(self, conditions=conditions)
 
 
 @dataclass(frozen=True)
@@ -100,13 +138,22 @@ class PlacementRequest:
     """The sharing layer of the GPUs."""
     by_layer: ByLayer = ()
     """See `Demand.by_layer`."""
+    conditions: Conditions = UNCONDITIONAL
 
     @cached_property
     def demand(self) -> Demand:
         """Resources that a node must have for this request."""
         share = self.share
         return Demand(
-            share.units, share.count, self.cpu, self.memory, self.models, self.ineligible, self.layer, self.by_layer
+            share.units,
+            share.count,
+            self.cpu,
+            self.memory,
+            self.models,
+            self.ineligible,
+            self.layer,
+            self.by_layer,
+            self.conditions,
         )
 
     def of_each_layer(self) -> Iterator[PlacementRequest]:

@@ -91,6 +91,7 @@ def granted_session(
         memory_limit=template.gpu.memory.limit,
         oversubscribe=template.gpu.memory.oversubscribe,
         engine=template.gpu.memory.engine,
+        neighbours=template.neighbours,
     )
 
 
@@ -128,6 +129,7 @@ def open_request(
         oversubscribe=memory.oversubscribe and native,
         engine=memory.engine,
         layer=layer,
+        neighbours=template.neighbours,
         confirm_within=confirm_within,
     )
 

@@ -69,6 +69,8 @@ class Card:
     oversubscribes: bool
     machine: str
     models: str
+    neighbours: str
+    """The rules for other sessions on its GPUs; empty: none."""
     now: Availability | None
     """None for a profile without a template, because its requirements are unknown."""
     options: Sequence[Option]
@@ -182,6 +184,7 @@ def _card(
         oversubscribes=gpu is not None and gpu.memory.oversubscribe and (layer is None or layer.oversubscribes),
         machine=spawn_form.machine(template.resources) if template is not None and enforces_resources else "",
         models=spawn_form.gpu_models(gpu.share, models_of(now.gpus)) if gpu is not None and now is not None else "",
+        neighbours=spawn_form.neighbours(template) if template is not None else "",
         now=now,
         options=[
             *([_quota_option(profile, accounts, options_here)] if len(accounts) > 1 else []),

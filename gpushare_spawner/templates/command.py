@@ -106,6 +106,15 @@ def _problems(template: Template, broken: Broken, policy: Policy) -> Iterator[Pr
                 )
 
 
+def _label_notes(policy: Policy) -> Iterator[str]:
+    """Yield a warning for each label in `placement` that no template has: the rule has no effect."""
+    given = {label for template in policy.templates for label in template.labels}
+    for template in policy.templates:
+        for field in ("near", "apart_from"):
+            for label in sorted({*getattr(template.placement, field)} - given):
+                yield f"{policy.files[template.name]}: placement.{field}: no template has the label {label}"
+
+
 def legacy_notes(policy: Policy) -> list[str]:
     """Return a warning for each layer in use whose project is no longer maintained."""
     named = [template.gpu.layer for template in policy.templates if template.gpu is not None]
@@ -237,7 +246,7 @@ def _warnings(folder: Path, policy: Policy, gpus: int | None) -> list[str]:
         kind = RESERVED.get(path.name, TEMPLATE)
         read = read_file(kind, path)
         warnings += map(str, bare_numbers(kind.model, path.name, read.numbers, read.lines))
-    warnings += [*layer_notes(policy), *legacy_notes(policy), *map(str, policy.warnings)]
+    warnings += [*_label_notes(policy), *layer_notes(policy), *legacy_notes(policy), *map(str, policy.warnings)]
     if policy.quotas is not None and gpus is not None:
         exceeds = exceeds_cluster(policy.quotas, gpus * UNITS_PER_GPU)
         warnings += [f"{QUOTA_FILE}: {exceeds}"] if exceeds else []

@@ -6,7 +6,7 @@ No other module formats amounts. `model.quantity` does the reverse: it parses am
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 
@@ -146,6 +146,12 @@ def unbroken(text: str) -> str:
 def printable(text: str) -> str:
     """Return the text on one line, with control characters and bytes that are not UTF-8 escaped."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def either(names: Iterable[str]) -> str:
+    """Return names in their order: "a, b or c". There is at least one."""
+    *most, last = sorted(names)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def plural(count: int, singular: str, more: str | None = None) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement.capacity import Lacking, Reason, Shortage, Unplaceable
-from gpushare_spawner.wording.amounts import duration, elapsed, gpu_share, guarantee, memory, plural
+from gpushare_spawner.wording.amounts import duration, either, elapsed, gpu_share, guarantee, memory, plural
 
 SERVER_ENDED = "The server ended while it started; its log says why."
 CANCELLED = (
@@ -150,6 +150,14 @@ def capacity(why: Unplaceable) -> str:
                 "The nodes with suitable GPUs accept no server of this template, because of their taints or labels. "
                 "Ask the admin."
             )
+        case Reason.NEIGHBOURS:
+            return _kept_apart(why)
+        case Reason.NOT_NAMED:
+            named = why.conditions
+            what = f"GPU {named.gpu}" if named.gpu else f"a node {either(named.nodes)}"
+            if named.gpu and named.nodes:
+                what += f" on {either(named.nodes)}"
+            return f"The template asks for {what}, and no agent reports it. Choose another template, or ask the admin."
         case Reason.NOT_ADMITTED:
             nodes = ", ".join(why.left_out)
             return f"{nodes} did not admit this server just now, and no other node has {share} free."
@@ -178,7 +186,8 @@ def capacity(why: Unplaceable) -> str:
             limit = f"no node has more than {why.most_count} of one model" if why.most_count else "none is usable"
             return f"This needs {_amount(share)}, and {limit}. {_SMALLER}"
         case _ if share.count == 1:
-            free = f"at most {gpu_share(why.best_units)} is free on any GPU" if why.best_units else "none is free"
+            where = f"GPU {why.conditions.gpu}" if why.conditions.gpu else "any GPU"
+            free = f"at most {gpu_share(why.best_units)} is free on {where}" if why.best_units else "none is free"
             return f"Not enough free capacity: this needs {share}, and {free}."
         case _:
             free = (
@@ -187,6 +196,28 @@ def capacity(why: Unplaceable) -> str:
                 else "no whole GPU is free on any node"
             )
             return f"Not enough free capacity: this needs {_amount(share)}, and {free}."
+
+
+def _kept_apart(why: Unplaceable) -> str:
+    """Return which rules for sessions on one GPU keep the share from the free capacity."""
+    rules, near, amount = why.conditions.neighbours, why.conditions.near, _amount(why.share)
+    subject = f"GPU {why.conditions.gpu}" if why.conditions.gpu else ""
+    if rules.alone:
+        verb = "is shared" if subject else "All suitable GPUs have sessions"
+        return f"{subject} {verb}, and the template wants {amount} alone.".lstrip()
+    # a session of the template itself is named only once
+    others = [label for label in rules.labels if label not in rules.apart_from]
+    conditions = [
+        f"with a session labelled {either(near)}" if near else "",
+        f"without a session labelled {either(rules.apart_from)}" if rules.apart_from else "",
+        f"with sessions that accept the label {either(others)}" if others else "",
+    ]
+    wanted = " and ".join(filter(None, conditions))
+    return (
+        f"{subject} has {amount} free, and the template asks for a GPU {wanted}."
+        if subject
+        else f"No GPU {wanted} has {amount} free."
+    )
 
 
 def _shortage(shortage: Shortage, why: Unplaceable) -> str:

@@ -14,7 +14,7 @@ from gpushare_spawner.model.layers import LAYERS, IdleReach, Layer, LayerName, W
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier
 from gpushare_spawner.model.template import Idle, Resources, Template, TemplateGpu
-from gpushare_spawner.wording.amounts import duration, gpu_share, guarantee, memory
+from gpushare_spawner.wording.amounts import duration, either, gpu_share, guarantee, memory
 from gpushare_spawner.wording.layers import kept_within
 
 AGENT_SILENT = "the GPU agent of this machine does not answer"
@@ -111,6 +111,16 @@ def _between(guarantee: float | None, limit: float | None, shown: Callable[[floa
     if guarantee is None:
         return f"up to {shown(limit)} {unit}"
     return f"{shown(guarantee)} {unit}" if guarantee == limit else f"{shown(guarantee)} to {shown(limit)} {unit}"
+
+
+def neighbours(template: Template) -> str:
+    """Return which sessions can be on the GPUs of the template's sessions; empty: any."""
+    rules = template.placement
+    if rules.alone:
+        return "no other session"
+    near = f"sessions labelled {either(rules.near)}, if any run" if rules.near else ""
+    apart_from = f"never sessions labelled {either(rules.apart_from)}" if rules.apart_from else ""
+    return "; ".join(filter(None, [near, apart_from]))
 
 
 def gpu_models(share: Share, counts: Mapping[str, int]) -> str:

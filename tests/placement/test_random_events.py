@@ -1,4 +1,5 @@
-"""Random events of a cluster: the ledger that is kept is the one that would be made anew, and never over-allocates.
+"""Random events of a cluster: the ledger that is kept is the one that would be made anew, never over-allocates, and
+keeps the rules of templates for sessions on one GPU.
 
 Beside `test_ledger_feed`, where anything is told, this is a cluster in which each fact is true for a while: a server
 has a place because the ledger gave it one.
@@ -6,19 +7,21 @@ has a place because the ledger gave it one.
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.ledger_check import check_ledger
+from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import GpuReport, Report
-from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.share import NeighbourRules, Share
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
 from gpushare_spawner.placement.ledger import Ledger, NodeHold, cheapest_hold
 from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
-from gpushare_spawner.placement.request import PlacementRequest, workload_of
+from gpushare_spawner.placement.request import Conditions, PlacementRequest, workload_of
 from gpushare_spawner.placement.strategy import BestFit, Spread, StrandingAwareFgd
 from tests.placement.reports import gpu, ledger_of, report, request
 
@@ -42,6 +45,23 @@ REQUESTS = [
         (0, None, frozenset[str](), "n3"),
     )
 ]
+CONDITIONS = [
+    Conditions(NeighbourRules(labels=("course",))),
+    Conditions(NeighbourRules(labels=("course",)), near=frozenset({"course"})),
+    Conditions(near=frozenset({"course", "none"})),
+    Conditions(NeighbourRules(labels=("exam",), apart_from=("exam",))),
+    Conditions(NeighbourRules(labels=("quiet",), apart_from=("course", "exam"))),
+    Conditions(NeighbourRules(labels=("lone",), alone=True)),
+    Conditions(NeighbourRules(alone=True), gpu="a"),
+    Conditions(near=frozenset({"quiet"}), nodes=frozenset({"n1", "n3"})),
+]
+CONDITIONAL = [
+    PlacementRequest(share, models=models, conditions=conditions)
+    for conditions in CONDITIONS
+    for share in (Share(10), Share(60), Share(count=2))
+    for models in (None, frozenset({"A100"}))
+]
+"""Requests of templates with `placement`."""
 
 
 class Cluster:
@@ -51,7 +71,8 @@ class Cluster:
     twice, and in another order.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, requests: Sequence[PlacementRequest] = REQUESTS) -> None:
+        self.requests = requests
         self.random = random.Random(seed)
         self.feed = LedgerFeed()
         self.clock = 0.0
@@ -95,16 +116,25 @@ class Cluster:
     # -- events --
 
     def a_share_is_reserved(self) -> None:
-        wanted, strategy = self.random.choice(REQUESTS), self.random.choice(STRATEGIES)
+        wanted, strategy = self.random.choice(self.requests), self.random.choice(STRATEGIES)
         place = self.feed.ledger.place(wanted, strategy)
         if place is None:
             return
+        self._check_place(wanted.conditions, place)
         self.numbers += 1
         self.placed += 1
         name, units = f"s{self.numbers}", wanted.share.units
         uncounted = Requested(wanted.cpu, wanted.memory, 1)
         self.reserved[name] = Allocation(
-            name, place.gpus, units, place.borrowed, units, self.clock, user=name, uncounted=uncounted
+            name,
+            place.gpus,
+            units,
+            place.borrowed,
+            units,
+            self.clock,
+            user=name,
+            uncounted=uncounted,
+            neighbours=wanted.conditions.neighbours,
         )
         self.feed.put(EntrySource.RESERVED, self.reserved[name])
 
@@ -192,7 +222,7 @@ class Cluster:
 
     def a_spawn_claims(self) -> None:
         name = self.random.choice(["w1", "w2"])
-        hold = cheapest_hold(self.feed.ledger.capacity, self.random.choice(REQUESTS))
+        hold = cheapest_hold(self.feed.ledger.capacity, self.random.choice(self.requests))
         if hold is not None:
             self.holds[name] = hold
             self.feed.hold(name, hold)
@@ -205,7 +235,7 @@ class Cluster:
 
     def somebody_looks(self) -> None:
         """Indexes come to be at different times, and know different changes."""
-        wanted, strategy = self.random.choice(REQUESTS), self.random.choice(STRATEGIES)
+        wanted, strategy = self.random.choice(self.requests), self.random.choice(STRATEGIES)
         self.feed.ledger.place(wanted, strategy)
         self.feed.ledger.capacity.prepare(wanted.demand, strategy, 1)
 
@@ -236,12 +266,13 @@ class Cluster:
         assert dict(kept.allocations) == dict(fresh.allocations)
         assert _figures(kept) == _figures(fresh)
         assert dict(kept.holds) == dict(fresh.holds)
-        for wanted in REQUESTS if everything else [self.random.choice(REQUESTS)]:
+        for wanted in self.requests if everything else [self.random.choice(self.requests)]:
             for strategy in STRATEGIES if everything else [self.random.choice(STRATEGIES)]:
                 assert kept.place(wanted, strategy) == fresh.place(wanted, strategy)
             assert kept.why_unplaceable(wanted) == fresh.why_unplaceable(wanted)
             assert cheapest_hold(kept.capacity, wanted) == cheapest_hold(fresh.capacity, wanted)
         self._check_units()
+        self._check_neighbours()
 
     def _check_units(self) -> None:
         """No GPU has more owners than units, whatever was lost and found meanwhile."""
@@ -252,6 +283,21 @@ class Cluster:
         over = {uuid: units for uuid, units in owned.items() if units > CAPACITY[uuid]}
         assert not over
         check_ledger(self.feed.ledger)
+
+    def _check_place(self, conditions: Conditions, place: Placement) -> None:
+        """The GPU and node are named ones, and a session to be near to is there if one runs."""
+        running = [one for one in (*self.pods.values(), *self.reserved.values()) if conditions.near & _labels(one)]
+        for uuid in place.gpus:
+            assert conditions.name(uuid, place.node)
+            assert not running or any(uuid in one.gpus for one in running)
+
+    def _check_neighbours(self) -> None:
+        """No session that is alone has a neighbour, and none is beside a session that it is apart from."""
+        sessions = [*self.pods.values(), *self.reserved.values()]
+        for one, other in itertools.permutations(sessions, 2):
+            if not {*one.gpus}.isdisjoint(other.gpus):
+                assert not one.neighbours.alone
+                assert _labels(other).isdisjoint(one.neighbours.apart_from)
 
     def _one_of(self, names: Iterable[str]) -> str:
         found = sorted(names)
@@ -268,15 +314,22 @@ class Cluster:
         self.feed.report(sent)
 
 
+def _labels(allocation: Allocation) -> frozenset[str]:
+    return frozenset(allocation.neighbours.labels)
+
+
 def _figures(ledger: Ledger) -> dict[str, object]:
     return {
-        name: (node.resources, [(one.uuid, one.index, one.offered, one.unowned, one.free) for one in node.gpus])
+        name: (
+            node.resources,
+            [(one.uuid, one.index, one.offered, one.unowned, one.free, one.neighbours) for one in node.gpus],
+        )
         for name, node in ledger.capacity.nodes.items()
     }
 
 
-def run(seed: int, events: int) -> None:
-    cluster = Cluster(seed)
+def run(seed: int, events: int, requests: Sequence[PlacementRequest] = REQUESTS) -> None:
+    cluster = Cluster(seed, requests)
     for number in range(events):
         happened = cluster.event()
         try:
@@ -292,8 +345,14 @@ def test_the_ledger_is_right_after_each_of_thousands_of_random_events(seed: int)
     run(seed, 1500)
 
 
+@pytest.mark.parametrize("seed", [3, 4])
+def test_rules_for_sessions_on_one_gpu_hold_after_each_of_thousands_of_random_events(seed: int) -> None:
+    run(seed, 1200, [*CONDITIONAL, *REQUESTS[:8]])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_ledger_is_right_after_each_of_a_hundred_thousand_random_events() -> None:
     for seed in range(100, 150):
         run(seed, 2000)
+        run(seed, 1000, [*CONDITIONAL, *REQUESTS])

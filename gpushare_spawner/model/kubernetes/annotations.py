@@ -38,7 +38,7 @@ from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.part import MessagePart, faults
 from gpushare_spawner.model.quantity import Instant, PercentOrBytes, parse_percent_or_bytes
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule
+from gpushare_spawner.model.share import NO_RULES, UNITS_PER_GPU, NeighbourRules, Share, Tier, UseRule
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
@@ -127,6 +127,8 @@ immediately."""
 YIELDS_UNTIL = PREFIX + "yields-until"
 """Annotation: seconds since the epoch; absent: not reserved. Until then, the units that the tier took are reserved for
 spawns in quota, and GPU work does not restore them."""
+NEIGHBOURS = PREFIX + "neighbours"
+"""Annotation: JSON of `model.share.NeighbourRules`; absent: no labels and no rules."""
 MEMORY_LIMIT = PREFIX + "memory-limit"
 """Annotation: each GPU's total memory as CUDA reports it, as "80%" or "12Gi"; absent: the whole GPU."""
 OVERSUBSCRIBE = PREFIX + "oversubscribe"
@@ -212,6 +214,7 @@ class PodSession:
     """The units that the pod's devices represent, on each of its GPUs. None: the units of its share."""
     layer: LayerName = LayerName.NATIVE
     """The sharing layer that provides the session's GPUs."""
+    neighbours: NeighbourRules = NO_RULES
 
     @property
     def share(self) -> Share:
@@ -385,6 +388,7 @@ _ANNOTATIONS = {
     RESIZE: _json("resize", ShareChange),
     RESIZED: _json("resized", ShareChangeAnswer),
     PLACED_SHARE: _Annotation("placed_units", _units_from(1)),
+    NEIGHBOURS: _json("neighbours", NeighbourRules),
 }
 
 

@@ -22,7 +22,7 @@ from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.feed import LedgerFeed
-from gpushare_spawner.placement.request import PlacementRequest, suitable_models
+from gpushare_spawner.placement.request import Conditions, PlacementRequest, suitable_models
 from gpushare_spawner.quota.accounts import Account
 from gpushare_spawner.quota.order import admit
 from gpushare_spawner.service.actions.context import (
@@ -73,7 +73,12 @@ def never_placed(template: Template, snapshots: Sequence[NodeSnapshot]) -> str:
     if len(reports) < len(snapshots):
         return ""
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
-    request = PlacementRequest(template.gpu.share, models=suitable_models(template.gpu, kinds), template=template.name)
+    request = PlacementRequest(
+        template.gpu.share,
+        models=suitable_models(template.gpu, kinds),
+        template=template.name,
+        conditions=Conditions.of(template),
+    )
     try:
         why = LedgerFeed().follow(reports).why_unplaceable(request)
     except Exception:

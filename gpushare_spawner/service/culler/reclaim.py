@@ -19,7 +19,7 @@ from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.placement.feed import LedgerFeed, SupposedLedger
 from gpushare_spawner.placement.ledger import Ledger
-from gpushare_spawner.placement.request import PlacementRequest, suitable_models
+from gpushare_spawner.placement.request import Conditions, PlacementRequest, suitable_models
 from gpushare_spawner.quota.accounts import Account, QuotaAccounts, QuotaUsage
 from gpushare_spawner.quota.order import Asking, divided
 from gpushare_spawner.quota.reclaim import OverQuota, reclaimed
@@ -272,5 +272,10 @@ def _asking(
     for spawn in waiting_spawns(pending, reports, templates):
         account, gpu = account_of(spawn.server), spawn.template.gpu
         if account is not None and gpu is not None and SessionTemplates.of(templates).native(spawn.template):
-            request = PlacementRequest(gpu.share, models=suitable_models(gpu, kinds), template=spawn.template.name)
+            request = PlacementRequest(
+                gpu.share,
+                models=suitable_models(gpu, kinds),
+                template=spawn.template.name,
+                conditions=Conditions.of(spawn.template),
+            )
             yield Asking(ReclaimingSpawn(spawn.server.label, request), account, gpu.share.total_units)

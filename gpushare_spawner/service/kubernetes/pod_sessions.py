@@ -236,6 +236,7 @@ def _identity(pod: SessionPod) -> dict[str, Any]:
         "quota": annotations.quota,
         "gpus": annotations.gpus,
         "layer": pod.session.layer,
+        "neighbours": annotations.neighbours,
         "engine": annotations.engine,
         "share_units": annotations.share_units,
         "borrowed_units": annotations.borrowed_units,

@@ -143,6 +143,7 @@ class PodReservations(Reservations[PodShare]):
             user=ticket.request.tenant.user,
             quota=ticket.request.tenant.quota,
             uncounted=Requested(request.cpu, request.memory, pods=1),
+            neighbours=request.conditions.neighbours,
         )
         gpus = tuple(snapshot.gpus[gpu] for gpu in placement.gpus)
         self._in_flight[token] = allocation

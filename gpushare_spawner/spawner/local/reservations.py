@@ -181,6 +181,7 @@ class AgentReservations(Reservations[OpenedShare]):
             user=request.user,
             quota=request.quota,
             layer=request.layer,
+            neighbours=request.neighbours,
         )
         try:
             opened = await self.client.open(request)

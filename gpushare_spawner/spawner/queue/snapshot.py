@@ -23,7 +23,7 @@ from gpushare_spawner.model.report import GpuReport, Notice, in_order_of_claim
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.template import Template, TemplateGpu
 from gpushare_spawner.placement.node import Requested
-from gpushare_spawner.placement.request import ByLayer, PlacementRequest, RecentSpawns, Workload, suits
+from gpushare_spawner.placement.request import ByLayer, Conditions, PlacementRequest, RecentSpawns, Workload, suits
 from gpushare_spawner.placement.strategy import Strategy
 from gpushare_spawner.sharing.base import LayerRequest, Tenant
 
@@ -382,6 +382,7 @@ class _Suiting:
             template=self.template.name,
             layer=self.by_layer[0][0] if self.by_layer else gpu.layer or LayerName.NATIVE,
             by_layer=self.by_layer if len(self.by_layer) > 1 else (),
+            conditions=Conditions.of(self.template),
         )
 
 

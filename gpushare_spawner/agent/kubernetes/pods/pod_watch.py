@@ -92,6 +92,7 @@ def open_request(annotated: PodSession, gpus: tuple[str, ...]) -> OpenRequest:
         memory_limit=annotated.memory_limit,
         oversubscribe=annotated.oversubscribe,
         engine=annotated.engine,
+        neighbours=annotated.neighbours,
     )
 
 

@@ -455,6 +455,7 @@ class ClusterSnapshots:
             opened_at=created_at(pod),
             user=user,
             quota=session.quota,
+            neighbours=session.neighbours,
         )
         return allocation, session.notice
 
