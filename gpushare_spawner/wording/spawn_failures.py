@@ -154,7 +154,7 @@ def capacity(why: Unplaceable) -> str:
             return _kept_apart(why)
         case Reason.NOT_NAMED:
             named = why.conditions
-            what = f"GPU {named.gpu}" if named.gpu else f"a node {either(named.nodes)}"
+            what = f"GPU {named.gpu}" if named.gpu else f"node {either(named.nodes)}"
             if named.gpu and named.nodes:
                 what += f" on {either(named.nodes)}"
             return f"The template asks for {what}, and no agent reports it. Choose another template, or ask the admin."

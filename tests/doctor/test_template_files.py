@@ -48,6 +48,16 @@ def test_models_that_are_not_here_are_a_note(tmp_path: Path) -> None:
     assert "*H100*" in found[0].what
 
 
+def test_a_named_gpu_that_is_not_here_is_a_note(tmp_path: Path) -> None:
+    uuid = "GPU-8f6b2c1e-0000-5000-8000-0123456789ab"
+    (tmp_path / "a.yaml").write_text(f"name: a\ndisplay_name: A\ngpu: {{fraction: 0.5}}\nplacement: {{gpu: {uuid}}}\n")
+    found = check_templates(tmp_path, (L4,), MACHINE)
+    assert [finding.level for finding in found] == [Level.NOTE, Level.OK]
+    assert found[0].what == f"a needs GPU {uuid}, which this machine does not have"
+    (same,) = check_templates(tmp_path, (Gpu(0, uuid, L4.model, L4.memory_bytes),), MACHINE)
+    assert same.level is Level.OK
+
+
 TEMPLATE = "name: a\ndisplay_name: A\ngpu: {fraction: 0.5}\n"
 
 

@@ -46,6 +46,7 @@ def session(allocation: Allocation) -> SessionReport:
         effective_units=allocation.effective_units,
         guaranteed_units=0,
         opened_at=allocation.opened_at,
+        neighbours=allocation.neighbours,
     )
 
 
@@ -54,9 +55,12 @@ def report(node: str, gpus: Sequence[GpuReport], allocations: Iterable[Allocatio
     return Report(node=node, published_at=at, gpus=tuple(gpus), sessions=tuple(session(held) for held in allocations))
 
 
-def active(name: str, gpus: str | tuple[str, ...], units: int, borrowed: int = 0, opened_at: float = 0.0) -> Allocation:
+def active(
+    name: str, gpus: str | tuple[str, ...], units: int, borrowed: int = 0, opened_at: float = 0.0, **other: Any
+) -> Allocation:
     """A session that holds its full share."""
-    return Allocation(name, (gpus,) if isinstance(gpus, str) else gpus, units, borrowed, units, opened_at, user=name)
+    uuids = (gpus,) if isinstance(gpus, str) else gpus
+    return Allocation(name, uuids, units, borrowed, units, opened_at, user=name, **other)
 
 
 def request(units: int = 100, *models: str, count: int = 1, **other: Any) -> PlacementRequest:

@@ -147,6 +147,7 @@ class FakeAgent:
             gpus=request.gpus,
             share_units=request.share_units,
             layer=request.layer,
+            neighbours=request.neighbours,
             borrowed_units=request.borrowed_units,
             tier=Tier.ACTIVE,
             tier_since=time.time(),

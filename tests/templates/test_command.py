@@ -79,6 +79,18 @@ def test_check_names_a_release_resources_that_can_be_without_effect(
     )
 
 
+def test_labels_that_no_template_has_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    template = "name: {0}\ndisplay_name: {0}\ngpu: {{fraction: 0.1}}\nlabels: [{0}]\nplacement: {1}\n"
+    (tmp_path / "exam.yaml").write_text(template.format("exam", "{apart_from: [exam, labs]}"))
+    (tmp_path / "lab.yaml").write_text(template.format("lab", "{near: [lab, exma]}"))
+    assert main(["templates", "check", str(tmp_path)]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "label" in line]
+    assert said == [
+        "exam.yaml: placement.apart_from: no template has the label labs",
+        "lab.yaml: placement.near: no template has the label exma",
+    ]
+
+
 def test_check_of_a_folder_without_templates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["templates", "check", str(tmp_path)]) == 1
     assert "no templates" in capsys.readouterr().out

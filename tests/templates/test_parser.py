@@ -120,6 +120,27 @@ def test_a_good_template() -> None:
             "x.yaml:7: gpu.memory.engine: suspend is a way to oversubscribe; leave out oversubscribe: false",
         ),
         ("access: {groups: ml}", "x.yaml:3: access.groups: must be a list, not ml; write [ml]"),
+        (
+            "gpu: {count: 1}\nplacement:\n  apart_from: [a, b]\n  near: [b]",
+            "x.yaml:6: placement.near: b is in apart_from too; remove it from one of them",
+        ),
+        (
+            "gpu: {count: 1}\nplacement: {near: [a], alone: true}",
+            "x.yaml:4: placement.alone: a session cannot be alone and near other sessions; remove alone, or near",
+        ),
+        (
+            "gpu: {count: 1}\nplacement: {gpu: GPU-8F6B}",
+            "x.yaml:4: placement.gpu: GPU-8F6B is no UUID of a GPU; write one like GPU-8f6b2c1e-",
+        ),
+        (
+            "gpu: {count: 2}\nplacement: {gpu: GPU-8f6b2c1e-0000-5000-8000-0123456789ab}",
+            "x.yaml:4: placement.gpu: is one GPU, and the share is 2 GPUs; remove the field",
+        ),
+        (
+            "gpu: {count: 1}\nplacement: {apart: [a]}",
+            "x.yaml:4: placement.apart: unknown field; did you mean 'apart_from'?",
+        ),
+        ("placement: {nodes: [n]}", "x.yaml:3: placement: needs a gpu; remove the field"),
     ],
 )
 def test_wrong_fields_are_named_with_what_would_be_right(more: str, expected: str) -> None:

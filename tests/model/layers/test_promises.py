@@ -88,3 +88,11 @@ def test_template_that_names_such_a_layer_is_refused_with_the_field_the_reason_a
 def test_template_without_a_gpu_can_have_each_layer() -> None:
     cpu = Template.model_validate({"name": "t", "display_name": "t", "idle": {"stop_after": "1h"}})
     assert all(cpu.broken_promises(layer) == () for layer in LayerName)
+
+
+def test_rules_for_the_choice_of_the_gpu_need_our_own_layer() -> None:
+    fields = {"name": "t", "display_name": "t", "gpu": {"fraction": 0.5}, "placement": {"alone": True}}
+    alone = Template.model_validate(fields)
+    for layer in LayerName:
+        promises = [promise.field for promise in alone.broken_promises(layer)]
+        assert promises == ([] if layer is LayerName.NATIVE else ["placement"])

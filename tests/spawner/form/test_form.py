@@ -140,6 +140,24 @@ async def test_a_card_words_shares_of_every_kind(
     assert says in Page(Form().render(profile, {}, await reservations.availability_now())).text
 
 
+@pytest.mark.parametrize(
+    ("placement", "says"),
+    [
+        ({"alone": True}, "Beside no other session"),
+        (
+            {"near": ["lab", "course"], "apart_from": ["exam"]},
+            "Beside sessions labelled course or lab, if any run; never sessions labelled exam",
+        ),
+    ],
+)
+async def test_a_card_says_beside_which_sessions_its_own_are(
+    reservations: AgentReservations, placement: dict[str, Any], says: str
+) -> None:
+    page = Page(Form().render(offered({**QUARTER, "placement": placement}), {}, await reservations.availability_now()))
+    assert says in page.text
+    assert "Beside" not in Page(Form().render(offered(QUARTER), {}, await reservations.availability_now())).text
+
+
 async def test_a_card_says_what_is_free_now(reservations: AgentReservations, agent: FakeAgent) -> None:
     agent.occupy("there-0", 60, 0)
     agent.occupy("there-1", 100, 1)

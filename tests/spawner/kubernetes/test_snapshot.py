@@ -39,6 +39,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
 from gpushare_spawner.sharing.base import ClusterPod, LayerRequest, Tenant
+from gpushare_spawner.sharing.native import granted_session
 from gpushare_spawner.spawner.kubernetes.cluster import snapshot
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity, kept_pod
 from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
@@ -173,6 +174,39 @@ async def test_a_share_counts_once_from_the_reservation_to_the_pod_that_runs() -
     assert list((await cluster.ledger()).allocations) == ["hub/ada#uid-ada"]
     del cluster.pods.resources["hub/ada"]
     assert (await cluster.ledger()).free_units("GPU-n-0") == 100
+
+
+async def test_rules_for_other_sessions_count_from_the_reservation_to_the_pods_annotations_after_a_restart() -> None:
+    def template(name: str, **fields: Any) -> Template:
+        return Template.model_validate({"name": name, "display_name": name, "gpu": {"fraction": 0.25}, **fields})
+
+    async def place(wanted: Template, name: str) -> Placement | None:
+        found = await cluster.reservations.snapshot()
+        return cluster.reservations.feed.ledger.place(SpawnRequest(Tenant(name), wanted).placement(found))
+
+    cluster = Cluster()
+    exam = template("exam", labels=["exam"], placement={"apart_from": ["course"], "nodes": ["n"]})
+    course = template("course", labels=["course"], placement={"nodes": ["n"]})
+    lone = template("lone", placement={"alone": True, "nodes": ["n"]})
+    beside = template("beside", placement={"nodes": ["n"]})
+    placement = await place(exam, "ada")
+    assert placement == Placement("n", ("GPU-n-0",))
+    snapshot = await cluster.reservations.snapshot()
+    ticket = cluster.reservations.queue.join(SpawnRequest(Tenant("ada"), exam), 0.0)
+    await cluster.reservations._give(ticket, placement, snapshot)
+    share = ticket.result.result()
+    assert isinstance(share, PodShare)
+    for _ in range(2):
+        assert await place(course, "bob") == Placement("n", ("GPU-n-1",))
+        assert await place(lone, "cyd") == Placement("n", ("GPU-n-1",))
+        assert await place(beside, "dan") == Placement("n", ("GPU-n-0",))
+        # then a hub that has only the pod's annotations
+        made = cluster.pod("ada", "GPU-n-0", token=share.token)
+        said = granted_session(Tenant("ada"), exam, placement, {"GPU-n-0": 0}, 0.0)
+        made["metadata"]["annotations"] = {**said.annotations(), RESERVATION: share.token}
+        assert pod_session(said.annotations()) == said
+        cluster.snapshots = ClusterSnapshots(cluster.snapshots.reflectors, KEY, 1, LOG, cluster.capacity)
+        cluster.reservations = PodReservations(cluster.snapshots, LOG)
 
 
 async def test_gpus_of_another_layer_count_in_the_quota_from_the_reservation_to_the_end_of_the_pod() -> None:

@@ -58,3 +58,49 @@ async def test_servers_start_wait_and_stop_with_a_real_agent_that_is_killed_once
         await until(lambda: not user.spawners[""].active)
         await until(lambda: not hub.reservations.closing)
         assert not (await agent.client.report()).sessions
+
+
+async def test_rules_for_other_sessions_hold_after_a_restart_of_hub_and_agent(tmp_path: Path, templates: Path) -> None:
+    (templates / "lone.yaml").write_text(
+        "{name: lone, display_name: Lone, labels: [exam], gpu: {fraction: 0.25}, placement: {alone: true}}"
+    )
+    (templates / "quiet.yaml").write_text(
+        "{name: quiet, display_name: Quiet, gpu: {fraction: 0.25}, placement: {apart_from: [exam]}}"
+    )
+    (templates / "exam.yaml").write_text("{name: exam, display_name: Exam, labels: [exam], gpu: {fraction: 0.25}}")
+    agent = AgentProcess(tmp_path, gpus=2)
+    await agent.start()
+
+    async def gpu_of(hub: RunningHub, user: str, profile: str) -> str:
+        assert (await hub.start_server(user, {"profile": profile})).code == 201
+        await hub.started(user)
+        session = (await agent.client.report()).session(user)
+        assert session is not None
+        return session.gpus[0]
+
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(lambda: agent.process and agent.process.poll() is None and agent.end())
+        first = RunningHub(tmp_path, templates, agent.client.socket, lambda config: None)
+        await first.__aenter__()
+        quiet = await gpu_of(first, "ada", "quiet")
+        process = first.spawner("ada").proc
+        await first.end(cleanup_servers=False)
+        agent.end(signal.SIGKILL)
+        await agent.start()
+        second = await stack.enter_async_context(
+            RunningHub(tmp_path, templates, agent.client.socket, lambda config: None)
+        )
+        # the other GPU, although the fullest would be taken; then no GPU is left for a session that is alone
+        assert await gpu_of(second, "bob", "exam") != quiet
+        second.user("ada").settings["slow_spawn_timeout"] = 0
+        await second.start_server("cyd", {"profile": "lone"})
+        await until(lambda: len(second.reservations.queue) == 1)
+        (ticket,) = second.reservations.queue
+        await until(lambda: "want" in ticket.hint)
+        assert ticket.hint == "All suitable GPUs have sessions, and the template wants 0.25 GPU alone."
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        await second.started("cyd")
+        session = (await agent.client.report()).session("cyd")
+        assert session is not None
+        assert session.gpus == (quiet,)
