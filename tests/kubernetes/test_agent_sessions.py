@@ -28,7 +28,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
 from gpushare_spawner.model.kubernetes.container_requests import Requests, requests_patch
 from gpushare_spawner.model.layers import MemoryEngine
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import NeighbourRules, Tier
 from gpushare_spawner.model.share_status import AdminMessage, AgentRecord, ServiceAnswer
 from tests.agent.conftest import request_for, short_folder  # noqa: F401
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
@@ -52,12 +52,14 @@ async def agent(cluster: Cluster, short_folder: Path) -> AsyncIterator[NodeAgent
 
 
 async def test_a_pod_becomes_the_session_that_its_annotations_say(agent: NodeAgent) -> None:
-    said = session("ada+lab", share=40, memory_limit="8Gi", oversubscribe=False)
+    rules = NeighbourRules(("course",), ("exam",), alone=True)
+    said = session("ada+lab", share=40, memory_limit="8Gi", oversubscribe=False, neighbours=rules)
     await agent.pod("jupyter-ada--lab", said)
     found = await agent.session("ada+lab")
     assert (found.user, found.server, found.template) == ("ada", "lab", "quarter-gpu")
     assert (found.gpus, found.share_units, found.effective_units) == ((FIRST.uuid,), 40, 40)
     assert found.memory_limit_bytes == 8 * GIB
+    assert found.neighbours == rules
     assert found.confirmed
     peer = await agent.peer("ada+lab")
     peer.send(Kind.REQUEST, GIB, 0, gpu=FIRST.uuid)
