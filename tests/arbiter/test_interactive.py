@@ -10,7 +10,7 @@ import pytest
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client, Decision, Revoke
 from gpushare_spawner.arbiter.time_slices import bound, group_with, is_interactive, newcomers, part_of_gpu
-from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
+from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever, slow
 
 
 def lying_about_pauses(device: VirtualGpu, liar: str) -> None:
@@ -23,7 +23,7 @@ def lying_about_pauses(device: VirtualGpu, liar: str) -> None:
     device.arbiter.idle = idle  # type: ignore[method-assign, assignment]
 
 
-@pytest.mark.parametrize("weights", [(50, 50), (20, 80), (80, 20)])
+@pytest.mark.parametrize("weights", [slow((50, 50)), (20, 80), slow((80, 20))])
 @pytest.mark.parametrize(("burst", "pause"), [(0.5, 1.01), (4.9, 1.01), (4.9, 0.005)])
 def test_one_that_pretends_to_be_short_gains_no_gpu_time(weights: tuple[int, int], burst: float, pause: float) -> None:
     device = VirtualGpu(GpuArbiter(16 * GIB))

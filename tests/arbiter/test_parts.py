@@ -6,7 +6,7 @@ import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import PACE, PACE_ALONE, UNPACED_AFTER, GpuArbiter
 from gpushare_spawner.arbiter.session import ArbiterSettings, Decision, LeaseGrant, Revoke
-from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
+from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever, slow
 from tests.present import present
 
 
@@ -28,8 +28,8 @@ def parts(device: VirtualGpu) -> dict[str, float]:
 
 
 WEIGHTS = [
-    {"a": 30, "b": 70},
-    {"a": 50, "b": 10, "c": 10},
+    slow({"a": 30, "b": 70}),
+    slow({"a": 50, "b": 10, "c": 10}),
     {"a": 75, "b": 5, "c": 5, "d": 5, "e": 5, "f": 5},
     {"a": 10, "b": 90},
 ]

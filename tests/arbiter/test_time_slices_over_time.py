@@ -8,7 +8,7 @@ from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.session import ArbiterSettings, LeaseGrant, Revoke, RevokeReason
 from gpushare_spawner.arbiter.time_slices import Bandwidth, HandOffCredit, TimeSliceLengths
 from tests.arbiter.bounds import longest_wait
-from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
+from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever, slow
 from tests.present import present
 
 
@@ -20,8 +20,8 @@ def device_of(*jobs: tuple[str, float], bandwidth: float = 12e9, **settings: obj
     return device
 
 
-@pytest.mark.parametrize("bound", [0.01, 0.025, 0.1])
-@pytest.mark.parametrize("bandwidth", [pytest.param(3e9, marks=pytest.mark.slow), 12e9])
+@pytest.mark.parametrize("bound", [slow(0.01), 0.025, slow(0.1)])
+@pytest.mark.parametrize("bandwidth", [slow(3e9), 12e9])
 @pytest.mark.parametrize("gib", [(15, 15), (9, 9), (14, 14, 14), (8, 8, 8), (12, 12, 2)])
 def test_hand_offs_cost_no_more_than_the_bound(gib: tuple[float, ...], bandwidth: float, bound: float) -> None:
     device = device_of(

@@ -8,7 +8,7 @@ import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.session import ArbiterSettings
-from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
+from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever, slow
 
 
 def shares(device: VirtualGpu) -> dict[str, float]:
@@ -27,7 +27,7 @@ def device_with(weights: dict[str, int], gib: float, **settings: object) -> Virt
     return device
 
 
-@pytest.mark.parametrize("gib", [9, 12, 15, 20])
+@pytest.mark.parametrize("gib", [slow(9), 12, slow(15), 20])
 def test_30_to_70_under_memory_pressure(gib: float) -> None:
     device = device_with({"a": 30, "b": 70}, gib)
     device.run(8000.0)
@@ -68,8 +68,8 @@ def test_short_bursts_with_short_gaps_count_like_long_ones() -> None:
     assert shares(device) == pytest.approx({"a": 0.3, "b": 0.7}, abs=0.02)
 
 
-@pytest.mark.parametrize("weights", [(30, 70), (50, 50), (10, 90)])
-@pytest.mark.parametrize("pause", [1.2, 3.0])
+@pytest.mark.parametrize("weights", [(30, 70), slow((50, 50)), (10, 90)])
+@pytest.mark.parametrize("pause", [1.2, slow(3.0)])
 def test_beside_a_user_who_returns_often_a_job_gets_its_part_of_the_time_for_which_both_compete(
     weights: tuple[int, int], pause: float
 ) -> None:
@@ -107,7 +107,7 @@ def test_who_was_away_gets_no_more_for_it() -> None:
     assert late.gpu_seconds / (late.gpu_seconds + had) == pytest.approx(0.5, abs=0.02)
 
 
-@pytest.mark.parametrize("weights", [(30, 70), (10, 20, 70), (25, 25, 25, 25), (1, 99)])
+@pytest.mark.parametrize("weights", [slow((30, 70)), (10, 20, 70), slow((25, 25, 25, 25)), (1, 99)])
 def test_as_deficit_round_robin(weights: tuple[int, ...]) -> None:
     """The same load under the simplest fair scheduler there is: M. Shreedhar, G. Varghese, SIGCOMM 1995."""
     names = [f"s{index}" for index in range(len(weights))]

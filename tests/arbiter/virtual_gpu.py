@@ -12,6 +12,9 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
+
+import pytest
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.session import Decision, LeaseGrant, PageOut, Revoke
@@ -315,3 +318,8 @@ def forever() -> Iterator[tuple[float, float]]:
 def alternating(cpu: float, gpu: float, times: int | None = None) -> Iterator[tuple[float, float]]:
     """CPU and GPU phases of the same lengths."""
     return itertools.repeat((cpu, gpu), times) if times is not None else itertools.repeat((cpu, gpu))
+
+
+def slow(value: object) -> Any:
+    """Mark a parameter's value: a case between those of `make test`, with as much simulated time."""
+    return pytest.param(value, marks=pytest.mark.slow)

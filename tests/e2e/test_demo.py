@@ -120,8 +120,9 @@ def test_any_name_gets_a_share_and_ctrl_c_ends_everything(running: RunningDemo) 
     stranger = Visitor(demo.url, "eve", "")
     with pytest.raises(urllib.error.HTTPError, match="403"):
         stranger.log_in()
-    start_server(demo, "ada")
-    assert (demo.folder / "users" / "ada" / "gpu-sharing.ipynb").is_file()
+    if not any("singleuser" in line for line in demo.processes().values()):
+        start_server(demo, "ada")  # there was no browser to start one
+    assert list(demo.folder.glob("users/*/gpu-sharing.ipynb"))
     lines = demo.processes().values()
     for part in (
         "gpushare_spawner.cli agent",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from urllib.parse import urlparse
 
 import pytest
 
+from tests.copies import start_copy
 from tests.monitoring.running import found_program, running_prometheus
 from tests.service.fake_agent import FakeAgent, fake_agent
 from tests.service.real_hub import RealHub, fetch, real_hub
@@ -246,24 +249,17 @@ async def all_tiers_in_turn(hub: RealHub, agent: FakeAgent) -> None:
 
 @pytest.mark.parametrize("problem", ["a port in use", "no token"])
 async def test_what_keeps_the_service_from_starting_is_said(tmp_path: Path, problem: str) -> None:
-    import os
-    import socket
-    import sys
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         environment = os.environ | {
             "JUPYTERHUB_API_URL": "http://127.0.0.1:9/hub/api",
             "JUPYTERHUB_API_TOKEN": "" if problem == "no token" else "x",
             "JUPYTERHUB_SERVICE_URL": f"http://127.0.0.1:{taken.getsockname()[1]}",
             "JUPYTERHUB_SERVICE_NAME": "gpushare",
+            "GPUSHARE_HISTORY": "false",
         }
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gpushare_spawner.cli", "service", f"--templates-dir={tmp_path}",
-            env=environment, stderr=asyncio.subprocess.PIPE, cwd=tmp_path,
-        )  # fmt: skip
-        _, said = await process.communicate()
-    assert process.returncode in (1, 2)
-    assert b"Traceback" not in said
-    assert (
-        b"cannot listen on 127.0.0.1" if problem == "a port in use" else b"$JUPYTERHUB_API_TOKEN is not set"
-    ) in said
+        log = tmp_path / "service.log"
+        process = start_copy("service", [f"--templates-dir={tmp_path}"], environment, log)
+        assert process.wait(60) in (1, 2)
+    said = log.read_text()
+    assert "Traceback" not in said
+    assert ("cannot listen on 127.0.0.1" if problem == "a port in use" else "$JUPYTERHUB_API_TOKEN is not set") in said

@@ -13,10 +13,13 @@ from collections.abc import Callable
 from http.cookies import SimpleCookie
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 import jupyterhub.traitlets
+import sqlalchemy
+from jinja2.bccache import Bucket, BytecodeCache
+from jupyterhub import orm
 from jupyterhub.app import JupyterHub
 from jupyterhub.proxy import Proxy
 from sqlalchemy import event
@@ -31,8 +34,48 @@ from tests.ports import free_port
 HERE = Path(__file__).parent
 TOKEN = "token-of-the-test"
 
-# JupyterHub reads the metadata of all installed packages four times for each hub that starts: 0.15 s
+# The hubs of a process share what takes most of a hub's start and of its first requests: what SQLAlchemy compiles of
+# statements and jinja2 of pages, the metadata of all installed packages, and the database without a user.
 jupyterhub.traitlets.entry_points = functools.cache(entry_points)
+_ENGINES: list[Engine] = []
+_EMPTY_DATABASES: list[bytes] = []
+_check_db_revision = orm.check_db_revision
+
+
+def _create_engine(url: str, **options: Any) -> Engine:
+    engine = sqlalchemy.create_engine(url, **options)
+    if engine.dialect.name == "sqlite":
+        _ENGINES[:] = _ENGINES or [engine]
+        engine.dialect, engine._compiled_cache = _ENGINES[0].dialect, _ENGINES[0]._compiled_cache
+    return engine
+
+
+def _check_new_database(engine: Engine) -> None:
+    """Give a new database its revision; one that is there was made by the same JupyterHub."""
+    if not sqlalchemy.inspect(engine).has_table("alembic_version"):
+        _check_db_revision(engine)
+
+
+orm.create_engine, orm.check_db_revision = _create_engine, _check_new_database
+# the token of the tests is hashed for each request
+orm.Hashed.rounds = 1
+
+
+class CompiledPages(BytecodeCache):
+    """The pages of all hubs."""
+
+    _code: ClassVar[dict[str, bytes]] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Take what was compiled, if there is something."""
+        if code := self._code.get(bucket.key):
+            bucket.bytecode_from_string(code)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keep what was compiled."""
+        self._code[bucket.key] = bucket.bytecode_to_string()
+
+
 # tests wait for free capacity often
 Reservations.place_every = 0.1
 
@@ -72,6 +115,15 @@ class InProcessHub(JupyterHub):  # type: ignore[misc]
     def init_signal(self) -> None:
         pass
 
+    def init_db(self) -> None:
+        database = Path(self.db_url.removeprefix("sqlite:///"))
+        new = self.db_url.startswith("sqlite:///") and not database.exists()
+        if new and _EMPTY_DATABASES:
+            database.write_bytes(_EMPTY_DATABASES[0])
+        super().init_db()
+        if new and not _EMPTY_DATABASES:
+            _EMPTY_DATABASES.append(database.read_bytes())
+
     def init_logging(self) -> None:
         super().init_logging()
         self.log.propagate = True
@@ -91,6 +143,7 @@ class RunningHub:
         config.JupyterHub.db_url = f"sqlite:///{folder}/hub.sqlite"
         config.JupyterHub.cookie_secret_file = f"{folder}/cookie_secret"
         config.JupyterHub.log_level = "WARN"
+        config.JupyterHub.jinja_environment_options = {"bytecode_cache": CompiledPages()}
         config.JupyterHub.allow_named_servers = True
         config.JupyterHub.load_groups = {"ml-course": {"users": ["mia"]}}
         config.JupyterHub.services = [{"name": "tester", "api_token": TOKEN}]

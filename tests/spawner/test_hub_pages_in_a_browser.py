@@ -114,7 +114,11 @@ async def test_the_page_of_a_waiting_spawn_leads_back_to_the_form(
 async def test_the_form_shows_four_cards_and_a_card_that_never_starts_is_out_of_reach(
     make_hub: Any, agent: FakeAgent, browser: Any
 ) -> None:
-    hub: RunningHub = await make_hub(lambda config: config.JupyterHub.update({"template_paths": [HUB_PAGES]}))
+    hub: RunningHub = await make_hub(
+        lambda config: config.JupyterHub.update(
+            {"tornado_settings": {"slow_spawn_timeout": 0}, "template_paths": [HUB_PAGES]}
+        )
+    )
     page = Visitor(browser, hub)
     await page.size(1366, 768)
     await page.log_in("ada")
