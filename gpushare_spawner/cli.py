@@ -71,7 +71,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Part]]] = {
         _of("notebook.commands", "configure_release", "release"),
     ),
     "smi": ("show this notebook server's GPU share as nvidia-smi shows a GPU", _of("notebook.smi")),
-    "doctor": ("check this GPU machine, and say how to solve problems", _of("doctor.command")),
+    "doctor": ("check this GPU machine, and explain how to solve problems", _of("doctor.command")),
     "config-path": ("print the paths of the shipped config files, templates and unit files", _of("shipped")),
     "demo": ("run a hub with shared GPUs on this machine, to try it out", _of("demo.command")),
 }
@@ -107,7 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # display names and messages can have characters that the terminal's encoding lacks; stderr does this by default
+        # display names and messages can contain characters that the terminal's encoding lacks; stderr does this by
+        # default
         sys.stdout.reconfigure(errors="backslashreplace")
     requested = next((word for word in arguments if not word.startswith("-")), None)
     if requested == "keep" and "--" not in arguments:

@@ -61,8 +61,8 @@ class BoundedHTTPServer(HTTPServer):
         self._most_connections, self._connects = most_connections, connects
         self._crowded = LogOnce(
             log,
-            f"Too many connections to {title}: the oldest without a complete request are closed",
-            f"There are few connections to {title} again",
+            f"Too many connections to {title}: closing the oldest without a complete request",
+            f"The number of connections to {title} is normal again",
             lasts=60.0,
         )
         self._trouble = LogOnce(

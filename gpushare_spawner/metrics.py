@@ -45,13 +45,13 @@ GPU: tuple[Figure[GpuReport], ...] = _named(
     ),
     Figure(
         "utilization_ratio",
-        "Part of the driver's last sample period (at most a second) in which the GPU computed, from 0 to 1",
+        "Fraction of the driver's last sample period (at most a second) in which the GPU computed, from 0 to 1",
         lambda gpu: gpu.utilisation,
     ),
     Figure(
         "temperature_celsius", "Temperature of the GPU, as the driver reports it", lambda gpu: gpu.temperature_celsius
     ),
-    Figure("power_watts", "What the GPU draws now, as the driver reports it", lambda gpu: gpu.power_watts),
+    Figure("power_watts", "Power draw of the GPU, as the driver reports it", lambda gpu: gpu.power_watts),
     Figure("healthy", "1 while the GPU is healthy", lambda gpu: gpu.healthy),
     Figure("waiting_sessions", "Sessions with GPU work that wait for a lease", lambda gpu: gpu.waiting),
 )
@@ -60,7 +60,7 @@ NODE: tuple[Figure[Report], ...] = _named(
     "gpushare_node_",
     Figure(
         "state_durable",
-        "1 while sessions and changes of their tiers are on the agent's disk, 0 while some are in its memory only",
+        "1 while sessions and changes of their tiers are on the agent's disk, 0 while some are only in its memory",
         lambda report: report.state_trouble is None,
     ),
 )
@@ -107,7 +107,7 @@ SESSION: tuple[Figure[SessionReport], ...] = _named(
     ),
     Figure(
         "entitled_seconds",
-        "GPU time that the session was entitled to while others competed",
+        "GPU time to which the session was entitled while others competed",
         lambda session: session.delivered.entitled_seconds,
         counter=True,
     ),

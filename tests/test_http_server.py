@@ -97,7 +97,7 @@ async def test_the_oldest_without_a_complete_request_makes_room(
         for reader, _ in peers[:1]:
             assert await reader.read() == b""
     assert [record.getMessage() for record in caplog.records] == [
-        f"Too many connections to the test: the oldest without a complete request are closed: {MOST} are open"
+        f"Too many connections to the test: closing the oldest without a complete request: {MOST} are open"
     ]
 
 

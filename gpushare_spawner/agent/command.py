@@ -69,7 +69,7 @@ class AgentCluster(Protocol):
         """Return the GPUs that this agent may allocate. Raises NoGpu."""
 
     def whole_devices(self, units: int) -> int:
-        """Return the units of a GPU from which devices can be made."""
+        """Return the number of a GPU's units that devices can represent."""
 
     def source(self, nvml: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
         """Return NVML, limited to processes that can be matched with connections."""
@@ -90,7 +90,7 @@ _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 
 
 def prefer_this_thread() -> None:
-    """Raise the priority of this thread and its later threads, if permitted by rights and kernel.
+    """Raise the priority of this thread and its later threads, as permitted by its rights and the kernel.
 
     A nice value needs root or CAP_SYS_NICE. A slice needs no rights; kernels before 6.12 ignore it.
     """
@@ -127,15 +127,15 @@ def configure(parser: argparse.ArgumentParser, configure_cluster: Callable[[argp
         "--state-dir",
         type=Path,
         metavar="DIR",
-        help="folder that keeps the sessions across restarts; its path must be short, since the path of a Unix socket "
-        "has at most 107 bytes (default: /run/gpushare for root, else $XDG_RUNTIME_DIR/gpushare)",
+        help="folder that stores the sessions across restarts; its path must be short, because the path of a Unix "
+        "socket has at most 107 bytes (default: /run/gpushare for root, else $XDG_RUNTIME_DIR/gpushare)",
     )
     parser.add_argument(
         "--control-socket",
         type=Path,
         metavar="PATH",
-        help="socket for the requests of spawner and service (default: $GPUSHARE_CONTROL, else control.sock in the "
-        "state folder)",
+        help="socket for the requests of the spawner and the service (default: $GPUSHARE_CONTROL, else control.sock in "
+        "the state folder)",
     )
     parser.add_argument(
         "--node",
@@ -162,8 +162,7 @@ def configure(parser: argparse.ArgumentParser, configure_cluster: Callable[[argp
     parser.add_argument(
         "--exclusive",
         action="store_true",
-        help="let one session at a time run on a GPU, also while the memory of all sessions fits: slower, for "
-        "measurements",
+        help="run one session at a time on each GPU, even if the memory of all sessions fits: slower, for measurements",
     )
     parser.add_argument(
         "--metrics-port",
@@ -175,7 +174,7 @@ def configure(parser: argparse.ArgumentParser, configure_cluster: Callable[[argp
         "--metrics-address",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="address to serve the metrics on (default: %(default)s)",
+        help="address on which to serve the metrics (default: %(default)s)",
     )
     parser.add_argument(
         "--metrics-token-file",
@@ -193,7 +192,7 @@ def configure(parser: argparse.ArgumentParser, configure_cluster: Callable[[argp
         "resume",
         help="resume the processes that a stopped agent has left suspended",
         description="Resumes the processes that were suspended when the agent was stopped. Run this command before "
-        "you remove the agent for good, and while no agent runs. The exit status is 1 if a process stays "
+        "you remove the agent permanently, and while no agent is running. The exit status is 1 if a process stays "
         "suspended, for example because its GPU has too little free memory.",
     )
     resume.add_argument(
@@ -250,7 +249,7 @@ async def _serve(options: argparse.Namespace, read_cluster: ReadCluster) -> None
         except NoGpu as error:
             if cluster is None or not cluster.observes:
                 raise
-            log.warning("%s: only what programs with the library report of their GPU work is seen", error)
+            log.warning("%s: only GPU work reported by programs with the library is counted", error)
             gpus = ()
         capacity = round(options.overcommit * UNITS_PER_GPU)
         if cluster is not None:
@@ -298,7 +297,7 @@ def _serve_metrics(options: argparse.Namespace, node: Node) -> Callable[[], None
         return serve_metrics(port, node.report, address, options.metrics_token_file)
     except OSError as error:
         where = error.filename or f"{address}:{port}"
-        raise Unusable(f"metrics cannot be served: {where}: {error.strerror}") from None
+        raise Unusable(f"cannot serve metrics: {where}: {error.strerror}") from None
     except ValueError as error:
         raise Unusable(f"--metrics-token-file: {error}") from None
 
@@ -307,7 +306,7 @@ async def _resume(options: argparse.Namespace) -> bool:
     state_dir = Path(os.path.abspath(options.state_dir or _default_state_dir()))
     if not (state_dir / "records").is_dir():
         trouble = "has no folder records" if state_dir.is_dir() else "does not exist"
-        raise Unusable(f"{state_dir} {trouble}: no agent has kept sessions there. Give --state-dir")
+        raise Unusable(f"{state_dir} {trouble}: no agent has stored sessions there. Set --state-dir")
     async with contextlib.AsyncExitStack() as stack:
         folder = StateFolder(state_dir)
         stack.callback(folder.close)
@@ -332,7 +331,7 @@ def _default_state_dir() -> Path:
         return Path("/run/gpushare")
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if not runtime:
-        raise Unusable("there is no XDG_RUNTIME_DIR here: give --state-dir, a folder with a short path")
+        raise Unusable("XDG_RUNTIME_DIR is not set: set --state-dir to a folder with a short path")
     return Path(runtime) / "gpushare"
 
 

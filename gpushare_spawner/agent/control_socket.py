@@ -64,9 +64,7 @@ class ControlSocket:
         """Listen. Raises CannotListen or PathTooLong."""
         check_length(self.path)
         if _somebody_listens(self.path):
-            raise CannotListen(
-                f"another agent answers on {self.path}; stop it, or give this one another --control-socket"
-            )
+            raise CannotListen(f"another agent answers on {self.path}; stop it, or use a different --control-socket")
         if self.path.is_socket():
             self.path.unlink()  # left behind by an agent that was killed
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -75,7 +73,7 @@ class ControlSocket:
             listener.bind(os.fspath(self.path))
         except OSError as error:
             listener.close()
-            why = "something else is there" if error.errno == errno.EADDRINUSE else error.strerror
+            why = "the path is in use" if error.errno == errno.EADDRINUSE else error.strerror
             raise CannotListen(f"the control socket {self.path} cannot be made: {why}") from None
         finally:
             os.umask(before)
@@ -107,7 +105,7 @@ class ControlSocket:
             connection.close()  # there are too many connections even for the answer `overloaded`
             return
         if too_many:
-            self._crowded.about(f"there are {MAX_CONNECTIONS} connections; the last is of process {pid}")
+            self._crowded.about(f"there are {MAX_CONNECTIONS} connections; the last one is from process {pid}")
         else:
             self._crowded.settled()
         connection.setblocking(False)

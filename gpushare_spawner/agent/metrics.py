@@ -130,8 +130,9 @@ def metrics_application(metrics: MetricsServer) -> Application:
 class MetricsPage(RequestHandler):
     """The agent's metrics in Prometheus' text format, on `--metrics-port`.
 
-    Without an `Authorization` header the metrics of GPUs. With `Authorization: Bearer TOKEN` and the token of
-    `--metrics-token-file` also those of sessions and host memory. 401 for another token.
+    Without an `Authorization` header, the response contains the metrics of GPUs. With `Authorization: Bearer TOKEN` and
+    the token in `--metrics-token-file`, it also contains the metrics of sessions and host memory. Any other token gets
+    401.
     """
 
     metrics: MetricsServer

@@ -82,8 +82,7 @@ class ControlDaemon:
             status, output = await self._run(options)
         except FileNotFoundError:
             raise MpsFailed(
-                f"this machine has no program {PROGRAM}: it comes with the NVIDIA driver, in the package of its "
-                "compute utilities"
+                f"{PROGRAM} is not installed: it is part of the NVIDIA driver, in the package of its compute utilities"
             ) from None
         except OSError as error:
             raise MpsFailed(f"{error.filename or PROGRAM}: {error.strerror or error}") from None
@@ -93,7 +92,7 @@ class ControlDaemon:
         until = asyncio.get_running_loop().time() + ANSWER_WITHIN
         while not await self.answers():
             if asyncio.get_running_loop().time() > until:
-                raise MpsFailed(f"the MPS daemon was started and does not answer; its log is in {self.logs}")
+                raise MpsFailed(f"the MPS daemon was started but does not answer; its log is in {self.logs}")
             await asyncio.sleep(0.05)
 
     async def answers(self) -> bool | None:
@@ -257,7 +256,7 @@ class MpsDaemons:
                 return
             answers = await daemon.answers()
             if answers is None:
-                log.warning("the MPS daemon of GPU %d was asked, and nothing came", daemon.gpu.index)
+                log.warning("the MPS daemon of GPU %d did not answer", daemon.gpu.index)
                 return
             if not needed:
                 if answers:
@@ -280,7 +279,7 @@ class MpsDaemons:
         if not (daemon.ran and self._has_sessions(uuid)):
             return
         daemon.ran, daemon.lost_at = False, self._clock()
-        daemon.trouble = "it ended by itself and is started again"
+        daemon.trouble = "it ended unexpectedly and is being restarted"
         log.error(
             "the MPS daemon of GPU %d has ended; GPU programs of its sessions have failed. Its log is in %s",
             daemon.gpu.index,

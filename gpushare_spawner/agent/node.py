@@ -165,7 +165,7 @@ class ControlRequests:
             self._registry.end(name, "its record cannot be written")
             raise ControlRefused(
                 "internal",
-                f"cannot keep session {name} on the disk: {reason}. It would be lost if the agent stopped. Free space "
+                f"cannot store session {name} on disk: {reason}. It would be lost if the agent stopped. Free space "
                 "for the agent's state folder, then start the server again",
             )
 
@@ -205,17 +205,17 @@ class ControlRequests:
             raise _unknown_gpu(request.gpu, self._gpus)
         if request.cordon is not None and request.cordon.gpu != request.gpu:
             raise ControlRefused(
-                "bad-request", f"the cordon is of {request.cordon.gpu or 'the node'}, not of {request.gpu}"
+                "bad-request", f"the cordon is for {request.cordon.gpu or 'the node'}, not for {request.gpu}"
             )
         try:
             await self._node.cordons.put(request.gpu, request.cordon)
         except OSError as error:
-            raise ControlRefused("internal", f"cannot keep the cordon on the disk: {error.strerror or error}") from None
+            raise ControlRefused("internal", f"cannot store the cordon on disk: {error.strerror or error}") from None
         what = f"GPU {self._gpus[request.gpu].index}" if request.gpu else "the node"
         if request.cordon is None:
-            log.info("new sessions may come to %s again", what)
+            log.info("new sessions can be placed on %s again", what)
         else:
-            log.info("no new session comes to %s, by %s: %s", what, request.cordon.by, request.cordon.reason)
+            log.info("no new sessions are placed on %s, by %s: %s", what, request.cordon.by, request.cordon.reason)
 
     def _checked(self, request: OpenRequest) -> tuple[Gpu, ...]:
         """Return the GPUs of a valid request."""
@@ -226,9 +226,9 @@ class ControlRequests:
                     f"borrowed_units: {request.borrowed_units} is more than the share of {request.share_units}"
                 )
             if len(set(request.gpus)) < len(request.gpus):
-                raise ValueError("gpus: the same GPU is named twice")
+                raise ValueError("gpus: the same GPU is listed twice")
             if not 0 <= request.uid <= MAX_UID:
-                raise ValueError(f"uid: {request.uid} is no user; a uid is a number from 0 to {MAX_UID}")
+                raise ValueError(f"uid: {request.uid} is not a user; a uid is a number from 0 to {MAX_UID}")
             if os.geteuid() not in (0, request.uid):
                 raise ValueError(
                     f"uid: this agent runs as uid {os.geteuid()} and cannot give a socket to uid {request.uid}; "
@@ -237,9 +237,9 @@ class ControlRequests:
             if Where.ONE_MACHINE not in LAYERS[request.layer].where:
                 raise ValueError(f"layer: {LAYERS[request.layer].title} does not work on one machine")
             if request.layer is LayerName.MPS and len(request.gpus) > 1:
-                raise ValueError("gpus: each GPU has an MPS daemon of its own, and a session can use one of them")
+                raise ValueError("gpus: each GPU has its own MPS daemon, and a session can use only one of them")
             if request.layer is LayerName.MIG and len(request.gpus) > 1:
-                raise ValueError("gpus: CUDA uses one MIG instance only")
+                raise ValueError("gpus: CUDA uses only one MIG instance")
             for uuid in request.gpus:
                 if uuid in self._gpus and resolve_bytes(request.memory_limit, self._gpus[uuid].memory_bytes) <= 0:
                     raise ValueError(f"memory_limit: {request.memory_limit} leaves no memory")
@@ -329,7 +329,7 @@ class SessionChecks:
             self._registry.end(session.id, f"not confirmed within {confirm_within:g} s")
             return
         if session.record.yields_until is not None and now >= session.record.yields_until:
-            self._registry.tiers.stop_yielding([session], "no spawn in quota came for the units that it gave up")
+            self._registry.tiers.stop_yielding([session], "no spawn in quota used the units that it gave up")
         if session.socket is None and self._registry.listen(session) is None:
             log.info("session %s: its socket was created", session.id)
         if session.memory is not None:

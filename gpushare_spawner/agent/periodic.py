@@ -82,8 +82,8 @@ class Rounds:
             self._reconnected_at = asyncio.get_running_loop().time() + self._settings.reconnect_within
         await self._poll(sessions)
         self._checks = [
-            Repeated(self._settings.check_every, check, log, "a check of the sessions failed"),
-            Repeated(self._settings.poll_every, lambda: self._poll(sessions), log, "a query of the GPUs failed"),
+            Repeated(self._settings.check_every, check, log, "checking the sessions failed"),
+            Repeated(self._settings.poll_every, lambda: self._poll(sessions), log, "querying the GPUs failed"),
         ]
         for repeated in self._checks:
             repeated.start()
@@ -114,7 +114,7 @@ class Rounds:
             if not state.healthy:
                 self._sick_at[uuid] = now
                 if before.healthy:
-                    log.error("GPU %s %s; its sessions stay, new ones are refused", uuid, state.trouble)
+                    log.error("GPU %s %s; its sessions stay, new sessions are refused", uuid, state.trouble)
             elif not before.healthy:
                 if now - self._sick_at[uuid] < self._settings.well_after:
                     states[uuid] = replace(state, healthy=False, trouble="did not answer its driver a moment ago")
@@ -155,7 +155,7 @@ class InstanceWatch:
         self._sessions = sessions
         self._add, self._drop = add, drop
         self._answers: PatientQuery[tuple[Gpu, ...] | None] = PatientQuery()
-        self._checking = Repeated(INSTANCES_EVERY, self.check, log, "cannot look for MIG instances")
+        self._checking = Repeated(INSTANCES_EVERY, self.check, log, "cannot query the MIG instances")
 
     async def start(self) -> None:
         """Query once, and start the periodic queries. The sessions have been restored."""
@@ -191,11 +191,11 @@ class InstanceWatch:
             recorded = self._rounds.gpus.get(gpu.uuid)
             if recorded is not None and recorded != gpu and gpu.uuid not in used:
                 # the driver derives UUIDs from the GPU and instance IDs, which a later instance can reuse
-                log.info("%s (%s) is another instance now", recorded.label, gpu.uuid)
+                log.info("%s (%s) is a different instance now", recorded.label, gpu.uuid)
                 self._drop(recorded)
                 recorded = None
             if recorded is None:
-                log.info("%s (%s) has come", gpu.label, gpu.uuid)
+                log.info("%s (%s) has appeared", gpu.label, gpu.uuid)
                 self._add(gpu)
         for gpu in [gpu for gpu in self._rounds.gpus.values() if gpu.mig is not None]:
             # the instances of a GPU that does not answer still exist

@@ -36,7 +36,7 @@ from gpushare_spawner.model.report import MemoryLimitHit, MemoryLimitHits
 from gpushare_spawner.model.share import MemoryLimit
 
 PIECES = 16
-"""Divisor of the limit: a process gets at most this part of the limit in addition to its request."""
+"""Divisor of the limit: a process gets at most the quotient in addition to its request."""
 SMALLEST_PIECE = 2 * 2**20
 
 Process = TypeVar("Process", bound=Hashable)
@@ -107,8 +107,8 @@ class Allowances(Generic[Process]):
         """Return the part of the stated bytes that counts for the arbiter, and record it.
 
         ``reserves``: the process's memory stays within its allowance. For processes that do not reserve, the rest of
-        the limit counts, and more if the driver has shown it. ``spare``: bytes of the session beyond the limit and the
-        allowances.
+        the limit counts. In both cases more counts if the driver has shown it. ``spare``: bytes of the session beyond
+        the limit and the allowances.
         """
         held = self._held[process]
         held.shown = min(held.shown, stated)

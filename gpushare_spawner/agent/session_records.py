@@ -321,9 +321,9 @@ class RecordFolder:
             try:
                 record = SessionRecord.model_validate_json(regular_content(path))
                 if path.suffix == ".left" and record.suspension is None:
-                    raise ValueError("it names no suspended process")
+                    raise ValueError("it contains no suspended process")
                 if path.name not in (_file_name(record), _left_name(record)):
-                    raise ValueError(f"the record of session {record.request.id} does not belong under this name")
+                    raise ValueError(f"the record of session {record.request.id} has the wrong file name")
                 records.append(record)
             except (OSError, ValueError) as error:
                 self._set_aside(path, error)
@@ -444,9 +444,7 @@ class Store:
             self._refused = set(refused)
             if failure != self.failure:
                 if failure:
-                    log.error(
-                        "sessions are kept in memory only, and would be lost if the agent stopped now: %s", failure
-                    )
+                    log.error("sessions are only in memory, and would be lost if the agent stopped now: %s", failure)
                 else:
                     log.warning("records of sessions are written again")
                 self.failure = failure
@@ -476,7 +474,7 @@ class Cordons:
             pass
         except (OSError, ValueError, ValidationError) as error:
             self.now = (Cordon(by=CORDON_AUTHOR, reason=UNREADABLE, since=clock()),)
-            log.error("cannot read the cordons of this node, %s; no new session comes to its GPUs: %s", path, error)
+            log.error("cannot read the cordons of this node, %s; its GPUs get no new sessions: %s", path, error)
 
     async def put(self, gpu: str, cordon: Cordon | None) -> None:
         """Set the cordon of a GPU (UUID) or of the node (empty). Raises OSError without making a change."""

@@ -208,7 +208,7 @@ def identified(connection: socket.socket) -> Peer:
             raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
         # a process without that uid in any form belongs to another user, and did not connect
         if pid and not certain and uid not in processes.uids(pid):
-            raise ProcessLookupError(errno.ESRCH, f"pid {pid} is another process by now")
+            raise ProcessLookupError(errno.ESRCH, f"pid {pid} belongs to another process now")
     except OSError:
         if pidfd is not None:
             os.close(pidfd)
@@ -349,7 +349,7 @@ class Connection:
             self._keep(data)
             self._loop.add_writer(self._socket, self._writable)
         except OSError as error:
-            self._end_soon(f"it cannot be sent to: {error.strerror}")
+            self._end_soon(f"sending failed: {error.strerror}")
 
     def _keep(self, data: bytes) -> None:
         self._unsent.append(data)
@@ -415,7 +415,7 @@ class Connection:
             self._endpoint.log_peer("%s ends: %s", self, refusal)
             self.end(refusal.code)
         except Exception:
-            self._endpoint.log_peer("%s ends: a frame could not be dealt with: %s", self, data.hex(), trace=True)
+            self._endpoint.log_peer("%s ends: a frame could not be handled: %s", self, data.hex(), trace=True)
             self.end(MALFORMED)
         return 1
 
@@ -551,7 +551,7 @@ class SessionSocket:
             peer = identified(accepted)
         except ProcessLookupError:
             # Another process holds the peer's end of the connection, so its work could not be attributed.
-            self.log_peer("process %d connected to %s and ended", pid, self.path)
+            self.log_peer("process %d ended after connecting to %s", pid, self.path)
             _reject(accepted)
         except OSError as error:
             _NO_DESCRIPTORS.about(f"process {pid} cannot be identified: {error.strerror}")

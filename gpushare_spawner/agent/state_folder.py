@@ -121,7 +121,7 @@ def check_length(path: Path) -> None:
     length = len(os.fsencode(path))
     if length > MAX_PATH_BYTES:
         raise PathTooLong(
-            f"the path of a Unix socket may have {MAX_PATH_BYTES} bytes, {path} has {length}; use a shorter --state-dir"
+            f"a Unix socket's path can have {MAX_PATH_BYTES} bytes, and {path} has {length}; use a shorter --state-dir"
         )
 
 
@@ -210,8 +210,7 @@ class FolderLock:
             holder = os.pread(self._file, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(self._file)
             raise AlreadyRunning(
-                f"another agent (process {holder}) already works on {folder}; "
-                "stop it, or give this one another --state-dir"
+                f"another agent (process {holder}) already works on {folder}; stop it, or use a different --state-dir"
             ) from None
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)

@@ -719,4 +719,4 @@ class GpuArbiter:
 
 def _check(what: str, amount: int | None) -> None:
     if amount is not None and amount < 0:
-        raise ValueError(f"{what} is at least 0, not {amount}")
+        raise ValueError(f"{what} must be at least 0, not {amount}")

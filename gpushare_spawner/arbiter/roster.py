@@ -156,7 +156,7 @@ class Roster:
         `needed`: the figures may include the next memory allocation.
         """
         if managed < 0 or plain < 0 or short < 0:
-            raise ValueError(f"amounts of memory are at least 0, not {managed}, {plain} and {short}")
+            raise ValueError(f"amounts of memory must be at least 0, not {managed}, {plain} and {short}")
         self._set_short(client, min(short, plain) if client.session.whole else 0)
         grown = max(0, managed - client.stated_managed)
         if grown:

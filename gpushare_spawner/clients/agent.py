@@ -111,7 +111,7 @@ class AgentClient:
             raise AgentUnreachable(f"no agent listens on {self.socket}; start `gpushare agent`") from None
         except PermissionError:
             raise AgentUnreachable(
-                f"{self.socket} may only be used by the user that the agent runs as, and by root"
+                f"{self.socket} can only be used by root and by the user that the agent runs as"
             ) from None
         except (OSError, ValueError) as error:
             raise AgentUnreachable(f"the agent on {self.socket} cannot be asked: {reason(error)}") from None

@@ -235,7 +235,7 @@ class ClusterApi:
         except (ValueError, KeyError, TypeError) as error:
             raise ApiFailure(0, f"the watch sent something other than events: {error}") from None
         except _BROKEN as error:
-            raise ApiFailure(0, f"the watch broke: {reason(error)}") from None
+            raise ApiFailure(0, f"the watch failed: {reason(error)}") from None
         finally:
             response.close()
 

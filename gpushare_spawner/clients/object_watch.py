@@ -38,7 +38,7 @@ class BadObjects:
         except Exception:
             if name not in self._logged and len(self._logged) < MOST_LOGGED:
                 self._logged.add(name)
-                self._log.exception("%s cannot be read, so it counts as it was before", name)
+                self._log.exception("%s cannot be read, so its earlier state still counts", name)
 
 
 Object = dict[str, Any]
@@ -250,7 +250,7 @@ class Watched(Background, Generic[Part]):
         self._heard, self.problem = time.monotonic(), ""
         self._answered.set()
         if self._failing:
-            self._log.info("%s are read again", self.what)
+            self._log.info("%s can be read again", self.what)
         self._failing = False
 
     def _fail(self, why: str) -> None:

@@ -216,7 +216,7 @@ def test_session_that_lost_its_socket_stays_when_a_second_open_cannot_make_one(p
     ("changes", "code", "said"),
     [
         ({"borrowed_units": 26}, "bad-request", "borrowed_units: 26 is more than the share of 25"),
-        ({"gpus": (FIRST.uuid, FIRST.uuid), "share_units": 100}, "bad-request", "the same GPU is named twice"),
+        ({"gpus": (FIRST.uuid, FIRST.uuid), "share_units": 100}, "bad-request", "the same GPU is listed twice"),
         ({"uid": MAX_UID + 1}, "bad-request", f"a uid is a number from 0 to {MAX_UID}"),
         ({"memory_limit": "0.00000000001%"}, "bad-request", "leaves no memory"),
         ({"gpus": ("GPU-9",)}, "unknown-gpu", "this machine has no GPU GPU-9"),

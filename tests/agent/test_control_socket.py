@@ -248,6 +248,6 @@ async def test_a_socket_that_was_left_behind_is_replaced_and_a_live_one_is_not(s
     await first.close()
     assert not path.exists()
     path.write_text("somebody's file")
-    with pytest.raises(CannotListen, match="something else is there"):
+    with pytest.raises(CannotListen, match="the path is in use"):
         await ControlSocket(path, nothing).start()
     assert path.read_text() == "somebody's file"

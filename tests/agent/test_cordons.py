@@ -48,7 +48,7 @@ async def test_an_unknown_gpu_is_refused(agent: Agent) -> None:
     with pytest.raises(ControlRefused) as refused:
         await agent.node.requests.answer(CordonRequest(gpu="GPU-9", cordon=BROKEN))
     assert refused.value.code == "unknown-gpu"
-    with pytest.raises(ControlRefused, match="the cordon is of"):
+    with pytest.raises(ControlRefused, match="the cordon is for"):
         await agent.node.requests.answer(CordonRequest(gpu=SECOND.uuid, cordon=BROKEN))
 
 

@@ -58,7 +58,7 @@ WRITE_NOTHING = {"report", "asked", "answer"}
 UNASKED: dict[str, Callable[[Agent], object]] = {
     "GPU work restores the share": lambda agent: agent.node.registry.tiers.work_begins(session(agent)),
     "the clock is set": lambda agent: agent.node.registry.clock_was_set(3600.0),
-    "the server's process ends": lambda agent: agent.node.registry.end("ada", "its server's process is gone"),
+    "the server's process ends": lambda agent: agent.node.registry.end("ada", "its server's process has ended"),
     "units are no longer kept": lambda agent: agent.node.registry.tiers.stop_yielding([session(agent)], "nobody came"),
     "its activity is saved": lambda agent: agent.node.registry.save(session(agent)),
 }

@@ -98,7 +98,7 @@ def test_instances_are_found_with_their_sizes(
     assert (media.mig.profile.name, media.mig.profile.memory_slices) == ("1g.20gb.me", 2)
     assert large.mig is not None
     assert (large.mig.profile.slices, large.mig.profile.memory_slices) == (3, 4)
-    assert "MIG-4 is left out: it shares the memory of its GPU instance with others" in caplog.text
+    assert "MIG-4 is skipped: it shares its GPU instance's memory with others" in caplog.text
 
 
 def test_gpu_with_four_compute_slices_is_known_by_its_profiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ async def test_ended_session_leaves_nothing(world: World) -> None:
 
 async def test_folders_stay_where_the_processes_go_on_as_another_session(world: World) -> None:
     world.registry.listen(world.registry.add(world.record()))
-    world.registry.end("ada", "its pod is known now", keep_folders=True)
+    world.registry.end("ada", "its pod is now known", keep_folders=True)
     assert world.events == ["listen ada", "close ada None"]
 
 

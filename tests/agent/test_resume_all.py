@@ -85,13 +85,13 @@ async def test_process_without_memory_stays_suspended_and_its_record_stays(left:
 async def test_process_of_a_gpu_that_is_not_there_is_named(left: Left, pid: int) -> None:
     await left.record("ann", pid, left=True, gpu="GPU-0")
     assert not await left.resume()
-    assert left.said == [f"Process {pid} of session ann stays suspended: its GPU is not there."]
+    assert left.said == [f"Process {pid} of session ann stays suspended: its GPU is missing."]
     assert len(left.folder.left()) == 1
 
 
 def test_command_says_where_no_agent_has_been(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["agent", "resume", "--state-dir", str(tmp_path / "none")]) == 1
-    assert "none does not exist: no agent has kept sessions there" in capsys.readouterr().err
+    assert "none does not exist: no agent has stored sessions there" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
@@ -99,7 +99,7 @@ def test_command_makes_nothing_in_a_folder_where_no_agent_has_been(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["agent", "resume", "--state-dir", str(tmp_path)]) == 1
-    assert f"{tmp_path} has no folder records: no agent has kept sessions there" in capsys.readouterr().err
+    assert f"{tmp_path} has no folder records: no agent has stored sessions there" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -131,7 +131,7 @@ async def test_record_of_processes_that_names_none_is_set_aside(left: Left, pid:
     path.rename(named := path.with_name(path.name.split("-")[0] + "-.left"))
     named.write_text(json.dumps(record))
     assert left.folder.left() == []
-    assert "names no suspended process" in named.with_suffix(".reason").read_text()
+    assert "contains no suspended process" in named.with_suffix(".reason").read_text()
 
 
 def test_command_does_nothing_beside_an_agent(short_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

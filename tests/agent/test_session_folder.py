@@ -139,7 +139,7 @@ def test_folder_in_the_sockets_place_is_moved_away(short_folder: Path) -> None:
 @as_root
 async def test_uid_that_no_user_can_have_is_refused(agent: Agent) -> None:
     for uid in (-1, 2**32 - 1, 2**33):
-        with pytest.raises(ControlRefused, match="is no user") as refused:
+        with pytest.raises(ControlRefused, match="is not a user") as refused:
             agent.open(uid=uid)
         assert refused.value.code == "bad-request"
     assert agent.node.report().sessions == ()

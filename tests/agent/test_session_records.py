@@ -128,7 +128,7 @@ async def test_session_that_cannot_be_written_is_not_opened_and_nothing_of_it_st
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", _no_space)
         for _ in range(2):
-            with pytest.raises(ControlRefused, match=r"cannot keep session ada on the disk: No space left.*Free space"):
+            with pytest.raises(ControlRefused, match=r"cannot store session ada on disk: No space left.*Free space"):
                 await agent.node.requests.answer(request_for("ada"))
             assert not agent.node.report().sessions
     await eventually(lambda: agent.node.report().state_trouble is None)
@@ -167,7 +167,7 @@ async def test_tier_change_on_a_full_disk_holds_and_is_shown_as_not_durable(
         assert [one for one in found if one.level is Level.PROBLEM and "No space left" in one.what]
         said = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
         assert len(said) == 1
-        assert "in memory only" in said[0].getMessage()
+        assert "only in memory" in said[0].getMessage()
         # a kill now would lose it
         assert [one.tier for one in agent.state.records.load()] == [Tier.ACTIVE]
     await eventually(lambda: agent.node.report().state_trouble is None)

@@ -69,6 +69,6 @@ async def test_an_object_that_cannot_be_read_does_not_hide_the_others(caplog: py
         await watched.close()
     told = [record.getMessage() for record in caplog.records]
     assert told == [
-        f"{name} of the queues of the cluster cannot be read, so it counts as it was before"
+        f"{name} of the queues of the cluster cannot be read, so its earlier state still counts"
         for name in ("bad", "good", "worse")
     ]

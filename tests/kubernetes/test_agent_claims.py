@@ -242,7 +242,7 @@ async def test_a_claim_of_two_gpus_of_which_one_cannot_be_granted_holds_nothing(
         full.setattr(owners, "make_fresh", make_every_second)
         await claiming_pod(agent, "ada", gpus=(FIRST, SECOND))
         said = await said_of(agent, "ada")
-        assert "the folder of the session's socket cannot be made: [Errno 28] No space left on device" in said
+        assert "the folder of the session's socket cannot be created: [Errno 28] No space left on device" in said
         assert not agent.on_kubernetes.held.pending
         assert not list((agent.folder / "pods").iterdir())
     await agent.session("ada")

@@ -196,8 +196,8 @@ async def test_patches_that_fail_for_long_are_complained_of_once(
             await asyncio.sleep(0.05)
         else:
             raise AssertionError(f"{name}'s pod was never patched")
-    assert caplog.text.count("cannot write tiers to the annotations of pods") == 1
-    await agent.until(lambda: "tiers are written to the annotations of pods again" in caplog.text)
+    assert caplog.text.count("cannot write tiers to pods' annotations") == 1
+    await agent.until(lambda: "tiers can be written to pods' annotations again" in caplog.text)
 
 
 async def test_a_patch_that_breaks_in_an_unforeseen_way_is_not_tried_without_end(

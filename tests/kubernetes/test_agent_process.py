@@ -56,7 +56,7 @@ async def test_from_a_pod_to_a_lease_and_back(agent: ClusterAgent) -> None:
     await peer.until(Kind.GRANT)
     await agent.cluster.wait_for_pod("ada", lambda pod: pod["metadata"]["annotations"][TIER] == "active")
     await agent.cluster.wait_for_allocatable(agent.kubelet.name, GPU_0, 100)
-    with pytest.raises(ControlRefused, match="come and go with pods"):
+    with pytest.raises(ControlRefused, match="start and end with pods"):
         await agent.client.open(request_for("ben"))
     peer.close()
 

@@ -449,7 +449,7 @@ async def test_annotations_that_make_no_sense_are_said_and_the_devices_count(
 
 async def test_sessions_are_opened_by_pods_alone(agent: NodeAgent) -> None:
     for request in (request_for("ada"), CloseRequest(id="ada")):
-        with pytest.raises(ControlRefused, match="come and go with pods"):
+        with pytest.raises(ControlRefused, match="start and end with pods"):
             await answer_in_cluster(agent.node, request)
 
 

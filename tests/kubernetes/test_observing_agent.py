@@ -230,7 +230,7 @@ async def test_a_session_ends_when_the_kubelet_gives_its_devices_to_another_pod(
     ((device,),) = hold.grants
     await agent.observing.devices._grant([device])
     assert "ada" not in agent.node.sessions
-    with pytest.raises(DevicesRefused, match="of-another-plugin was asked for, and that is not offered"):
+    with pytest.raises(DevicesRefused, match="of-another-plugin was requested, but is not offered"):
         await agent.observing.devices._grant(["of-another-plugin"])
 
 

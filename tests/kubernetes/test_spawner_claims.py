@@ -117,7 +117,7 @@ async def test_a_claim_that_the_agent_does_not_prepare_fails_the_spawn_with_its_
     agent: NodeAgent, hub: SharingHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
-        raise DevicesRefused("the folder of the session's socket cannot be made: no space left on device")
+        raise DevicesRefused("the folder of the session's socket cannot be created: no space left on device")
 
     monkeypatch.setattr(agent.on_kubernetes.held, "grant", full)
     response = await hub.start_server("ada", {"profile": "quarter-gpu"})

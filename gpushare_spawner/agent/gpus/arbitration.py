@@ -442,7 +442,7 @@ class GpuArbitration:
             case Kind.PAGED_OUT:
                 decisions = arbiter.paged_out(number, self._bytes(fields[0]), fields[1] / NANOSECONDS, now)
             case _:
-                raise ValueError(f"{frame.kind.name} is no frame for the arbiter")
+                raise ValueError(f"{frame.kind.name} is not a frame for the arbiter")
         self._carry_out(decisions)
 
     def _observe(self, number: int, frame: Frame, now: float) -> None:
@@ -455,7 +455,7 @@ class GpuArbitration:
             case Kind.IDLE:
                 self._observed.idle(number, fields[1] / NANOSECONDS, fields[2] / NANOSECONDS, now)
             case _:
-                raise ValueError(f"{frame.kind.name} is no frame of a session that is observed")
+                raise ValueError(f"{frame.kind.name} is not a frame of an observed session")
 
     @property
     def contended(self) -> bool:

@@ -79,7 +79,7 @@ class XidEvents:
                 log.debug("events of GPUs: %s", error)
                 return
             if xid in HARMLESS:
-                log.info("GPU %s: Xid %d, of a program and not of the GPU", uuid, xid)
+                log.info("GPU %s: Xid %d, caused by a program, not by the GPU", uuid, xid)
             elif uuid not in self.last:
                 self.last[uuid] = xid
 
@@ -125,13 +125,13 @@ def _instances(handle: Any, gpu: Gpu) -> tuple[list[Gpu], list[str]]:
             memory = int(pynvml.nvmlDeviceGetMemoryInfo(device).total)
         except pynvml.NVMLError as error:
             # the device can be destroyed between two queries
-            skipped.append(f"a MIG device of GPU {gpu.uuid} does not answer and is left out: {error}")
+            skipped.append(f"a MIG device of GPU {gpu.uuid} does not answer and is skipped: {error}")
             continue
         slices = int(attributes.gpuInstanceSliceCount)
         if uuid.startswith(OLD_UUID):
-            skipped.append(f"MIG device {uuid} is left out: it has a UUID of its own from driver 470 on")
+            skipped.append(f"MIG device {uuid} is skipped: it has its own UUID only from driver 470 on")
         elif int(attributes.computeInstanceSliceCount) < slices:
-            skipped.append(f"MIG device {uuid} is left out: it shares the memory of its GPU instance with others")
+            skipped.append(f"MIG device {uuid} is skipped: it shares its GPU instance's memory with others")
         else:
             profile = _profile(name, slices, int(attributes.memorySizeMB), memory, whole)
             instance = MigInstance(gpu.uuid, gpu.model, profile)
@@ -185,7 +185,7 @@ def _profile(name: str, slices: int, memory_mib: int, memory_bytes: int, whole: 
     )
 
 
-GONE = "was destroyed by an admin: its GPU has other MIG instances now"
+GONE = "was destroyed by an admin: its GPU now has other MIG instances"
 """Fault of a destroyed MIG instance, as a predicate that follows its name."""
 OPEN_AGAIN_EVERY = 30.0
 """Seconds between attempts to reopen NVML while a GPU does not answer."""
@@ -424,7 +424,7 @@ class Nvml:
                         f"GPU {index} is split by MIG: the hardware isolates its instances, they are not shared further"
                     )
             except pynvml.NVMLError as error:
-                skipped.append(f"GPU {index} does not answer and is left out: {error}")
+                skipped.append(f"GPU {index} does not answer and is skipped: {error}")
         return gpus, skipped
 
     def state(self, gpu: Gpu) -> GpuState:
@@ -451,7 +451,7 @@ class Nvml:
         if gpu.whole in self._xids.last:
             return GpuState(
                 healthy=False,
-                trouble=f"broke with Xid {self._xids.last[gpu.whole]}: reset it and start the agent anew",
+                trouble=f"broke with Xid {self._xids.last[gpu.whole]}: reset it and restart the agent",
                 memory_used_bytes=used,
             )
         if gpu.mig is None and in_mig_mode(handle):
@@ -594,7 +594,7 @@ class RecordedGpus:
                 continue
             if not answers(gpu.uuid):
                 log.error(
-                    "GPU %d (%s) is lost: it was here before; it is unhealthy until it answers", gpu.index, gpu.uuid
+                    "GPU %d (%s) is lost: it was present before, and is unhealthy until it answers", gpu.index, gpu.uuid
                 )
                 lost.append(gpu)
         return tuple(lost)

@@ -306,7 +306,7 @@ class MemoryQueries(_Queries):
         try:
             return self._source.memory(self._gpu)
         except Exception:
-            log.exception("cannot ask the driver for the memory of GPU %d", self._gpu.index)
+            log.exception("cannot query the memory of GPU %d", self._gpu.index)
             return None
 
     def _answered(self, state: GpuState | None) -> None:

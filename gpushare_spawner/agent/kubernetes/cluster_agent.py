@@ -165,9 +165,9 @@ async def answer_in_cluster(node: Node, request: Request) -> dict[str, Any]:
     Sessions cannot be opened, confirmed, closed or resized here, and GPUs cannot be cordoned.
     """
     if isinstance(request, OpenRequest | ConfirmRequest | CloseRequest | ResizeRequest):
-        message = f"{request.op}: this agent is one of a Kubernetes cluster, its sessions come and go with pods"
+        message = f"{request.op}: this agent runs in a Kubernetes cluster, where sessions start and end with pods"
         raise ControlRefused("bad-request", message)
     if isinstance(request, CordonRequest):
-        message = "cordon: this agent is one of a Kubernetes cluster, cordons stand in its report's ConfigMap"
+        message = "cordon: this agent runs in a Kubernetes cluster, where cordons are in its report's ConfigMap"
         raise ControlRefused("bad-request", message)
     return await node.requests.answer(request)

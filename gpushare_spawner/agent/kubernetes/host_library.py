@@ -39,8 +39,8 @@ def install(libraries: Libraries, folder: Path) -> HostLibraries:
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         # Its mount in a container would also be noexec, and programs would start without the library.
         raise CannotBeLoaded(
-            f"{folder} is on a file system that is mounted with noexec, so that no program can load a library from "
-            "it; use a folder on another one"
+            f"{folder} is on a file system that is mounted with noexec, so programs cannot load libraries from "
+            "it; use a folder on another file system"
         )
     preload = folder / "libgpushare.so"
     put_into_place(libraries.preload.read_bytes(), preload, 0o755)

@@ -167,7 +167,7 @@ class DriverUse(Repeated):
     """Reads the driver's samples of all the node's GPUs while there are sessions to observe."""
 
     def __init__(self, node: Node) -> None:
-        super().__init__(READ_EVERY, self._read, log, "cannot read the use of the GPUs")
+        super().__init__(READ_EVERY, self._read, log, "cannot read the GPUs' use")
         self._node = node
         # each object has its own state, used by one thread at a time
         self._owners = UnconnectedProcesses(node.sessions)
@@ -317,19 +317,19 @@ class ObserverDevices:
         self._unknown_since = {name: self._unknown_since.get(name, now) for name in there - names}
         for name, since in self._unknown_since.items():
             if now - since >= GONE_AFTER:
-                log.info("removing %s, which is of a pod that is gone", self._folder / name)
+                log.info("removing %s, whose pod no longer exists", self._folder / name)
                 owners.remove(self._folder / name)
 
     async def _grant(self, devices: list[str]) -> messages.ContainerAllocateResponse:
         requested = frozenset(devices)
         if not requested or not requested <= set(IDS):
-            raise DevicesRefused(f"{', '.join(sorted(requested)) or 'nothing'} was asked for, and that is not offered")
+            raise DevicesRefused(f"{', '.join(sorted(requested)) or 'nothing'} was requested, but is not offered")
         self._end_holders(requested)
         folder = self._folder / grant_name(requested)
         try:
             owners.make_fresh(folder)
         except OSError as error:
-            raise DevicesRefused(f"the folder of the session's socket cannot be made: {error}") from None
+            raise DevicesRefused(f"the folder of the session's socket cannot be created: {error}") from None
         self._pending[requested] = asyncio.get_running_loop().time()
         self._changed()
         return self._allocation.to_observe(folder)

@@ -76,21 +76,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("/var/lib/kubelet"),
         metavar="DIR",
-        help="the kubelet's root folder, with pod-resources/ (default: %(default)s)",
+        help="the kubelet's root folder, which contains pod-resources/ (default: %(default)s)",
     )
     group.add_argument(
         "--device-plugins-dir",
         type=Path,
         default=Path("/var/lib/kubelet/device-plugins"),
         metavar="DIR",
-        help="folder of the kubelet for device plugins; it does not move with the root folder (default: %(default)s)",
+        help="the kubelet's folder for device plugins, which is independent of its root folder (default: %(default)s)",
     )
     group.add_argument(
         "--unit-size",
         type=_unit_size,
         default=1,
         metavar="UNITS",
-        help="units of 1 %% that one device stands for; the hub's configuration must have the same (default: 1)",
+        help="units of 1 %% that one device represents; the hub's configuration must have the same number (default: 1)",
     )
     group.add_argument(
         "--cdi",
@@ -203,7 +203,7 @@ def read(options: argparse.Namespace) -> ClusterOptions | None:
     if not namespace:
         raise Unusable("--kubernetes outside a pod needs --namespace, the namespace of the notebooks' pods")
     if UNITS_PER_GPU % options.unit_size:
-        raise Unusable(f"--unit-size {options.unit_size} does not divide {UNITS_PER_GPU}: use one like 1, 5 or 25")
+        raise Unusable(f"--unit-size {options.unit_size} does not divide {UNITS_PER_GPU}: use one such as 1, 5 or 25")
     host_dir = Path(os.path.abspath(options.host_dir))
     # simulated GPUs use the same state file on all nodes, and must not have the same UUIDs
     os.environ.setdefault("SIMGPU_NODE", options.node)
@@ -269,7 +269,7 @@ def matched(source: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
     if all(gpu.simulated for gpu in gpus) or processes.sees_the_host():
         return source
     log.warning(
-        "this agent does not see the host's processes (hostPID): GPU time is estimated from leases, "
+        "the host's processes are not visible to this agent (hostPID): GPU time is estimated from leases, "
         "and processes that use a GPU without the library are not found"
     )
     return WithoutProcesses(source)

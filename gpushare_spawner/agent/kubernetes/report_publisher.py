@@ -139,7 +139,7 @@ class PublishedReport(Background):
         try:
             await self._cordons.replace(cordons_of(written["metadata"].get("annotations")))
         except (OSError, ValueError) as error:
-            log.warning("the cordons of this node cannot be kept on its disk: %s", error)
+            log.warning("cannot store the cordons of this node on its disk: %s", error)
 
 
 def _capacity(report: Report) -> object:

@@ -330,7 +330,7 @@ class Conversation:
         connection.greeted(frame.fields[3])
         if session.observed and role is Role.CUDA and Feature.OBSERVE not in connection.features:
             raise FrameRefused(
-                NOT_ALLOWED, "HELLO without OBSERVE where another layer shares the GPU: is GPUSHARE_ENGINE unset?"
+                NOT_ALLOWED, "HELLO without OBSERVE although another layer shares the GPU: is GPUSHARE_ENGINE unset?"
             )
         connection.send(
             Kind.WELCOME,
@@ -504,5 +504,5 @@ def _check_observed(frame: Frame) -> None:
         raise FrameRefused(NOT_ALLOWED, f"{frame.kind.name} where another layer shares the GPU")
     if frame.kind is not Kind.MEMORY and frame.fields[0]:
         raise FrameRefused(
-            NOT_ALLOWED, f"{frame.kind.name} of a lease where another layer shares the GPU: there are none"
+            NOT_ALLOWED, f"{frame.kind.name} of a lease although another layer shares the GPU: there are no leases"
         )

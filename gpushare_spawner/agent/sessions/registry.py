@@ -184,7 +184,7 @@ class SessionRegistry:
         self.left: Callable[[SessionRecord], None] = _nothing
         """Callback for the record of each session that ended while no agent was running."""
         self._ask_event = asyncio.Event()
-        self.watch = ProcessWatch(lambda name: self.end(name, "its server's process is gone"))
+        self.watch = ProcessWatch(lambda name: self.end(name, "its server's process has ended"))
 
     def restore(self) -> None:
         """Restore the sessions from the state folder. A failure affects only one session."""
@@ -202,7 +202,7 @@ class SessionRegistry:
 
     def clock_was_set(self, by: float) -> None:
         """Shift the instants of all sessions by a step of the clock, so that idle times stay the same."""
-        log.warning("the clock was set by %+.0f s: durations of %d sessions stay as they are", by, len(self._sessions))
+        log.warning("the clock was set by %+.0f s: durations of %d sessions do not change", by, len(self._sessions))
         for session in self._sessions.values():
             session.clock_was_set(by)
         for session in self._sessions.values():
@@ -216,7 +216,7 @@ class SessionRegistry:
 
     def _restore_session(self, record: SessionRecord, now: float) -> None:
         if record.process is not None and not processes.alive(record.process):
-            log.info("session %s ended while no agent ran", record.request.id)
+            log.info("session %s ended while no agent was running", record.request.id)
             self.left(record)
             self.store.remove(record.request.id)
             return
@@ -235,7 +235,7 @@ class SessionRegistry:
         """
         session = Session(record, self._possible_gpus(record, record.request.gpus))
         # after its GPUs were resolved, so that an unknown GPU changes nothing
-        self.end(session.id, "another session took its place")
+        self.end(session.id, "another session replaced it")
         if lacking := self._shares.own_what_is_unowned(session):
             log.warning("session %s borrows %d units: others own them already", session.id, lacking)
         self._enter(session)
@@ -273,7 +273,7 @@ class SessionRegistry:
             session.memory.set_limits(session.memory_limits)
             session.memory.hits = NO_HITS
         self.tiers.withdraw_notice(session)
-        self.tiers.move(session, Tier.ACTIVE, request.share_units, "it was opened again")
+        self.tiers.move(session, Tier.ACTIVE, request.share_units, "it was reopened")
 
     def confirm(self, session: Session, process: ProcessName) -> None:
         """Associate a session with its server's process: both end together."""
@@ -380,7 +380,7 @@ class SessionRegistry:
         session.conversation = self._converse(session)
         self.tiers.changed(other for other in self._shares.enter(session) if other is not session)
         in_vain = [other for other in self._shares.yielding_in_vain(session.gpus) if other is not session]
-        self.tiers.stop_yielding(in_vain, f"session {session.id} has the units that it gave up")
+        self.tiers.stop_yielding(in_vain, f"session {session.id} has received the units that it gave up")
         if session.record.process is not None:
             self.watch.begin(session.id, session.record.process)
         self.came(session)

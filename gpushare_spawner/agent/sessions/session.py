@@ -62,7 +62,7 @@ class _PendingAsk:
 
 
 class PendingAsks:
-    """The waiting asks of one session, and the last answers to it."""
+    """The waiting asks of one session, and its last answers."""
 
     def __init__(self, clock: Callable[[], float], steady: Callable[[], float] = time.monotonic) -> None:
         """Create an empty list.

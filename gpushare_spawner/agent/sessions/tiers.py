@@ -281,7 +281,7 @@ class Tiers:
         if request.effective_units > share or right not in (None, request.effective_units):
             raise ControlRefused(
                 "bad-request",
-                f"effective_units: {request.effective_units} does not go with tier {request.tier} "
+                f"effective_units: {request.effective_units} does not match tier {request.tier} "
                 f"of a share of {share} units",
             )
         now = self._activity(session)

@@ -142,19 +142,19 @@ _CAP_SYS_PTRACE = 19
 """Bit in include/uapi/linux/capability.h."""
 
 _WHY = {
-    Code.NO_DRIVER: "there is no CUDA driver (libcuda.so.1) beside NVML; containers need NVIDIA_DRIVER_CAPABILITIES="
-    "compute,utility",
+    Code.NO_DRIVER: "NVML is present, but not the CUDA driver (libcuda.so.1); containers need "
+    "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
     Code.NO_FUNCTIONS: "the driver has no checkpoint functions; install driver 570 or later",
     Code.NOT_SUPPORTED: "this driver does not support it on this machine",
     Code.NOT_PERMITTED: "the agent lacks the right to attach to it; run the agent as root with CAP_SYS_PTRACE",
     # missing rights can give the same code (NVIDIA/cuda-checkpoint, issue 6)
     Code.OPERATING_SYSTEM: "the operating system refused it, perhaps because the agent lacks CAP_SYS_PTRACE",
     Code.NO_DEVICE: "the driver shows no GPU",
-    Code.NOT_INITIALIZED: "it has not initialised CUDA",
+    Code.NOT_INITIALIZED: "it has not initialized CUDA",
     Code.OUT_OF_MEMORY: "there is too little memory",
     Code.HANGS: "the driver did not answer",
     Code.STOPPED: "it is stopped, by Ctrl-Z, SIGSTOP or a debugger",
-    Code.NO_WORKER: "the agent could not start the process that asks the driver",
+    Code.NO_WORKER: "the agent could not start the process that queries the driver",
 }
 
 

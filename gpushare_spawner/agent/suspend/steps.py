@@ -108,9 +108,9 @@ class SuspendSteps:
         recipients = set(progress.session.cuda)
         older = [connection.peer.pid for connection in recipients if Feature.SUSPEND not in connection.features]
         if older:
-            raise CannotSuspend(f"Process {older[0]} runs without the engine suspend of the library.")
+            raise CannotSuspend(f"Process {older[0]} runs without the library's engine suspend.")
         if any(connection.peer.process is None for connection in recipients):
-            raise CannotSuspend("The agent does not see the session's processes: it is in another pid namespace.")
+            raise CannotSuspend("The session's processes are not visible to the agent: it is in another pid namespace.")
         progress.ready.clear()
         for connection in recipients:
             connection.send(Kind.SUSPEND, progress.number)
@@ -145,9 +145,9 @@ class SuspendSteps:
         own = by_session.get(session.id, set())
         others = await asyncio.to_thread(of_other_users, pids, session)
         if foreign := min((pids - own) | others, default=None):
-            raise CannotSuspend(f"Process {foreign} uses this session's socket and is not one of its server's.")
+            raise CannotSuspend(f"Process {foreign} uses this session's socket but does not belong to its server.")
         if stranger := min(own - pids, default=None):
-            raise CannotSuspend(f"Process {stranger} uses the GPU without the library, and can have managed memory.")
+            raise CannotSuspend(f"Process {stranger} uses the GPU without the library, and may have managed memory.")
         if stuck := sorted(progress.failed.keys() & shown.keys()):
             raise CannotSuspend(
                 progress.of_failed() or f"Process {stuck[0]} has ended, and its memory is still in use."
@@ -405,9 +405,7 @@ class LeftoverProcesses:
     def _ended(self, task: asyncio.Task[None]) -> None:
         record = self._tasks.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error(
-                "processes of session %s stay suspended: an error of the agent", record.request.id, exc_info=error
-            )
+            log.error("processes of session %s stay suspended: internal error", record.request.id, exc_info=error)
 
     async def _bring_back(self, record: SessionRecord, gpu: Gpu, after: float) -> None:
         suspension, session, pauses = record.suspension, record.request.id, BackOff(AGAIN_AFTER, LATER)
@@ -478,7 +476,7 @@ async def _resume_record(
     for name, size in zip(suspension.processes, suspension.sizes, strict=True):
         if not processes.alive(name):
             continue
-        trouble: str | None = "its GPU is not there"
+        trouble: str | None = "its GPU is missing"
         if gpu is not None:
             try:
                 trouble = await resume_steps.attempt(session, gpu, name, size)

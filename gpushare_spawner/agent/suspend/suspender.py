@@ -97,7 +97,7 @@ class Suspender:
             return
         progress = self._progress[session.id] = SuspendProgress(session)
         if len(session.gpus) != 1:
-            self._stays(progress, "A session on several GPUs is not suspended.", None)
+            self._stays(progress, "A session on several GPUs cannot be suspended.", None)
         elif session.record.suspension is not None:
             progress.step, progress.number = Step.SUSPENDED, next(numbers)
             session.suspended = True
@@ -211,7 +211,7 @@ class Suspender:
             try:
                 await work
             except Exception:
-                log.exception("session %s: an error of the agent; its state on the GPU is unknown", progress.session.id)
+                log.exception("session %s: internal error; its state on the GPU is unknown", progress.session.id)
 
         progress.task = self._loop.create_task(run())
         # the task may be cancelled before the work begins
@@ -241,7 +241,7 @@ class Suspender:
     async def _suspension_failed(self, progress: SuspendProgress, error: Exception) -> None:
         """Restore the session's processes, and schedule the next attempt."""
         session = progress.session
-        refusal = error if isinstance(error, CannotSuspend) else CannotSuspend(f"An error of the agent: {error!r}.")
+        refusal = error if isinstance(error, CannotSuspend) else CannotSuspend(f"The agent failed: {error!r}.")
         if refusal is not error:
             log.error("session %s could not be suspended", session.id, exc_info=error)
         if (suspension := session.record.suspension) is not None:
@@ -309,7 +309,7 @@ class Suspender:
         assert suspension is not None
         states = [await self._parts.checkpoints.state(name) for name in suspension.processes if processes.alive(name)]
         if states and all(state.ok and state.state is ProcessState.CHECKPOINTED for state in states):
-            log.info("session %s is suspended since before the agent started", session.id)
+            log.info("session %s has been suspended since before the agent started", session.id)
             session.record.suspension = suspension.model_copy(update={"complete": True})
             return
         await self._resume_steps.each(session.id, session.gpus[0], suspension, progress.failed)

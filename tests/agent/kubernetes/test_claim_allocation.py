@@ -55,7 +55,7 @@ def test_units_by_gpu_of_all_requests_of_this_driver() -> None:
         (claim(), "has no device of gpushare-spawner.io"),
         ({"metadata": {"uid": "uid-1"}}, "is not reserved for a pod"),
         (claim(result(pool="node-b")), "is allocated on node node-b"),
-        (claim(result(device="gpu-9")), "no GPU of this agent"),
+        (claim(result(device="gpu-9")), "not a GPU of this agent"),
         (claim(result(None)), "the feature gate DRAConsumableCapacity is off in the scheduler"),
         (claim(result(None, adminAccess=True)), "with admin access, for monitoring: it holds no units"),
         (claim(result("many")), "is not a quantity"),

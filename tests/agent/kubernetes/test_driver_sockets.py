@@ -42,7 +42,7 @@ async def test_sockets_that_cannot_be_made_are_tried_again(
         folder.rmdir()
         folder.write_text("")
         async with asyncio.timeout(5):
-            while "cannot be made" not in caplog.text:
+            while "cannot create the sockets" not in caplog.text:
                 await asyncio.sleep(0.02)
         folder.unlink()
         async with asyncio.timeout(5):

@@ -114,7 +114,7 @@ async def test_request_that_does_not_match_the_instance_is_refused(machine: Mach
         (mig("ada", FIRST), "is a whole GPU: the layer mig cannot share it"),
         (mig("ada", layer=LayerName.NATIVE), "is a MIG instance: the layer native cannot share it"),
         (mig("ada", layer=LayerName.MPS), "is a MIG instance: the layer mps cannot share it"),
-        (mig("ada", share_units=100, gpus=(SMALL.uuid, LARGE.uuid)), "CUDA uses one MIG instance only"),
+        (mig("ada", share_units=100, gpus=(SMALL.uuid, LARGE.uuid)), "CUDA uses only one MIG instance"),
     ):
         with pytest.raises(ControlRefused, match=why):
             await machine.request(request)
@@ -152,7 +152,7 @@ async def test_session_whose_instance_is_gone_is_told_and_the_instance_goes_with
     machine.destroy(SMALL)
     await eventually(lambda: machine.session("ada").layer_trouble is not None)
     said = machine.session("ada").layer_trouble or ""
-    assert said.startswith("GPU 1, MIG 1g.10gb was destroyed by an admin: its GPU has other MIG instances now.")
+    assert said.startswith("GPU 1, MIG 1g.10gb was destroyed by an admin: its GPU now has other MIG instances.")
     assert "stop the server and start it again" in said
     assert SMALL.uuid in machine.uuids
     await machine.node.requests.answer(CloseRequest(id="ada"))

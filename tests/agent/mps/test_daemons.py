@@ -189,7 +189,7 @@ async def test_session_is_refused_where_the_daemon_cannot_be_started(machine: Ma
     assert refused.value.code == "internal"
     assert not machine.agent.node.sessions
     machine.program.unlink()
-    with pytest.raises(ControlRefused, match=r"this machine has no program .*nvidia-cuda-mps-control"):
+    with pytest.raises(ControlRefused, match=r"nvidia-cuda-mps-control is not installed"):
         await machine.open(mps("ada"))
 
 

@@ -97,8 +97,8 @@ async def test_patch_is_tried_until_the_api_server_answers(
     await eventually(lambda: world.ended == 1)
     assert len(world.bodies) == 3
     assert [record.message for record in caplog.records] == [
-        "cannot write tiers to the annotations of pods; retrying: no",
-        "tiers are written to the annotations of pods again",
+        "cannot write tiers to pods' annotations; retrying: no",
+        "tiers can be written to pods' annotations again",
     ]
 
 

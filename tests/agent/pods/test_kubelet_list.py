@@ -62,7 +62,7 @@ async def test_device_of_an_unknown_gpu_is_logged_once(world: World, caplog: pyt
         world.lists("GPU-that-was-taken-out", world.ids[0])
     assert list(world.list.pods()) == [(ADA, {FIRST.uuid: (frozenset(world.ids[:1]),)})]
     assert [record.message for record in caplog.records] == [
-        f"device GPU-that-was-taken-out of {RESOURCE} is of a GPU that this agent does not have (any more)"
+        f"device GPU-that-was-taken-out of {RESOURCE} belongs to a GPU that this agent does not have (any more)"
     ]
 
 

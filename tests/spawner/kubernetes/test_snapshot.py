@@ -348,7 +348,7 @@ async def test_a_pod_that_cannot_be_read_costs_only_itself_and_is_said_once(
         ledger = await cluster.ledger()
         assert (ledger.free_units("GPU-n-0"), ledger.free_units("GPU-n-1")) == (70, 60), "as it was before"
     assert [record.message for record in caplog.records] == [
-        "Pod hub/bad cannot be read, so it counts as it was before"
+        "Pod hub/bad cannot be read, so its earlier state still counts"
     ]
     del cluster.pods.resources["hub/bad"]
     assert (await cluster.ledger()).free_units("GPU-n-0") == 100

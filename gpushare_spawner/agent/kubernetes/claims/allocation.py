@@ -81,7 +81,7 @@ def claim_allocation(claim: Json, key: ClaimKey, node: str, gpus: Mapping[str, A
     """
     uid = (claim.get("metadata") or {}).get("uid")
     if uid != key.uid:
-        raise DevicesRefused(f"{key} is another one than the kubelet asks for: its uid is {uid}, not {key.uid}")
+        raise DevicesRefused(f"{key} is not the claim that the kubelet requests: its uid is {uid}, not {key.uid}")
     status = claim.get("status") or {}
     pods = [consumer for consumer in status.get("reservedFor") or [] if consumer.get("resource") == "pods"]
     if not pods:
@@ -97,7 +97,7 @@ def claim_allocation(claim: Json, key: ClaimKey, node: str, gpus: Mapping[str, A
             raise DevicesRefused(f"{key} is allocated on node {result.get('pool')}, and this is node {node}")
         gpu = by_device.get(result.get("device"))
         if gpu is None:
-            raise DevicesRefused(f"{key} has device {result.get('device')}, which is no GPU of this agent (any more)")
+            raise DevicesRefused(f"{key} has device {result.get('device')}, not a GPU of this agent (any more)")
         if result.get("adminAccess"):
             raise DevicesRefused(
                 f"{key} has device {result.get('device')} with admin access, for monitoring: it holds no units, and "
@@ -169,7 +169,7 @@ class PreparedClaims:
                 claim = PreparedClaim.model_validate_json(regular_content(path))
             except (OSError, ValueError) as error:
                 log.error(
-                    "the prepared claim in %s cannot be read; only the record of its session says what it holds: %s",
+                    "the prepared claim in %s cannot be read; only its session's record shows its devices: %s",
                     path,
                     error,
                 )

@@ -75,9 +75,7 @@ class ClaimDriver:
         self._sockets = DriverSockets(plugin, self._health, settings.kubelet_dir, registered)
         self._last: list[OfferedGpu] = []
         self._gone: frozenset[str] = frozenset()
-        self._checking = Repeated(
-            FORGOTTEN_EVERY, self._unprepare_forgotten, log, "cannot look for claims that were forgotten"
-        )
+        self._checking = Repeated(FORGOTTEN_EVERY, self._unprepare_forgotten, log, "cannot check for forgotten claims")
 
     async def start(self) -> None:
         """Serve the kubelet, and publish the slice."""
@@ -151,7 +149,7 @@ class ClaimDriver:
             try:
                 self._prepared.put(prepared)
             except OSError as error:
-                raise DevicesRefused(f"{key} cannot be written down: {error}") from None
+                raise DevicesRefused(f"{key} cannot be recorded: {error}") from None
             granted = []
             try:
                 for uuid, ids in held.items():
@@ -177,7 +175,7 @@ class ClaimDriver:
             try:
                 self._prepared.remove(key.uid)
             except OSError as error:
-                raise DevicesRefused(f"{key} cannot be forgotten: {error}") from None
+                raise DevicesRefused(f"the record of {key} cannot be removed: {error}") from None
             for uuid, ids in claim.held.items():
                 for session in self._held.holders(uuid, ids):
                     self._end(session, f"{key} was unprepared")
@@ -200,7 +198,7 @@ class ClaimDriver:
             if (stored.get("metadata") or {}).get("uid") != claim.uid:
                 gone.add(claim.uid)
                 if claim.uid in self._gone:
-                    log.warning("%s is gone from the API, and the kubelet has not had it unprepared", key)
+                    log.warning("%s no longer exists in the API, and the kubelet did not unprepare it", key)
                     await self.unprepare(key)
         self._gone = frozenset(gone)
 

@@ -1,7 +1,7 @@
 """The agent as a DRA plugin of the kubelet: the DRAPlugin API (v1), device health (v1alpha1), and the sockets.
 
 `ClaimPlugin` and `DeviceHealth` only answer gRPC calls; claim_driver.py prepares claims. `DriverSockets` serves both
-sockets of a DRA driver. The kubelet watches its folder plugins_registry, also after its own restart. It finds the
+sockets of a DRA driver. The kubelet watches its folder plugins_registry, including after its own restart. It finds the
 registration socket there and connects to both sockets, so the driver makes no calls.
 """
 
@@ -158,7 +158,7 @@ class DriverSockets(registration_services.RegistrationServicer):
         # the kubelet connects to the first socket as soon as it finds the second
         self._paths = socket_paths(kubelet_dir)
         self._served = GrpcSockets()
-        self._checking = Repeated(CHECK_EVERY, self._check, log, "the sockets of the DRA driver cannot be made")
+        self._checking = Repeated(CHECK_EVERY, self._check, log, "cannot create the sockets of the DRA driver")
 
     async def start(self) -> None:
         """Serve, and keep serving. Raises OSError or RuntimeError if the sockets cannot be created."""
@@ -191,7 +191,7 @@ class DriverSockets(registration_services.RegistrationServicer):
         if self._served.are_there:
             return
         if self._served:
-            log.warning("a socket of the DRA driver was removed; both are made again")
+            log.warning("a socket of the DRA driver was removed; creating both again")
             await self._served.close()
         await self._serve()
 

@@ -57,7 +57,7 @@ def check_kubelet_folder(kubelet_dir: Path) -> None:
     for folder in (kubelet_dir / "plugins_registry", kubelet_dir / "plugins"):
         if not folder.is_dir():
             raise ClaimsUnavailable(
-                f"{folder} is not there. It is the kubelet's folder for plugins: mount it into the "
+                f"{folder} does not exist. It is the kubelet's folder for plugins: mount it into the "
                 f"agent's container, or {ELSE}"
             )
 
@@ -76,10 +76,10 @@ async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
             if 400 <= failure.status < 500 and failure.status not in (408, 429):
                 raise ClaimsUnavailable(f"{failure}; {ELSE}") from None
             if not logged:
-                log.warning("cannot find out whether this cluster has claims of GPU shares; retrying: %s", failure)
+                log.warning("cannot determine whether this cluster has claims of GPU shares; retrying: %s", failure)
             logged = True
         await asyncio.sleep(pause)
-    log.warning("starting without these checks; no slice is written from which the API server drops fields")
+    log.warning("starting without these checks; slices from which the API server drops fields will not be written")
     return False
 
 
@@ -98,7 +98,7 @@ async def ask(api: ClusterApi, node: str, namespace: str) -> bool:
     await _may_read(api, where, "get resourceclaims", missing="")
     await _may_read(
         api, f"{CLAIMS_API}/deviceclasses/{DEVICE_CLASS}", "get deviceclasses",
-        missing=f"there is no DeviceClass {DEVICE_CLASS}; the chart makes it with kubelet: dra",
+        missing=f"there is no DeviceClass {DEVICE_CLASS}; the chart creates it with kubelet: dra",
     )  # fmt: skip
     return taints
 
@@ -118,7 +118,7 @@ async def _keeps_slices(api: ClusterApi, node: str) -> bool:
         raise _without_right(failure, "create resourceslices") from None
     if list(lost(tainted["spec"], answer.get("spec"))):
         log.info(
-            "%s; a GPU that must get no new session is left out of the slice instead", fields_lost(tainted, answer)
+            "%s; GPUs that must not get new sessions are omitted from the slice instead", fields_lost(tainted, answer)
         )
         return False
     return True

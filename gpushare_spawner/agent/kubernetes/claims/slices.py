@@ -177,7 +177,7 @@ class PublishedSlice(Background):
         self._trouble = LogOnce(
             log,
             "cannot write the ResourceSlice of this node; no new pod gets a share here",
-            "the ResourceSlice of this node is written again",
+            "the ResourceSlice of this node can be written again",
         )
 
     def start(self) -> None:
@@ -200,7 +200,7 @@ class PublishedSlice(Background):
         if item is not None and self._stored is not None and _version(item) < _version(self._stored):
             return  # the watch lags behind the answer to a write
         if item is None and self._stored is not None:
-            log.info("the ResourceSlice of this node was deleted; it is written again")
+            log.info("the ResourceSlice of this node was deleted; writing it again")
         self._stored = item
         self._poke.set()
 

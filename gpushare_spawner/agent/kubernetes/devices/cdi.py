@@ -105,7 +105,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         text = path.read_text()
         spec = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
         if not isinstance(spec, dict) or not isinstance(spec.get("devices") or [], list):
-            raise ValueError("it is no CDI specification")
+            raise ValueError("it is not a CDI specification")
     except (OSError, ValueError, yaml.YAMLError) as error:
         log.warning("%s is left out: %s", path, error)
         return {}

@@ -169,7 +169,8 @@ def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[st
             if of_gpu and not of_gpu <= held:
                 reasons[gpu.uuid] = (
                     f"GPU {gpu.index} ({gpu.uuid}) is offered as {resource} by another device plugin on this node, "
-                    "and this agent's pod does not hold it: let the agent ask for it, or take that plugin off the node"
+                    "and this agent's pod does not hold it: let the agent's pod request it, or remove that plugin from "
+                    "the node"
                 )
     return reasons
 

@@ -282,7 +282,7 @@ class HeldDevices:
         unknown = sorted(set(requested) - available)
         if not requested or len(set(requested)) < len(requested):
             raise DevicesRefused(
-                "no devices were asked for" if not requested else "the same device was asked for twice"
+                "no devices were requested" if not requested else "the same device was requested twice"
             )
         if unknown:
             raise DevicesRefused(
@@ -295,7 +295,7 @@ class HeldDevices:
         if in_use + len(requested) > self.capacity:
             raise DevicesRefused(
                 f"GPU {self.gpus[gpu].index} has {self.capacity} devices and {in_use} are in use: "
-                f"{len(requested)} more are not to be had now; start the pod again"
+                f"{len(requested)} more are not available now; start the pod again"
             )
 
     def free_for(self, session: Session) -> int:
@@ -320,7 +320,7 @@ class HeldDevices:
         try:
             make_fresh(self.folder_of(grant))
         except OSError as error:
-            raise DevicesRefused(f"the folder of the session's socket cannot be made: {error}") from None
+            raise DevicesRefused(f"the folder of the session's socket cannot be created: {error}") from None
         self.pending[gpu, grant.devices] = grant
         return grant
 
@@ -365,7 +365,7 @@ class HeldDevices:
                 current.update(folder_names(session.record.pod))
         with contextlib.suppress(FileNotFoundError):
             for path in [path for path in self.folder.iterdir() if path.name not in current]:
-                log.info("removing %s, which is of a pod that is gone", path)
+                log.info("removing %s, whose pod no longer exists", path)
                 remove(path)
 
     def gpu_of(self, device: str) -> str | None:

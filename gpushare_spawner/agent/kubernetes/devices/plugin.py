@@ -170,7 +170,7 @@ class PluginSocket(Background):
         while True:
             kubelet = socket_identity(self._folder / KUBELET_SOCKET)
             if kubelet is None:
-                self._complain(f"{self._folder / KUBELET_SOCKET} is not there: waiting for the kubelet")
+                self._complain(f"{self._folder / KUBELET_SOCKET} does not exist: waiting for the kubelet")
             if kubelet is None or self._plugin.is_heard:
                 heard_at = _now()
             unheard = _now() - heard_at >= HEARD_WITHIN

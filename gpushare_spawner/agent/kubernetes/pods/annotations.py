@@ -229,8 +229,8 @@ class AnnotationWriter:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._trouble = LogOnce(
             log,
-            "cannot write tiers to the annotations of pods; retrying",
-            "tiers are written to the annotations of pods again",
+            "cannot write tiers to pods' annotations; retrying",
+            "tiers can be written to pods' annotations again",
         )
 
     def patch_if_needed(self, session: Session) -> None:

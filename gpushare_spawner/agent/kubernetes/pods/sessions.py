@@ -203,7 +203,7 @@ class KubeletList:
             age = now - grant.made_at
             if grant.devices not in listed and (age > GONE_AFTER or not grant.requested):
                 log.info(
-                    "%d devices of GPU %s were allocated and no pod has them; they are free again",
+                    "%d allocated devices of GPU %s have no pod; they are free again",
                     len(grant.devices),
                     grant.gpu,
                 )
@@ -222,7 +222,7 @@ class KubeletList:
                     gpu = self._held.gpu_of(device)
                     if gpu is None:
                         self._warnings.about(
-                            f"device {device} of {resource} is of a GPU that this agent does not have (any more)"
+                            f"device {device} of {resource} belongs to a GPU that this agent does not have (any more)"
                         )
                     else:
                         parts.setdefault(gpu, set()).add(device)
@@ -325,7 +325,7 @@ class PodSessions:
                 self.end(session, f"another pod has the name {key[0]}/{key[1]}")
                 return
             # The API server showed the pod late. It is the same pod, and its folders are mounted.
-            self._node.registry.end(session.id, "its pod is known now", keep_folders=True)
+            self._node.registry.end(session.id, "its pod is now known", keep_folders=True)
         # Until a session holds these devices, the grants count as in use.
         grants = [self._held.listed_grant(gpu, ids) for gpu, given in devices.items() for ids in given]
         age = self._loop.time() - max(grant.made_at for grant in grants)
@@ -374,7 +374,7 @@ class PodSessions:
     def _settle(self, session: Session, hold: PodOwner, devices: Mapping[str, Given]) -> None:
         """Adopt the devices that the kubelet lists for a session's pod."""
         if set(devices) != set(hold.devices):
-            self._warnings.about(f"session {session.id} holds devices of other GPUs than before: {', '.join(devices)}")
+            self._warnings.about(f"session {session.id} now holds devices of different GPUs: {', '.join(devices)}")
         listed = {gpu: given for gpu, given in devices.items() if gpu in hold.devices}
         if set(listed) == set(hold.devices):
             grants, ids = grants_of(listed), ids_by_gpu(listed)
