@@ -119,7 +119,7 @@ async def test_open_is_answered_when_its_record_is_on_the_disk(parts: Parts) -> 
 
 async def test_open_is_refused_and_undone_where_its_record_cannot_be_written(parts: Parts) -> None:
     parts.unwritten = "Read-only file system (/var/lib/gpushare/records)"
-    with pytest.raises(ControlRefused, match=r"session ada on the disk: Read-only file system \(/var") as refused:
+    with pytest.raises(ControlRefused, match=r"session ada on disk: Read-only file system \(/var") as refused:
         await parts.requests.answer(request_for("ada"))
     assert refused.value.code == "internal"
     assert parts.done[-1] == "end ada: its record cannot be written"

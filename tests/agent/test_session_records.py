@@ -89,7 +89,7 @@ async def test_a_record_under_another_ones_name_is_set_aside(tmp_path: Path) -> 
     folder = RecordFolder(tmp_path)
     folder.write(f"{'0' * 16}.json", record().model_dump_json().encode())
     assert folder.load() == []
-    assert "does not belong" in (tmp_path / f"{'0' * 16}.reason").read_text()
+    assert "wrong file name" in (tmp_path / f"{'0' * 16}.reason").read_text()
 
 
 async def test_a_corrupt_record_does_not_stop_the_agent(agent: Agent) -> None:

@@ -283,7 +283,7 @@ async def test_share_by_mps_is_fixed(machine: Machine) -> None:
 async def test_layers_and_gpus_that_cannot_be_are_refused(machine: Machine) -> None:
     with pytest.raises(ControlRefused, match="KAI Scheduler does not work on one machine"):
         await machine.open(request_for("ada", layer=LayerName.KAI))
-    with pytest.raises(ControlRefused, match="a session can use one of them"):
+    with pytest.raises(ControlRefused, match="a session can use only one of them"):
         await machine.open(mps("ada", share_units=100, gpus=(FIRST.uuid, SECOND.uuid)))
 
 
