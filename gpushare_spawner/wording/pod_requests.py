@@ -25,7 +25,7 @@ def requests_refused(amounts: Requests, why: str) -> str:
 
 def requests_not_sent(amounts: Requests, why: str) -> str:
     """Return, for the log, that a call of the API server to change requests failed. ``why``: the error."""
-    return f"the API server cannot be asked for requests of {requests(amounts)}: {why}. {_KEPT}"
+    return f"the API server cannot be called to set requests of {requests(amounts)}: {why}. {_KEPT}"
 
 
 DISCOVERY_WORKS = "The API server has said whether it can resize pods (pods/resize)"

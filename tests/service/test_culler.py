@@ -689,4 +689,4 @@ async def test_a_keep_that_cannot_be_removed_delays_no_idle_action(
         await one.round()
     assert agent.sessions["ann"].tier is Tier.DOWNGRADED
     assert [action.action for action in recorded] == ["downgraded"]
-    assert "ann: a keep or an exemption that is over stays" in caplog.text
+    assert "ann: cannot remove an expired keep or exemption" in caplog.text

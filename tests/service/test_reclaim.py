@@ -347,7 +347,7 @@ async def test_an_error_in_placement_keeps_no_idle_action_from_being_taken(
     monkeypatch.setattr(LedgerFeed, "follow", fails)
     stage.pending = [waits("eve")]
     await stage.culler.round()
-    assert "What waiting spawns need is unknown" in caplog.text
+    assert "The units that waiting spawns need are unknown" in caplog.text
     assert stage.culler.counters.failures["agent"] == 0
     assert all(one.notice is None for one in full.sessions.values())
 

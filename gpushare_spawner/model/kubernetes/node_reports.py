@@ -110,8 +110,8 @@ class FirstIdentities:
             self._refused.add(uid)
             changed = [name for name, before, now in zip(IDENTITY, first, current, strict=True) if before != now]
             self._log.error(
-                "Pod %s/%s was the server of session %s when it was seen first; a change of %s is refused. Nobody but "
-                "the hub writes these annotations: look who may change pods, and at node %s",
+                "Pod %s/%s was the server of session %s when it was first seen; a change of %s is refused. Only "
+                "the hub writes these annotations: check who may change pods, and node %s",
                 metadata.get("namespace"),
                 metadata["name"],
                 first[0],

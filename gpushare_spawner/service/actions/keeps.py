@@ -284,7 +284,7 @@ async def explain(context: ActionContext, target: Target, actor: Actor, text: st
             with refusals():
                 await target.agent.send(MessageRequest(id=session.id, message=new))
     except ActionRefused as error:
-        log.info("The user of session %s is not told of an action: %s", target.session.id, error.to_admins)
+        log.info("The user of session %s was not notified of an action: %s", target.session.id, error.to_admins)
         return False
     return True
 

@@ -82,7 +82,7 @@ def never_placed(template: Template, snapshots: Sequence[NodeSnapshot]) -> str:
     try:
         why = LedgerFeed().follow(reports).why_unplaceable(request)
     except Exception:
-        log.exception("Whether a GPU will ever do for template %s is unknown", template.name)
+        log.exception("Cannot determine whether any GPU can take template %s", template.name)
         return ""
     return "" if why.may_pass else spawn_failures.capacity(why)
 
@@ -203,7 +203,7 @@ async def _finish(context: ActionContext, begun: BegunRestart) -> ActionOutcome:
             try:
                 server = await context.hub.server(begun.user, begun.server)
             except HubFailed as error:
-                log.info("The restart of a server of %s is finished later. %s", begun.user, error)
+                log.info("The restart of a server of %s will be finished later. %s", begun.user, error)
             else:
                 if server is None or not (server.ready or server.pending):
                     return await _start(context, begun, f"{reason} {words.RESTART_FINISHED}")

@@ -303,4 +303,4 @@ class _Change:
         except ActionRefused as error:
             log.info("%s was undone: %s", what, error.to_admins)
         except Exception:
-            log.exception("%s: its end is not known", what)
+            log.exception("%s: its outcome is unknown", what)

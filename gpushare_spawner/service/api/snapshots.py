@@ -207,7 +207,7 @@ class Events:
                 version = (await self._snapshots.current()).version
             except Exception:
                 # the next check may succeed; without it, no page would be updated
-                log.exception("Cannot look for changes")
+                log.exception("Cannot check for changes")
                 await asyncio.sleep(AFTER_FAILURE)
                 continue
             if version != self._version:

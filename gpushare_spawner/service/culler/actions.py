@@ -106,7 +106,7 @@ async def go_on_yielding(decision: SessionDecision) -> bool:
             id=session.id,
             tier=session.tier,
             effective_units=session.effective_units,
-            reason="a spawn in quota still waits for its units, or has them and starts",
+            reason="a spawn in quota still waits for its units, or is starting on them",
             use=decision.observation.use_rule,
             yields_until=decision.decided_at + YIELD_SECONDS,
         )
@@ -116,7 +116,7 @@ async def go_on_yielding(decision: SessionDecision) -> bool:
 
 async def stop_yielding(decision: SessionDecision) -> bool:
     """Notify the agent that no spawn in quota needs the units that the session yields. Return True."""
-    session, reason = decision.session, "no spawn in quota waits for its units any longer"
+    session, reason = decision.session, "no spawn in quota waits for its units anymore"
     works = session.gpu_busy or session.waiting
     tier, units = (Tier.ACTIVE, session.share_units) if works else (session.tier, session.effective_units)
     if tier is not Tier.STOPPED:

@@ -70,7 +70,7 @@ class AskResponder:
                     await self.poll()
                     await asyncio.sleep(POLL_EVERY)
                 except Exception:
-                    log.exception("What notebook servers ask could not be looked at")
+                    log.exception("Cannot poll for asks of notebook servers")
                     await asyncio.sleep(AFTER_FAILURE)
         finally:
             for task in self._under_way.values():
@@ -82,7 +82,7 @@ class AskResponder:
             try:
                 report = await agent.report()
             except (AgentUnreachable, ControlRefused) as error:
-                log.warning("What notebook servers ask is not known: %s", error)
+                log.warning("The asks of notebook servers are unknown: %s", error)
                 await asyncio.sleep(AFTER_FAILURE)
                 continue
             for session in report.sessions:
@@ -105,10 +105,10 @@ class AskResponder:
             try:
                 await self._answer(asking, ReceivedAsk(ask, self._received_at(asking, report, ask)))
             except (AgentUnreachable, ControlRefused) as error:
-                log.info("%s: the answer to what it asked is sent again: %s", asking.session.id, error)
+                log.info("%s: the answer to its ask will be sent again: %s", asking.session.id, error)
                 await asyncio.sleep(AFTER_FAILURE)
             except Exception:
-                log.exception("%s: what its notebook server asked could not be answered", asking.session.id)
+                log.exception("%s: cannot answer an ask of its notebook server", asking.session.id)
                 await asyncio.sleep(AFTER_FAILURE)
 
     def _received_at(self, asking: _AskingSession, report: Report, ask: Ask) -> float:

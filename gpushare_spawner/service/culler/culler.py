@@ -107,7 +107,7 @@ class Culler:
 
     def clock_was_set(self, by: float) -> None:
         """Adjust instants after a step of the clock, so that idle times do not change. Agents do the same."""
-        log.warning("The clock was set by %+.0f s; what is idle counts on as before", by)
+        log.warning("The clock was set by %+.0f s; idle times are unchanged", by)
         self._hub.clock_was_set(by)
         self._drains.clock_was_set(by)
 
@@ -215,7 +215,7 @@ class Culler:
             return replace(needs, needed=needed(idle, reports, pending, templates))
         except Exception:
             # other idle actions are still due
-            log.exception("What waiting spawns need is unknown")
+            log.exception("The units that waiting spawns need are unknown")
             return NO_PRESSURE
 
     async def _rest(self, seconds: float) -> None:
@@ -360,7 +360,7 @@ class Culler:
                 log.warning("%s: %s", name, error)
                 self.counters.failures["hub"] += 1
             except ActionRefused as error:
-                log.warning("%s: a keep or an exemption that is over stays: %s", name, error)
+                log.warning("%s: cannot remove an expired keep or exemption: %s", name, error)
             except Exception:
                 log.exception("%s: unexpected error; nothing was changed", name)
                 self.counters.failures["session"] += 1

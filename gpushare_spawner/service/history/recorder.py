@@ -445,7 +445,7 @@ class History:
                 return await self._in_thread(opened)
         except (HistoryFailed, TimeoutError) as error:
             why = error if isinstance(error, HistoryFailed) else "The database of the history does not answer."
-            log.error("A restart is not safe against a kill of the service now. %s", why)
+            log.error("A restart would not survive a kill of the service now. %s", why)
             return otherwise
 
     async def store(self) -> None:
@@ -530,5 +530,5 @@ async def _repeat(work: Callable[[], Awaitable[None]], pause: float) -> None:
             await work()
         except Exception:
             # a bad report must not end the recording
-            log.exception("The history could not be brought up to date")
+            log.exception("Cannot update the history")
         await asyncio.sleep(pause)

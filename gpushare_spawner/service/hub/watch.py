@@ -104,7 +104,7 @@ def _progress(event: object) -> QueueProgress | None:
     try:
         return QueueProgress.model_validate(event)
     except ValidationError as error:
-        log.debug("What the hub says of a queued spawn cannot be read: %s", error)
+        log.debug("The hub's progress event of a queued spawn cannot be parsed: %s", error)
         return None
 
 

@@ -194,7 +194,7 @@ class Webhook(FilePart):
 
 def _class_path(path: str) -> str:
     if not re.fullmatch(r"[\w.]+:\w+", path):
-        raise ValueError(f"{path!r} is no path of a class: write it like package.module:Class")
+        raise ValueError(f"{path!r} is not the path of a class: write it like package.module:Class")
     return path
 
 

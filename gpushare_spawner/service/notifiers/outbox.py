@@ -138,7 +138,7 @@ class Outbox:
                     self._enqueue(_key(decision, notice), progress, _message(decision, notice, config, now))
             self._began = True
         except Exception:
-            log.exception("Messages about coming idle actions could not be made")
+            log.exception("Cannot create messages about upcoming idle actions")
 
     def _due(
         self, decision: SessionDecision, notice: Notice, progress: _Progress, config: NotifierConfig, now: float

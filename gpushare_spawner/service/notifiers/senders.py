@@ -36,7 +36,7 @@ class MailNotifier:
         address = rendered(self._settings.address, {"user": message.user})
         if not re.fullmatch(_ADDRESS, address):
             # including a user name that would add recipients or headers
-            raise NotSent(f"{address!r} is no address: see the field address of email")
+            raise NotSent(f"{address!r} is not an address: see the field address of email")
         mail = EmailMessage()
         mail["From"], mail["To"] = self._settings.sender, address
         mail["Subject"] = " ".join(message.subject.split())

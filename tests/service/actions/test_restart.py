@@ -378,5 +378,5 @@ async def test_a_database_that_fails_keeps_nobody_from_restarting(
 ) -> None:  # fmt: skip
     acting = Acting(agent, hub, templates, clock, journal_in(tmp_path / "missing"))
     assert (await restart.restart(acting.actions, acting.seen(), ANN, "half")).changed
-    assert "A restart is not safe against a kill of the service now." in caplog.text
+    assert "A restart would not survive a kill of the service now." in caplog.text
     await restart.finish_restarts(acting.actions)

@@ -129,7 +129,7 @@ async def test_a_look_that_fails_ends_no_stream(
     await next_of(stream)
     machine.fails = True
     await asyncio.sleep(10 * SOON)
-    assert "Cannot look for changes" in caplog.text
+    assert "Cannot check for changes" in caplog.text
     machine.fails = False
     machine.agent.now = afternoon().model_copy(update={"sessions": ()})
     assert "sessions" in (await next_of(stream))["parts"]

@@ -372,7 +372,7 @@ def test_a_pod_keeps_the_identity_with_which_it_was_seen_first(caplog: pytest.Lo
         assert (found["own"].session.quota, found["own"].session.template) == ("", "quarter")
     assert run(world) == before
     (said,) = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
-    assert "jhub/jupyter-own-node-a was the server of session own when it was seen first" in said
+    assert "jhub/jupyter-own-node-a was the server of session own when it was first seen" in said
     assert SESSION in said
 
 

@@ -51,7 +51,10 @@ def test_a_good_file_is_read() -> None:
             "email: {host: h, sender: a@b, address: a@b, username: u, password: {env: P}, security: none}",
             "a password is not sent without encryption",
         ),
-        ("classes:\n  - path: module", "classes.0.path: 'module' is no path of a class; write it like package.module:"),
+        (
+            "classes:\n  - path: module",
+            "classes.0.path: 'module' is not the path of a class; write it like package.module:",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(source: str, said: str) -> None:
