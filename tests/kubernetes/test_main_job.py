@@ -30,7 +30,8 @@ from .conftest import ControlPlane, cluster_on
 from .logs_of_failures import logs_of_failures
 from .node_agent import GPU_0
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+# the steps are those of tests/e2e/test_main_job.py; make test has each part of the cluster in a test of its own
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 QUARTER = """
 name: quarter-gpu
