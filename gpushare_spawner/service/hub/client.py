@@ -194,7 +194,8 @@ class Hub:
         path = f"{_server_path(user, name)}/progress"
         request = self._request("GET", path, request_timeout=longest, streaming_callback=take)
         fetching = asyncio.ensure_future(self._streams.fetch(request))
-        fetching.add_done_callback(_note_exception)
+        # asyncio must not log an exception that no task awaits any longer
+        fetching.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
             # tornado logs the error of a request whose future was cancelled as a bug
             await asyncio.shield(fetching)
@@ -326,12 +327,6 @@ class _NotFound(HubFailed):
 
 def _server_path(user: str, name: str) -> str:
     return f"/users/{quote(user, safe='')}/server" + (f"s/{quote(name, safe='')}" if name else "")
-
-
-def _note_exception(ended: asyncio.Future[Any]) -> None:
-    """Prevent asyncio from logging an exception that no task awaits any longer."""
-    if not ended.cancelled():
-        ended.exception()
 
 
 def _refused(error: HTTPClientError, method: str, path: str) -> HubFailed:

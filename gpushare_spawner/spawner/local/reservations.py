@@ -318,14 +318,13 @@ class AgentReservations(Reservations[OpenedShare]):
                 self.log.exception("Cannot search for sessions of an earlier hub")
                 return
 
-    async def sweep(self, runs: Callable[[str, str], bool]) -> list[str]:
-        """Close sessions that an earlier hub process reserved and never confirmed. Return their ids.
+    async def sweep(self, runs: Callable[[str, str], bool]) -> None:
+        """Close sessions that an earlier hub process reserved and never confirmed.
 
         ``runs`` returns whether a user's server runs or starts according to the hub. A confirmed session is not closed:
         its process is running, perhaps under another hub, and the agent ends the session with the process.
         """
         report = await self.report(0.0)
-        swept = []
         for session in report.sessions:
             ours = session.id in self.in_flight or session.opened_at >= self.started_at
             if ours or runs(session.user, session.server):
@@ -335,5 +334,3 @@ class AgentReservations(Reservations[OpenedShare]):
             else:
                 self.log.info("Closing GPU session %s, which an earlier hub reserved and did not use", session.id)
                 self.release(session.id)
-                swept.append(session.id)
-        return swept
