@@ -10,8 +10,18 @@ from kubernetes_asyncio.client import ApiClient
 from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.model.control import AgentUnreachable, NoticeRequest
-from gpushare_spawner.model.kubernetes.annotations import GPU, GPU_INDEX, HUB, SESSION, SHARE, TEMPLATE, TIER_SINCE
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.kubernetes.annotations import (
+    GPU,
+    GPU_INDEX,
+    HUB,
+    NEIGHBOURS,
+    SESSION,
+    SHARE,
+    TEMPLATE,
+    TIER_SINCE,
+)
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.share import NeighbourRules, Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
@@ -19,7 +29,7 @@ from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes import cluster
 from gpushare_spawner.service.kubernetes.cluster import Cluster
-from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, trimmed
+from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, joined_report, trimmed
 from gpushare_spawner.service.units import gpu_bar, units_of
 from tests.kubernetes.service_namespace import HubNamespace, as_the_hub, eventually, has, make_namespace, seen
 from tests.kubernetes.standin.cluster import Cluster as StandInCluster
@@ -106,6 +116,7 @@ def test_of_a_pod_is_kept_what_is_looked_at() -> None:
     annotations = {
         **{SESSION: "ann", TEMPLATE: "quarter", SHARE: "25", GPU: "GPU-1"},
         **{GPU_INDEX: "0", TIER_SINCE: "1.000", "example.org/long": "x" * 1000},
+        NEIGHBOURS: '{"labels": ["exam"], "alone": true}',
     }
     metadata = {
         "namespace": "jhub", "name": "jupyter-ann", "resourceVersion": "7", "uid": "u", "annotations": annotations,
@@ -115,6 +126,8 @@ def test_of_a_pod_is_kept_what_is_looked_at() -> None:
     pod = {"metadata": metadata, "spec": spec, "status": {"phase": "Running", "conditions": [{}]}}
     less = trimmed(pod)
     assert SessionPod.of(less) == SessionPod.of(pod)
+    (joined,) = joined_report(Report(node="node-a", published_at=0.0, gpus=()), [SessionPod.of(less)]).sessions
+    assert joined.neighbours == NeighbourRules(labels=("exam",), alone=True)
     assert "example.org/long" not in str(less)
     assert less["spec"]["containers"] == [], "containers without requests or limits tell nothing"
     assert "managedFields" not in str(less)

@@ -196,7 +196,7 @@ class AvailabilityNow:
     def _why_never(self, request: PlacementRequest, verdict: Verdict) -> str:
         if verdict.reason is Reason.INELIGIBLE:
             return words.NO_SUITABLE_NODE
-        unsuitable = not request.models or verdict.reason in (Reason.NO_MODEL, Reason.NO_GPUS)
+        unsuitable = not request.models or verdict.reason in (Reason.NO_MODEL, Reason.NO_GPUS, Reason.NOT_NAMED)
         return words.NO_SUITABLE_GPU if unsuitable else words.too_large(self.where)
 
 

@@ -158,6 +158,15 @@ async def test_a_card_says_beside_which_sessions_its_own_are(
     assert "Beside" not in Page(Form().render(offered(QUARTER), {}, await reservations.availability_now())).text
 
 
+async def test_a_card_of_a_gpu_that_no_agent_reports_cannot_be_chosen(reservations: AgentReservations) -> None:
+    uuid = "GPU-8f6b2c1e-0000-5000-8000-0123456789ab"
+    page = Page(
+        Form().render(offered({**QUARTER, "placement": {"gpu": uuid}}), {}, await reservations.availability_now())
+    )
+    assert f"No suitable GPU The template asks for GPU {uuid}, and no agent reports it." in page.text
+    assert not page.checked
+
+
 async def test_a_card_says_what_is_free_now(reservations: AgentReservations, agent: FakeAgent) -> None:
     agent.occupy("there-0", 60, 0)
     agent.occupy("there-1", 100, 1)
