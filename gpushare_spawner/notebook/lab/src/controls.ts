@@ -1,10 +1,10 @@
-/** What the user may ask of the service, from the dialog, a notification or the command palette. */
+/** The user's requests to the service, from the dialog, a notification or the command palette. */
 
 import { AskKind, IAskAnswer } from './status';
 
-/** Hours that the dialog offers; the template's limits are checked by the service, which says so where it refuses. */
+/** Hours that the dialog offers. The service checks the template's limits and explains a refusal. */
 export const KEEP_HOURS = [1, 4, 8] as const;
-/** Hours of a keep by one click in a notification. */
+/** Hours of a keep that a click in a notification requests. */
 export const KEEP_AT_ONCE_HOURS = 4;
 export const HOUR = 3600;
 

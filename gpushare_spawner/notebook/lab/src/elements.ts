@@ -1,10 +1,10 @@
-/** Short ways to make HTML elements. All text is set as text, never as HTML. */
+/** Helpers that create HTML elements. All text is set as text, never as HTML. */
 
 import { instantsInFull, localised } from './localTime';
 
 type Child = Node | string;
 
-/** Make an element with its class, and its children. */
+/** Create an element with its class and children. */
 export function element<Tag extends keyof HTMLElementTagNameMap>(
   tag: Tag,
   className: string,
@@ -18,7 +18,7 @@ export function element<Tag extends keyof HTMLElementTagNameMap>(
   return node;
 }
 
-/** Make a button in JupyterLab's style. */
+/** Create a button in JupyterLab's style. */
 export function button(label: string, onClick: () => void, warn = false): HTMLButtonElement {
   const kind = warn ? 'jp-mod-warn' : 'jp-mod-reject';
   const node = element('button', `gpushare-Button jp-mod-styled ${kind}`, label);
@@ -27,7 +27,7 @@ export function button(label: string, onClick: () => void, warn = false): HTMLBu
   return node;
 }
 
-/** Give an element that shows instants their time zone, on hover. `text`: as the server wrote it. */
+/** Show the time zone of an element's instants on hover. `text`: as the server wrote it. */
 export function withZone<Shown extends HTMLElement>(node: Shown, text: string, at?: number | null): Shown {
   const title = instantsInFull(text, at);
   if (title) {
@@ -36,7 +36,7 @@ export function withZone<Shown extends HTMLElement>(node: Shown, text: string, a
   return node;
 }
 
-/** Replace an element's children, unless they say the same: so a screen reader does not read them again. */
+/** Replace an element's children, unless their text is unchanged, so that a screen reader does not repeat it. */
 export function setLines(node: HTMLElement, tag: 'p' | 'li', lines: readonly string[]): void {
   const shown = lines.map(line => localised(line));
   const same =

@@ -57,10 +57,10 @@ const plugin: JupyterFrontEndPlugin<void> = {
     if (statusBar) {
       statusBar.registerStatusItem(PLUGIN_ID, { item, align: 'left', rank: 3 });
     } else if (app.name === 'Jupyter Notebook') {
-      app.shell.add(item, 'menu', { rank: 11000 }); // it has no status bar: at the end of the menu bar
+      app.shell.add(item, 'menu', { rank: 11000 }); // without a status bar, at the end of the menu bar
     }
 
-    /** Ask, and show the answer as a notification: a command has no other place for it. */
+    /** Send the request, and show the answer as a notification, because a command has no other place for it. */
     const askAloud = async (kind: AskKind, value?: number) => {
       const answer = await controls.ask(kind, value);
       notifier.answer(answer.text, answer.done);

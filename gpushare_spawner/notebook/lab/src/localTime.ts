@@ -1,9 +1,9 @@
 /** Instants and times of day, as the reader's own clock shows them. */
 
-/** As `near_clock` of gpushare_spawner/wording/amounts.py. */
+/** Like `near_clock` in gpushare_spawner/wording/amounts.py. */
 const SOON_SECONDS = 120;
 
-/** Return an instant on 24 hours, with its day if that is not today. `at`: seconds since the epoch. */
+/** Return an instant in 24-hour format, with its day if that is not today. `at`: seconds since the epoch. */
 export function clock(at: number, now: Date = new Date(), withSeconds = false): string {
   const instant = new Date(at * 1000);
   const second = withSeconds ? '2-digit' : undefined;
@@ -14,7 +14,7 @@ export function clock(at: number, now: Date = new Date(), withSeconds = false): 
   return `${time} on ${instant.getDate()} ${instant.toLocaleDateString('en-US', { month: 'short' })}`;
 }
 
-/** Fill an instant in: the server writes `{time}`, because only the browser knows the reader's time zone. */
+/** Insert an instant for the server's `{time}`, because only the browser knows the reader's time zone. */
 export function atLocalTime(text: string, at: number | null | undefined, now: Date = new Date()): string {
   return localised(text, now)
     .split('{time}')
@@ -23,7 +23,7 @@ export function atLocalTime(text: string, at: number | null | undefined, now: Da
 
 const INSTANT = /\b(\d{4}-\d\d-\d\d)[ \u00a0](\d\d:\d\d)[ \u00a0]UTC\b/g;
 
-/** Show the instants of a text that stays in local time: the server writes them as `utc` of wording/amounts.py does. */
+/** Show a text's instants, which the server formats with `utc` of wording/amounts.py, in local time. */
 export function localised(text: string, now: Date = new Date()): string {
   return text.replace(INSTANT, (said, day, time) => {
     const at = Date.parse(`${day}T${time}Z`);
@@ -31,7 +31,7 @@ export function localised(text: string, now: Date = new Date()): string {
   });
 }
 
-/** An instant in full, with the time zone, for a tooltip. `at`: seconds since the epoch. */
+/** Return an instant in full, with the time zone, for a tooltip. `at`: seconds since the epoch. */
 export function inFull(at: number): string {
   const instant = new Date(at * 1000);
   const time = instant.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' });
@@ -42,7 +42,7 @@ export function inFull(at: number): string {
   return `${day}, ${time} ${zone}${place && place !== zone ? ` (${place})` : ''}`;
 }
 
-/** Return the instants that a text shows in local time, in full. `at`: the one that stands for `{time}`. */
+/** Return the instants of a text in full. `at`: the instant for `{time}`. */
 export function instantsInFull(text: string, at?: number | null): string {
   const found = [...text.matchAll(INSTANT)].map(([, day, time]) => Date.parse(`${day}T${time}Z`) / 1000);
   const all = at && text.includes('{time}') ? [at, ...found] : found;
@@ -52,12 +52,12 @@ export function instantsInFull(text: string, at?: number | null): string {
     .join('; ');
 }
 
-/** Whether an instant is so near that its minute alone would not tell how much time is left. */
+/** Return whether an instant is so near that its minute would not show how much time is left. */
 function isSoon(at: number, now: Date): boolean {
   return Math.abs(at - now.getTime() / 1000) < SOON_SECONDS;
 }
 
-/** Return the seconds from now until a time of day ("18:30") comes next; undefined for another text. */
+/** Return the seconds until the next occurrence of a time of day ("18:30"); undefined for other text. */
 export function secondsUntil(timeOfDay: string, now: Date = new Date()): number | undefined {
   const parts = /^([01]\d|2[0-3]):([0-5]\d)$/.exec(timeOfDay);
   if (parts === null) {

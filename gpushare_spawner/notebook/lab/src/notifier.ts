@@ -1,4 +1,4 @@
-/** JupyterLab's notifications: of idle actions, of reclaimed units, of refused allocations, and messages of admins. */
+/** JupyterLab's notifications: idle actions, reclaimed units, refused allocations, and admins' messages. */
 
 import { Notification } from '@jupyterlab/apputils';
 
@@ -7,21 +7,21 @@ import { atLocalTime, localised } from './localTime';
 import { AskKind, IShareStatus } from './status';
 import * as words from './words';
 
-/** What a notification is about: there is one of each at most, which is updated, so that they do not pile up. */
+/** The topic of a notification. There is at most one notification per topic, which is updated. */
 type Topic = 'share' | 'reclaimed' | 'limit' | 'answer' | `message ${number}`;
 type Options = Notification.IOptions<null>;
 
 const SHORT_MS = 8000;
-/** JupyterLab cuts longer notifications. */
+/** Maximum characters. JupyterLab truncates longer notifications. */
 const LETTERS = 140;
 
-/** Remembers the last message over page loads and in all tabs of this server, so that each is shown once. */
+/** Stores the last message over page loads and for all tabs of this server, so that each is shown once. */
 export interface ISeenMessages {
   get(): number;
   set(at: number): void;
 }
 
-/** Of the server with this base URL, in the browser's storage. */
+/** For the server with this base URL, in the browser's storage. */
 export function seenMessages(baseUrl: string): ISeenMessages {
   const key = `gpushare:message:${baseUrl}`;
   return {
@@ -36,7 +36,7 @@ export class Notifier {
     private readonly _seen: ISeenMessages
   ) {}
 
-  /** Show what is new in a status. */
+  /** Show the changes in a status. */
   showStatus(status: IShareStatus | undefined): void {
     if (status === undefined || !status.known) {
       return; // the agent is unavailable: the share is unknown
@@ -47,18 +47,18 @@ export class Notifier {
     this._showReclaimed(status, before);
     this._showMessages(status);
     if (before !== undefined) {
-      this._showLimit(status, before); // the dialog shows what was refused before this page was open
+      this._showLimit(status, before); // the dialog shows refusals from before this page was open
     }
   }
 
-  /** Take what the user asked for: a release that the user wanted needs no notification beside its answer. */
+  /** Record the user's request: a requested release needs no notification in addition to its answer. */
   asked(kind: AskKind, done: boolean): void {
     if (kind === 'release' && done) {
       this._releasedByUser = true;
     }
   }
 
-  /** Show the answer to what the user asked for. */
+  /** Show the answer to the user's request. */
   answer(text: string, done: boolean): void {
     this._say('answer', text, done ? 'success' : 'warning', { autoClose: done ? SHORT_MS : false });
   }
@@ -116,7 +116,7 @@ export class Notifier {
     }
   }
 
-  /** Show each message once, and dismiss those that no longer stand. */
+  /** Show each message once, and dismiss withdrawn messages. */
   private _showMessages(status: IShareStatus): void {
     const standing = new Set<Topic>();
     for (const message of status.messages) {
@@ -146,7 +146,7 @@ export class Notifier {
     return { label: words.DETAILS, callback: () => this._controls.open() };
   }
 
-  /** Update the notification, or show it again if the user has closed it, or if it has closed by itself. */
+  /** Update the notification, or show it again if it was closed. */
   private _say(topic: Topic, message: string, type: Notification.TypeOptions, options: Options): void {
     // an update keeps the buttons that it does not replace
     const all = { actions: [], ...options };

@@ -4,7 +4,7 @@ import { ISample, linePath } from './samples';
 
 const SVG = 'http://www.w3.org/2000/svg';
 
-/** Draws into an SVG element of a fixed size; colours come from the style sheet. */
+/** Draws into an SVG element of a fixed size. Colors come from the stylesheet. */
 export class Plot {
   readonly node: SVGSVGElement;
 
@@ -18,15 +18,15 @@ export class Plot {
     this.node.setAttribute('viewBox', `0 0 ${_width} ${_height}`);
     this.node.setAttribute('width', String(_width));
     this.node.setAttribute('height', String(_height));
-    // its figures stand beside it as text
+    // its figures are next to it as text
     this.node.setAttribute('aria-hidden', 'true');
     this._memory = this._path('gpushare-Plot-memory');
     this._use = this._path('gpushare-Plot-use');
   }
 
-  /** Draw the samples; the newest is at the right edge. */
+  /** Draw the samples, with the newest at the right edge. */
   draw(samples: readonly ISample[]): void {
-    // a line at the edge would be cut in half
+    // a line at the edge would be clipped
     const inner = this._height - 2;
     const line = (value: (sample: ISample) => number | undefined) =>
       linePath(samples, value, this._span, this._width, inner);
@@ -43,7 +43,7 @@ export class Plot {
     );
   }
 
-  /** Close the line of the memory to an area. */
+  /** Close the memory line to form an area. */
   private _area(samples: readonly ISample[], line: string): string {
     if (samples.length < 2) {
       return '';

@@ -1,4 +1,4 @@
-/** Asks the server for the status every few seconds, while the page is visible. */
+/** Polls the server for the status every few seconds while the page is visible. */
 
 import { IShareStatus } from './status';
 
@@ -20,7 +20,7 @@ export class Poller {
     });
   }
 
-  /** Ask now, and from now on every POLL_MS. */
+  /** Poll now, and then every POLL_MS. */
   async poll(): Promise<void> {
     if (this._asking || this._ended) {
       return;

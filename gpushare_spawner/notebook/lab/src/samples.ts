@@ -1,11 +1,11 @@
-/** The last minutes of GPU memory and use, from successive answers of the server. */
+/** The last minutes of GPU memory and use, from the server's successive answers. */
 
 import { IShareStatus } from './status';
 
-/** What of a status is drawn. */
+/** The part of a status that is drawn. */
 export type Figures = Pick<IShareStatus, 'at' | 'gpus' | 'memory_bytes' | 'limit_bytes'>;
 
-/** Parts from 0 to 1; `use` is undefined where it is unknown. */
+/** Fractions from 0 to 1; `use` is undefined if it is unknown. */
 export interface ISample {
   at: number;
   memory: number;
@@ -13,7 +13,7 @@ export interface ISample {
 }
 
 export class Samples {
-  /** Keep the samples of the last `span` seconds. */
+  /** Create storage for the samples of the last `span` seconds. */
   constructor(readonly span: number) {}
 
   get all(): readonly ISample[] {
@@ -24,11 +24,11 @@ export class Samples {
     return this._samples[this._samples.length - 1];
   }
 
-  /** Add an answer of the server. */
+  /** Add the server's answer. */
   add(now: Figures): void {
     const before = this.last?.at ?? 0;
     if (now.at === before) {
-      return; // the same answer again: the server gives it to several tabs
+      return; // the same answer again, because the server shares it among tabs
     }
     if (now.at < before) {
       this._samples = []; // the clock was set back
@@ -40,7 +40,7 @@ export class Samples {
   private _samples: ISample[] = [];
 }
 
-/** Return the mean use of the session's GPUs; undefined where the agent does not say. */
+/** Return the mean use of the session's GPUs; undefined if the agent does not report it. */
 function use(now: Figures): number | undefined {
   const known = now.gpus.map(gpu => gpu.utilisation).filter(one => one !== null);
   return known.length
@@ -55,7 +55,7 @@ function part(amount: number, total: number): number {
   return total > 0 ? Math.min(1, Math.max(0, amount / total)) : 0;
 }
 
-/** Return an SVG path through the known values, with a gap where one is unknown. The newest value is at the right. */
+/** Return an SVG path through the known values, with gaps for unknown ones. The newest value is at the right. */
 export function linePath(
   samples: readonly ISample[],
   value: (sample: ISample) => number | undefined,

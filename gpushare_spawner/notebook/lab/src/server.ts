@@ -6,7 +6,7 @@ import { ServerConnection } from '@jupyterlab/services';
 import { AskKind, IAskAnswer, IShareStatus } from './status';
 import { NO_ANSWER, PERHAPS_STOPPED } from './words';
 
-/** Return the status; undefined where the server extension is not enabled. */
+/** Return the status; undefined if the server extension is not enabled. */
 export async function fetchStatus(settings: ServerConnection.ISettings): Promise<IShareStatus | undefined> {
   const response = await request(settings, 'status', { method: 'GET', cache: 'no-store' });
   if (response.status === 404) {
@@ -18,7 +18,7 @@ export async function fetchStatus(settings: ServerConnection.ISettings): Promise
   return (await response.json()) as IShareStatus;
 }
 
-/** Ask the service for something; `value`: seconds of a keep, units of a share. Throws nothing. */
+/** Send a request to the service. `value`: seconds of a keep, units of a share. Throws nothing. */
 export async function ask(settings: ServerConnection.ISettings, kind: AskKind, value: number): Promise<IAskAnswer> {
   try {
     const response = await request(settings, 'ask', { method: 'POST', body: JSON.stringify({ kind, value }) });
@@ -26,7 +26,7 @@ export async function ask(settings: ServerConnection.ISettings, kind: AskKind, v
     return { done: Boolean(answer.done), text: answer.text ?? answer.message ?? NO_ANSWER };
   } catch (reason) {
     console.debug('gpushare: no answer:', reason);
-    // a server that is stopped ends before the answer comes
+    // a server that is being stopped ends before the answer arrives
     return kind === 'stop' ? { done: true, text: PERHAPS_STOPPED } : { done: false, text: NO_ANSWER };
   }
 }

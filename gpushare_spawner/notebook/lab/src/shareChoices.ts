@@ -1,16 +1,16 @@
-/** Which shares the user may change to. The service answers by the templates, so this takes some seconds. */
+/** The shares that the user may change to. The service determines them from the templates, which takes some seconds. */
 
 import { AskKind, IAskAnswer } from './status';
 
-/** Templates change seldom. */
+/** Templates rarely change. */
 const FRESH_MS = 300_000;
-/** After this time an answer without choices is asked for again: the service may have been busy. */
+/** Time after which an answer without choices is requested again, because the service may have been busy. */
 const AGAIN_MS = 15_000;
 
 export interface IShareChoices {
-  /** Units of 1 %, the smallest first; empty: the service did not say. */
+  /** Units of 1 %, smallest first; empty: unknown. */
   units: number[];
-  /** Why there are none. */
+  /** Why there are no choices. */
   text: string;
 }
 
@@ -46,12 +46,12 @@ export class ShareChoices {
   private _known: { shareUnits: number; at: number; freshMs: number; choices: Promise<IShareChoices> } | undefined;
 }
 
-/** Return the next larger share that is free; undefined: none is. `largest`: units that the session can have now. */
+/** Return the next larger free share; undefined if there is none. `largest`: units that the session can have now. */
 export function preselected(units: readonly number[], share: number, largest: number): number | undefined {
   return units.find(one => one > share && one <= largest);
 }
 
-/** Return the units in a JSON list; nothing of another text. */
+/** Return the units in a JSON list; none for other text. */
 function unitsOf(text: string): number[] {
   try {
     const said: unknown = JSON.parse(text);

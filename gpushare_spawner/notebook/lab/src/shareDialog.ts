@@ -1,4 +1,4 @@
-/** The dialog: the terms of the share, why it is slow, and what the user may do with it. */
+/** The dialog: the terms of the share, why it is slow, and the user's possible actions. */
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
 import { Widget } from '@lumino/widgets';
@@ -86,7 +86,7 @@ class ShareBody extends Widget {
       status.messages.map(message => `${words.MESSAGE}: ${message.text}`)
     );
     const terms = status.terms;
-    // the terms say it all; without them there is only the reason why the share is unknown
+    // the terms are complete; without them, there is only the reason why the share is unknown
     setLines(this._explanation, 'p', terms.length ? status.summary : [status.explanation]);
     this._showTerms(status);
     this._showPlot(status);
@@ -107,12 +107,12 @@ class ShareBody extends Widget {
     this._select.showStatus(status);
     this._release.hidden = !asks.includes('release');
     const isReleased = status.tier === 'released';
-    // not `disabled`: the button that was just pressed would lose the focus, and Escape would not close the dialog
+    // not `disabled`, because the pressed button would lose the focus, and Escape would not close the dialog
     this._release.ariaDisabled = String(isReleased);
     this._releasedAlready.textContent = isReleased ? words.RELEASED_ALREADY : '';
   }
 
-  /** Say why the user cannot ask for everything, and where else the user can act. */
+  /** Show why some requests are not available, and where else the user can act. */
   private _showMissing(status: IShareStatus, asks: readonly AskKind[]): void {
     setLines(this._missingText, 'p', status.asks_text ? [status.asks_text] : []);
     this._dashboard.href = status.dashboard;
@@ -123,7 +123,7 @@ class ShareBody extends Widget {
     const rows = status.terms.map(term => ({ ...term, shown: atLocalTime(term.text, term.at) }));
     const said = JSON.stringify(rows);
     if (said === this._said) {
-      return; // a selection of text stays
+      return; // preserve a text selection
     }
     this._said = said;
     this._terms.replaceChildren(
@@ -165,21 +165,21 @@ class ShareBody extends Widget {
     );
   }
 
-  /** Show how many keeps the user has left. An older agent or service does not know: then nothing is shown. */
+  /** Show the user's remaining keeps, or nothing if an older agent or service does not report them. */
   private async _readKeeps(): Promise<void> {
     this._hasReadKeeps = true;
     const answer = await this._asking.ask('keeps');
     this._keepsLeft.textContent = answer.done ? answer.text : '';
   }
 
-  /** Release, and stop with a second step, because it ends the kernels. */
+  /** Release, and stop with a confirmation, because it ends the kernels. */
   private _endControls(): HTMLElement {
     const warning = element('span', 'gpushare-Warning', words.STOP_WARNING);
     const confirm = element('div', 'gpushare-Confirm', warning);
     const stop = button(
       words.STOP,
       () => {
-        // beside a long answer the dialog would be too high for its window
+        // with a long answer, the dialog would be too tall for its window
         this._answer.textContent = '';
         confirm.hidden = false;
         cancel.focus();

@@ -6,7 +6,7 @@ import { IShareStatus } from './status';
 import * as words from './words';
 
 export class ShareSelect {
-  /** `change` gets the chosen units; `choices` knows those that the templates offer. */
+  /** `change` gets the chosen units; `choices` has the units that the templates offer. */
   constructor(
     private readonly _choices: ShareChoices,
     change: (units: number) => void
@@ -22,14 +22,14 @@ export class ShareSelect {
     this._select.onchange = () => {
       this._isChosen = true;
     };
-    // JupyterLab puts a node of its own around the list
+    // JupyterLab wraps the list in another node
     this._choice.append(element('div', '', this._select), press);
     this._why.textContent = words.ASKING;
     this._choice.hidden = true;
     this.nodes = [this._choice, this._why];
   }
 
-  /** What stands in the dialog. */
+  /** The element for the dialog. */
   readonly nodes: HTMLElement[];
 
   showStatus(status: IShareStatus): void {
@@ -38,7 +38,7 @@ export class ShareSelect {
     if (this._largest) {
       void this._askFor(status.share_units);
     }
-    // what is free changes while the list is open: the texts follow, and so does what the user has not chosen
+    // free units change while the list is open: update the texts, and the selection unless the user has chosen
     for (const option of Array.from(this._select.options)) {
       const text = words.shareChoice(Number(option.value), this._largest);
       if (option.textContent !== text) {
@@ -51,7 +51,7 @@ export class ShareSelect {
   private async _askFor(shareUnits: number): Promise<void> {
     const choices = await this._choices.of(shareUnits);
     if (choices === this._shown || shareUnits !== this._share) {
-      return; // the share was changed meanwhile
+      return; // the share was changed in the meantime
     }
     this._shown = choices;
     this._why.textContent = choices.text;
@@ -67,7 +67,7 @@ export class ShareSelect {
     this._preselect();
   }
 
-  /** Choose for the user the next larger share that is free, which most who change theirs want; or none. */
+  /** Preselect the next larger free share, which most users want, or none. */
   private _preselect(): void {
     if (!this._isChosen) {
       const units = preselected(this._shown?.units ?? [], this._share, this._largest);

@@ -1,6 +1,6 @@
-/** What `GET gpushare/status` answers; notebook/extension.py writes it. */
+/** The answer of `GET gpushare/status`, which notebook/extension.py writes. */
 
-/** An idle action that the user has a notice of. */
+/** An idle action for which the user has a notice. */
 export interface IPendingAction {
   tier: string;
   /** Seconds since the epoch. */
@@ -9,19 +9,19 @@ export interface IPendingAction {
 
 /** The share on one GPU. */
 export interface IGpu {
-  /** Part of the GPU's time that the session had in the last second, from 0 to 1; null: the agent does not say. */
+  /** Fraction of the GPU's time that the session had in the last second, from 0 to 1; null: not reported. */
   utilisation: number | null;
 }
 
 /** One row of the share's terms. */
 export interface ITerm {
   name: string;
-  /** Has `{time}` in it where an instant is meant. */
+  /** Contains `{time}` in place of an instant. */
   text: string;
   at: number | null;
 }
 
-/** A message of an admin. */
+/** An admin's message. */
 export interface IMessage {
   text: string;
   /** Seconds since the epoch; no two messages have the same. */
@@ -33,7 +33,7 @@ export interface IShareStatus {
   known: boolean;
   tier: string;
   lease: string;
-  /** Seconds since the epoch: when the agent said this; 0: it did not answer. */
+  /** Time of the agent's answer, in seconds since the epoch; 0: it did not answer. */
   at: number;
   gpus: IGpu[];
   memory_bytes: number;
@@ -47,7 +47,7 @@ export interface IShareStatus {
   notice_text: string;
   reclaimed_text: string;
   limit_text: string;
-  /** What the tier means to the user, in sentences. */
+  /** The meaning of the tier for the user, in sentences. */
   summary: string[];
   terms: ITerm[];
   why_slow: string[];
@@ -55,27 +55,27 @@ export interface IShareStatus {
 
   /** Whether an agent measures the session's GPU work and memory. */
   measured: boolean;
-  /** What is wrong with the sharing layer that gives the GPU; empty: nothing is known to be. */
+  /** The problem with the sharing layer that provides the GPU; empty: no known problem. */
   layer_trouble: string;
 
-  /** What the user can ask of the service. */
+  /** The requests that the user can send to the service. */
   asks: AskKind[];
-  /** Why the user cannot ask for more; can be empty. */
+  /** Why other requests are not available; can be empty. */
   asks_text: string;
   /** Seconds since the epoch; null: the share is not kept. */
   keep_until: number | null;
-  /** What the user may ask for instead of the idle action of the notice. */
+  /** The requests that can replace the idle action in the notice. */
   notice_controls: AskKind[];
   /** The largest share that the session can be changed to, in units of 1 %; 0: it cannot be changed. */
   largest_share_units: number;
   share_units: number;
-  /** Those that stand, the earliest first. */
+  /** The current messages, earliest first. */
   messages: IMessage[];
 }
 
 export type AskKind = 'keep' | 'end-keep' | 'release' | 'stop' | 'share' | 'shares' | 'keeps';
 
-/** What `POST gpushare/ask` answers. */
+/** The answer of `POST gpushare/ask`. */
 export interface IAskAnswer {
   done: boolean;
   text: string;

@@ -1,4 +1,4 @@
-/** The item in the status bar: a button with a plot, so that keyboards and touch screens reach the dialog too. */
+/** The item in the status bar: a button with a plot, so that the dialog is also accessible by keyboard and touch. */
 
 import { Widget } from '@lumino/widgets';
 
@@ -8,7 +8,7 @@ import { Samples } from './samples';
 import { IShareStatus } from './status';
 import * as words from './words';
 
-/** Seconds that the small plot shows: fewer than the dialog's, because it is small. */
+/** Seconds that the small plot shows, fewer than the dialog's. */
 const ITEM_SPAN = 120;
 
 export class StatusItem extends Widget {

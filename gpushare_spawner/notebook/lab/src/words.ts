@@ -48,7 +48,7 @@ export function shareChoice(units: number, largest: number): string {
   return units > largest ? `${share} (not free now)` : share;
 }
 
-/** The plot for those who do not see it. */
+/** Text for users who cannot see the plot. */
 export function plotted(minutes: number, memory: number, use: number | undefined): string {
   const said = use === undefined ? '' : `, use ${percent(use)}`;
   return `GPU memory and use over the last ${minutes} minutes; now: memory ${percent(memory)} of the limit${said}`;
