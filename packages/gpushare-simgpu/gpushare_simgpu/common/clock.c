@@ -4,7 +4,7 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-/* A sleep costs about this much in scheduling; shorter ones are not worth it. */
+/* The approximate scheduling cost of a sleep, below which sleeping is not worthwhile. */
 #define SHORTEST_SLEEP 60000ull
 
 uint64_t clock_now(void) {

@@ -1,5 +1,5 @@
-/* Monotonic time, and waiting for an instant of it. All instants of the simulator are CLOCK_MONOTONIC nanoseconds,
- * which every process of the machine reads alike. */
+/* Monotonic time, and waiting for an instant. All instants in the simulator are CLOCK_MONOTONIC nanoseconds, which are
+ * the same in every process on the machine. */
 #ifndef SIMGPU_CLOCK_H
 #define SIMGPU_CLOCK_H
 
@@ -10,14 +10,14 @@
 
 uint64_t clock_now(void);
 
-/* Sleeps until the instant. Returns at once when it is nearer than a sleep is accurate: the caller plans by instants,
- * so what is gained here is not lost but carried over into its next wait. */
+/* Sleep until the instant. Returns immediately if the instant is nearer than the accuracy of a sleep: the caller
+ * schedules by instants, so the time gained is carried over into its next wait. */
 void clock_sleep_until(uint64_t instant);
 
-/* How long that many bytes take, rounded up; 0 bytes take no time. */
+/* Return the duration of a transfer of `bytes`, rounded up; 0 bytes take no time. */
 uint64_t clock_transfer_ns(uint64_t bytes, uint64_t bytes_per_second);
 
-/* Makes the sleeps of the calling thread as exact as the kernel can (its timers are otherwise 50 us lazy). */
+/* Make the calling thread's sleeps as exact as the kernel allows (by default its timers have a slack of 50 us). */
 void clock_exact_sleeps(void);
 
 #endif

@@ -2,8 +2,8 @@
 
 #include "common/clock.h"
 
-/* A simulation that falls behind (a loaded machine) catches up at most this much; without a limit it would later run
- * faster than the GPU for as long as it had been slower. */
+/* The maximum time that a simulation catches up after it has fallen behind on a loaded machine; without a limit it
+ * would later run faster than the GPU for as long as it had been slower. */
 #define CARRY_OVER (5 * NS_PER_MS)
 
 uint64_t engine_take(struct engine *engine, uint64_t ready, uint64_t ns) {
@@ -46,7 +46,7 @@ uint64_t engine_recent_busy(const struct gpu *gpu, uint64_t now) {
 }
 
 uint64_t engine_periods(uint64_t now, uint64_t *first) {
-    /* the engine may still book time that lies CARRY_OVER back */
+    /* the engine may still count time that is CARRY_OVER in the past */
     uint64_t end = (now - CARRY_OVER) / USAGE_PERIOD_NS;
     *first = end > USAGE_PERIODS - 1 ? end - (USAGE_PERIODS - 1) : 0;
     return end;

@@ -115,7 +115,7 @@ void frames_rebuild(struct state *state, int number_of_gpu) {
         if (frame->kind == FRAME_MANAGED && managed)
             managed[count++] = i;
         else if (frame->kind == FRAME_MANAGED)
-            append(frames, &gpu->managed, i); /* no memory for sorting: the order is lost, nothing else */
+            append(frames, &gpu->managed, i); /* no memory for sorting: only the order is lost */
     }
     pthread_mutex_lock(&one_at_a_time);
     ordering = frames;

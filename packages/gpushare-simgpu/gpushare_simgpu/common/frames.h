@@ -1,5 +1,5 @@
-/* The frames of a GPU: which page of whom lies in each, and which managed page leaves first. All with the GPU's lock
- * held. */
+/* The frames of a GPU: the page in each frame with its owner, and the order in which managed pages are evicted. All
+ * functions require the GPU's lock. */
 #ifndef SIMGPU_FRAMES_H
 #define SIMGPU_FRAMES_H
 
@@ -7,26 +7,26 @@
 
 enum claim { CLAIM_NONE, CLAIM_FREE, CLAIM_EVICTED };
 
-/* Takes a frame for a page: a free one, else that of the managed page of anybody that has been there longest.
- * CLAIM_NONE when all of VRAM is plain memory. */
+/* Take a frame for a page: a free frame, or the frame of the oldest managed page of any process. CLAIM_NONE if all of
+ * VRAM is plain memory. */
 enum claim frames_claim(struct state *state, int gpu, uint32_t slot, uint64_t page, enum frame_kind kind,
                         uint32_t *number);
 
-/* True when that many frames are free or can be taken from managed pages. */
+/* Whether `count` frames are free or can be taken from managed pages. */
 int frames_fit(struct state *state, int gpu, uint64_t count);
 
-/* True when the page is still in that frame. */
+/* Whether the page is still in that frame. */
 int frames_holds(struct state *state, int gpu, uint32_t number, uint32_t slot, uint64_t page);
 
-/* A managed page counts as just come. */
+/* Make a managed page the newest page. */
 void frames_use(struct state *state, int gpu, uint32_t number);
 
 void frames_release(struct state *state, int gpu, uint32_t number);
 
-/* Gives back every frame of a process. */
+/* Release all frames of a process. */
 void frames_release_all(struct state *state, int gpu, uint32_t slot);
 
-/* Makes lists and counts anew from the frames. */
+/* Rebuild lists and counts from the frames. */
 void frames_rebuild(struct state *state, int gpu);
 
 #endif

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Returns when the word is not `seen`, on a wake-up, a signal, or after timeout_ns (0: no limit): the caller looks
+/* Wait until the word is not `seen`, a wake-up, a signal, or the end of timeout_ns (0: no limit); the caller must check
  * again. */
 static inline void futex_wait(uint32_t *word, uint32_t seen, uint64_t timeout_ns, int shared) {
     struct timespec t = {.tv_sec = (time_t)(timeout_ns / 1000000000ull), .tv_nsec = (long)(timeout_ns % 1000000000ull)};

@@ -110,7 +110,7 @@ static void set_stage(struct state *state, int number, enum mig_stage stage) {
     __atomic_store_n(&state->gpus[number].mig, stage, __ATOMIC_RELEASE);
 }
 
-/* UUIDs that the same GPU divided in the same way has again. */
+/* Create an instance. Its UUID is the same whenever the same GPU is divided in the same way. */
 void mig_make(struct state *state, int number, struct mig_place place) {
     int gpu = mig_parent(state, number);
     struct gpu *instance = &state->gpus[number];

@@ -1,6 +1,6 @@
-/* The MIG instances that there are. An instance is a GPU of its own to whatever computes: it has frames, engines and
- * turns in state->gpus[] behind the whole GPUs, MIG_INSTANCES places for each of them. Its frames are those of its
- * memory slices. A GPU in MIG mode has no frames left, and nothing computes on it. */
+/* The existing MIG instances. For computations an instance is a separate GPU: it has frames, engines and turns in
+ * state->gpus[] after the whole GPUs, with MIG_INSTANCES places for each GPU. Its frames are the frames of its memory
+ * slices. A GPU in MIG mode has no frames left, and no process computes on it. */
 #ifndef SIMGPU_MIG_H
 #define SIMGPU_MIG_H
 
@@ -9,53 +9,53 @@
 /* A GPU instance has the memory; with a compute instance, which has the multiprocessors, it is a MIG device. */
 enum mig_stage { MIG_NOTHING, MIG_GPU_INSTANCE, MIG_DEVICE };
 
-/* The number of a GPU's instance, by its index on the GPU. */
+/* Return the number of a GPU's instance, by its index on the GPU. */
 int mig_number(const struct state *state, int gpu, int index);
 
-/* What there is at a number; MIG_NOTHING for that of a GPU. */
+/* Return the stage of the instance with a number; MIG_NOTHING for the number of a GPU. */
 enum mig_stage mig_stage(const struct state *state, int number);
 
-/* True when there is a MIG device of that number. */
+/* Whether there is a MIG device with this number. */
 int mig_exists(const struct state *state, int number);
 
-/* The whole GPU of that number, or the one that the instance of that number is on. */
+/* Return the whole GPU with this number, or the GPU of the instance with this number. */
 int mig_parent(const struct state *state, int number);
 
 int mig_is_instance(const struct state *state, int number);
 
-/* The index of an instance on its GPU. */
+/* Return the index of an instance on its GPU. */
 int mig_index(const struct state *state, int number);
 
-/* Bytes of VRAM of a GPU or of an instance. */
+/* Return the bytes of VRAM of a GPU or an instance. */
 uint64_t mig_memory(const struct state *state, int number);
 
-/* What a GPU or an instance has of the GPU's parts; memory slices bring their part of caches and bandwidth. */
+/* The GPU's parts that a GPU or an instance has; memory slices include their part of caches and bandwidth. */
 struct mig_parts {
     uint32_t multiprocessors, memory_slices;
 };
 struct mig_parts mig_parts(const struct state *state, int number);
 
-/* Bytes/s at which kernels read and write the VRAM of a GPU or of an instance. */
+/* Return the bytes/s at which kernels read and write the VRAM of a GPU or an instance. */
 uint64_t mig_hbm(const struct state *state, int number);
 
-/* "Simulated GPU 80 GiB", or that with " MIG 1g.10gb". */
+/* Length of a name such as "Simulated GPU 80 GiB" or "Simulated GPU 80 GiB MIG 1g.10gb". */
 #define MIG_NAME (MODEL_LENGTH + MIG_PROFILE_NAME + 5)
 void mig_name(const struct state *state, int number, char name[MIG_NAME]);
 
-/* The memory slices of a GPU that instances have, as bits. */
+/* Return the memory slices of a GPU that instances occupy, as bits. */
 uint32_t mig_taken(const struct state *state, int gpu);
 
-/* The instance that CUDA takes of a GPU when none is named: the first; -1 where there is none. */
+/* Return the instance of a GPU that CUDA uses if none is named: the first; -1 if there is none. */
 int mig_first(const struct state *state, int gpu);
 
-/* How many further instances of a profile fit on a GPU. */
+/* Return how many more instances of a profile fit on a GPU. */
 uint32_t mig_capacity(const struct state *state, int gpu, int profile);
 
-/* A number of the GPU at which there is nothing; -1: all have instances. */
+/* Return an unused instance number of the GPU; -1: all are used. */
 int mig_free_number(const struct state *state, int gpu);
 
-/* These change what there is, all with the locks of the state and of the number held, or before anybody else has the
- * state; the caller has made sure that nobody uses the number. */
+/* The following functions change instances. They require the locks of the state and of the number, or exclusive access
+ * to a new state; the caller ensures that no process uses the number. */
 void mig_enable(struct state *state, int gpu);
 void mig_disable(struct state *state, int gpu);
 void mig_make(struct state *state, int number, struct mig_place place); /* a GPU instance */
@@ -63,7 +63,7 @@ void mig_add_compute(struct state *state, int number);
 void mig_remove_compute(struct state *state, int number);
 void mig_remove(struct state *state, int number);
 
-/* Makes what SIMGPU_MIG says of a GPU. */
+/* Create the instances of a GPU according to SIMGPU_MIG. */
 void mig_divide(struct state *state, int gpu, const struct mig_layout *layout);
 
 #endif

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #define GIB (1ull << 30)
-/* Below this a profile's name would say 0 GB. */
+/* Below this size a profile's name would contain 0 GB. */
 #define SMALLEST_MEMORY (8 * GIB)
-/* A slice of fewer pages would leave nothing to tell sizes by. */
+/* With fewer pages in a slice, sizes would be indistinguishable. */
 #define FEWEST_PAGES (4 * MIG_MEMORY_SLICES)
 
 /* Ids, engines and places of an A100 (NVIDIA's MIG user guide, "Supported MIG profiles"; go-nvml's mock of an A100). */
@@ -60,7 +60,8 @@ uint32_t mig_profile_capacity(int profile, uint32_t taken) {
     return count;
 }
 
-/* Finds a place for the layout's instances from number `next` on. An earlier one goes as far up as all allow. */
+/* Find places for the layout's instances from number `next` on. Earlier instances are placed as high as the others
+ * allow. */
 static int place_all(struct mig_layout *layout, int next, uint32_t taken) {
     if (next == layout->count) return 1;
     struct mig_place *place = &layout->places[next];
@@ -104,7 +105,7 @@ static int unknown_profile(const char *text, const char *name, size_t length, ui
     return complain(text, why);
 }
 
-/* The profiles of one GPU, separated by commas, up to `end`. */
+/* Read the profiles of one GPU, separated by commas, up to `end`. */
 static int read_profiles(struct mig_layout *layout, const char *text, const char *at, const char *end,
                          uint64_t memory) {
     while (at < end) {

@@ -1,29 +1,30 @@
-/* How GPUs are divided by MIG: the profiles of instances, where each may lie, and SIMGPU_MIG, which says what there is.
+/* How MIG divides GPUs: the profiles of instances, their possible places, and SIMGPU_MIG, which lists the instances.
  *
- * The geometry is that of an A100, which larger GPUs of NVIDIA share: seven compute slices and eight memory slices. An
- * instance takes whole slices. Its id follows from its size and place, as NVIDIA's driver numbers them. */
+ * * The geometry is the A100's, which NVIDIA's larger GPUs share: seven compute slices and eight memory slices. An
+ * instance occupies whole slices. Its id follows from its size and place, as in NVIDIA's driver. */
 #ifndef SIMGPU_MIG_PROFILES_H
 #define SIMGPU_MIG_PROFILES_H
 
 #include <stdint.h>
 
-#define MIG_INSTANCES     7 /* of one GPU, at most */
+#define MIG_INSTANCES     7 /* maximum on one GPU */
 #define MIG_MEMORY_SLICES 8
 #define MIG_PROFILES      7
 #define MIG_PROFILE_NAME  24
-/* Of one compute slice: of those of the GPU 70 are left for instances, as of an A100's 108 there are 98. */
+/* Multiprocessors of one compute slice: 70 of the GPU's multiprocessors are available to instances, as 98 of an A100's
+ * 108. */
 #define MIG_MULTIPROCESSORS 10
 #define GPU_MULTIPROCESSORS 80
 
 struct mig_profile {
-    uint32_t id;        /* nvidia-smi's number of it, unique on the GPU */
+    uint32_t id;        /* nvidia-smi's number for it, unique on the GPU */
     uint32_t kind;      /* NVML_GPU_INSTANCE_PROFILE_* */
     uint32_t compute;   /* slices */
     uint32_t memory;    /* slices */
-    uint32_t instances; /* of it on one GPU, at most */
+    uint32_t instances; /* maximum number on one GPU */
     uint32_t starts;    /* bits: the memory slices at which it may begin */
     uint32_t copy_engines, decoders, jpegs, ofas;
-    const char *suffix; /* of its name */
+    const char *suffix; /* suffix of its name */
 };
 
 extern const struct mig_profile mig_profiles[MIG_PROFILES];
@@ -42,24 +43,24 @@ struct mig_layout {
 
 uint32_t mig_profile_id(struct mig_place place);
 
-/* The memory slices that an instance takes, as bits. */
+/* Return the memory slices that an instance occupies, as bits. */
 uint32_t mig_profile_slices(struct mig_place place);
 
-/* "1g.10gb": the compute slices, and the share of the GPU's memory in GB, as NVIDIA rounds it. */
+/* Write a name such as "1g.10gb": the compute slices, and the share of the GPU's memory in GB, rounded as by NVIDIA. */
 void mig_profile_name(int profile, uint64_t memory, char name[MIG_PROFILE_NAME]);
 
-/* The pages of an instance: less than its slices hold, since the driver keeps some for itself. */
+/* Return the number of pages of an instance: fewer than its slices hold, because the driver reserves some. */
 uint64_t mig_profile_pages(int profile, uint64_t gpu_pages);
 
-/* Where another instance would lie beside those that take the slices in `taken`; as the driver does it, as far up as it
- * can. -1: nowhere. */
+/* Return the start of another instance in addition to those that occupy the slices in `taken`: as high as possible, as
+ * in the driver. -1: it does not fit. */
 int mig_profile_start(int profile, uint32_t taken);
 
-/* How many further instances of the profile fit beside them. */
+/* Return how many more instances of the profile fit in addition to them. */
 uint32_t mig_profile_capacity(int profile, uint32_t taken);
 
-/* Reads SIMGPU_MIG. 1: GPUs can do MIG, and layouts[] has those of `gpus` GPUs. 0: it is not set. -1 after saying on
- * stderr what is wrong. `memory` and `page` in bytes, of one GPU. */
+/* Read SIMGPU_MIG. 1: GPUs support MIG, and layouts[] contains the layouts of `gpus` GPUs. 0: it is not set. -1: it is
+ * invalid, and stderr has the reason. `memory` and `page`: bytes of one GPU. */
 int mig_profiles_read(struct mig_layout *layouts, uint64_t gpus, uint64_t memory, uint64_t page);
 
 #endif

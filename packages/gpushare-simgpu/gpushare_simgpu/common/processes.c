@@ -15,13 +15,13 @@
 
 #define REAP_EVERY (20 * NS_PER_MS)
 
-/* glibc's headers of old have no open file description locks (Linux has since 3.15) */
+/* old glibc headers lack open file description locks, which Linux has had since 3.15 */
 #ifndef F_OFD_GETLK
 #define F_OFD_GETLK 36
 #define F_OFD_SETLK 37
 #endif
 
-/* No pid is as large, in any namespace (Linux's PID_MAX_LIMIT). */
+/* Larger than any pid in any namespace (Linux's PID_MAX_LIMIT). */
 #define BEYOND_PIDS 4194304
 
 static int own_slot = -1;
@@ -35,13 +35,13 @@ static size_t read_text(const char *path, char *text, size_t size) {
     return length;
 }
 
-/* Start time of a process of this /proc ("self" or a number) in clock ticks since boot; 0 when there is none. Field 22
- * of proc(5) stat. */
+/* Return the start time of a process in this /proc ("self" or a number) in clock ticks since boot; 0 if there is none.
+ * Field 22 of proc(5) stat. */
 static uint64_t start_time(const char *process) {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%.20s/stat", process);
     read_text(path, text, sizeof text);
-    /* the name in parentheses may hold anything, so from its end */
+    /* the name in parentheses may contain any characters, so start at its end */
     char *at = strrchr(text, ')');
     if (!at || at[1] != ' ') return 0;
     at += 2;
@@ -54,7 +54,7 @@ static uint64_t start_time(const char *process) {
     return start ? start : 1;
 }
 
-/* The number of a process' pid namespace; 0 where this process may not know it. */
+/* Return the number of a process's pid namespace; 0 if this process may not read it. */
 static uint64_t pid_namespace(const char *process) {
     char path[64];
     struct stat status;
@@ -64,15 +64,16 @@ static uint64_t pid_namespace(const char *process) {
 
 static int is_that(const char *entry, const struct process *process) {
     uint64_t space = pid_namespace(entry);
-    /* another user's namespace cannot be read; two pods whose processes start within one clock tick are then one */
+    /* another user's namespace cannot be read; processes of two pods that start within one clock tick are then not
+     * distinguished */
     return (!space || space == process->pid_namespace) && start_time(entry) == process->start;
 }
 
-/* True when another open file description has the slot's lock. */
+/* Whether another open file description holds the slot's lock. */
 static int locked(uint32_t slot) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = slot, .l_len = 1};
     int file = state_file();
-    /* where the file cannot be asked nobody is declared dead */
+    /* if the file cannot be queried, no process is declared dead */
     return file < 0 || fcntl(file, F_OFD_GETLK, &lock) || lock.l_type != F_UNLCK;
 }
 
@@ -81,7 +82,7 @@ static int take_lock(uint32_t slot) {
     return state_file() >= 0 && fcntl(state_file(), F_OFD_SETLK, &lock) == 0;
 }
 
-/* Whether a process of this pid namespace is stopped. Of one of another namespace it is not known. */
+/* Whether a process of this pid namespace is stopped. Unknown for a process of another namespace. */
 static uint32_t is_stopped(const struct process *process) {
     static uint64_t here;
     char path[64], text[1024];
@@ -97,8 +98,8 @@ static int slot_alive(struct state *state, uint32_t slot) {
     return state->processes[slot].pid != 0 && ((int)slot == own_slot || locked(slot));
 }
 
-/* The pid of a process of a namespace below this one; 0 if it is not below. Its status has a pid for each level, the
- * process' own last, and its start time is the same seen from anywhere. */
+/* Return the pid of a process in a namespace below this namespace; 0 if it is not below. The process's status has a pid
+ * for each level, its own last, and its start time is the same in all namespaces. */
 static int32_t pid_from_outside(const struct process *process) {
     int32_t found = 0;
     DIR *all = opendir("/proc");
@@ -145,7 +146,7 @@ void processes_forked(void) {
     state_forked();
 }
 
-/* With the lock held. The number of processes left alive. */
+/* With the lock held. Returns the number of live processes. */
 static int reap(struct state *state) {
     int alive = 0, stopped = 0;
     for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++) {
@@ -164,7 +165,7 @@ static int reap(struct state *state) {
             turns_forget(state, gpu, slot);
             gpu_unlock(state, gpu);
         }
-        /* last: until here a reaper that dies leaves the slot to the next one */
+        /* last, so that if the reaper dies before this point, the next reaper handles the slot */
         process->pid = 0;
     }
     for (int gpu = 0; stopped && gpu < (int)state->numbers; gpu++) {
@@ -178,7 +179,7 @@ static int reap(struct state *state) {
 
 void processes_reap(struct state *state, int now) {
     uint64_t since = clock_now() - __atomic_load_n(&state->reaped_at, __ATOMIC_RELAXED);
-    /* an instant of an earlier boot makes `since` huge: then it is time */
+    /* an instant of an earlier boot makes `since` huge, so that reaping is due */
     if (!now && since < REAP_EVERY) return;
     state_lock(state);
     reap(state);

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Of all rates, in bytes/s. */
+/* The minimum of all rates, in bytes/s. */
 #define SLOWEST 1e5
 #define FASTEST 1e14
 
@@ -31,7 +31,7 @@ static const struct {
     {"TiB", 1024 * 1024 * 1024 * 1024.0},
 };
 
-/* A number with an optional unit; -1 when it is neither. */
+/* Parse a number with an optional unit; -1 if it is invalid. */
 static double parse(const char *text) {
     char *end;
     double value = strtod(text, &end);
@@ -42,7 +42,8 @@ static double parse(const char *text) {
     return -1;
 }
 
-/* An octal number, as chmod takes it. Root makes the file for others: its notebooks' users have to open it. */
+/* Parse an octal number, as chmod does. Root creates the file for other users: the notebooks' users must be able to
+ * open it. */
 static int mode(uint64_t *out) {
     const char *text = getenv("SIMGPU_STATE_MODE");
     char *end;
@@ -72,7 +73,7 @@ static int number(const char *name, uint64_t *out, double standard, double least
     return 0;
 }
 
-/* The place of the variable's word in `words`, which ends with NULL; its first word where the variable is not set. */
+/* Find the variable's word in `words`, which ends with NULL; the first word if the variable is not set. */
 static int choice(const char *name, int *out, const char *const *words) {
     const char *text = getenv(name);
     *out = 0;
@@ -141,7 +142,7 @@ static int read_all(struct settings *s) {
 }
 
 int settings_read(struct settings *s) {
-    /* a program can have set its locale to German, where "0.5GiB" is 0 and then ".5GiB" */
+    /* a program may have set a German locale, in which "0.5GiB" is parsed as 0 followed by ".5GiB" */
     locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     locale_t before = plain ? uselocale(plain) : (locale_t)0;
     int result = read_all(s);

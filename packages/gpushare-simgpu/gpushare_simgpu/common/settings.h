@@ -1,5 +1,5 @@
-/* What the simulated GPUs are like. Read from the environment by whoever creates the state file, and stored in it, so
- * that all its processes see the same machine. */
+/* The properties of the simulated GPUs. The process that creates the state file reads them from the environment and
+ * stores them in the file, so that all processes see the same machine. */
 #ifndef SIMGPU_SETTINGS_H
 #define SIMGPU_SETTINGS_H
 
@@ -10,7 +10,8 @@
 #define MAX_GPUS     16
 #define MODEL_LENGTH 96
 
-/* What the driver can do with cuCheckpointProcess*: all; too old to know the functions; knows them, and refuses. */
+/* The driver's support for cuCheckpointProcess*: full; absent, because the driver is too old; present, but refusing all
+ * calls. */
 enum checkpoint_support { CHECKPOINT_SUPPORTED, CHECKPOINT_ABSENT, CHECKPOINT_UNSUPPORTED };
 
 struct settings {
@@ -26,18 +27,18 @@ struct settings {
     uint64_t slice_ns;                  /* time slice between processes */
     uint64_t mode;                      /* access rights of the state file */
     uint64_t context_memory;            /* bytes of VRAM that each context takes */
-    enum checkpoint_support checkpoint; /* what the calls cuCheckpointProcess* do */
-    int checkpoint_refuses_managed;     /* a process with managed memory: refused, and stays locked; 0: it fails */
-    int checkpoint_retries;             /* a restore that was short of memory may be tried again */
-    uint64_t checkpoint_d2h;            /* bytes/s of checkpoints, where the bus is not slower */
+    enum checkpoint_support checkpoint; /* support for the calls cuCheckpointProcess* */
+    int checkpoint_refuses_managed;     /* a process with managed memory is refused and stays locked; 0: it fails */
+    int checkpoint_retries;             /* a restore that lacked memory may be retried */
+    uint64_t checkpoint_d2h;            /* bytes/s of checkpoints, unless the bus is slower */
     uint64_t checkpoint_h2d;            /* bytes/s of restores, likewise */
     uint64_t restore_ns;                /* time of a restore besides its copies */
     char model[MODEL_LENGTH];
-    int mig; /* the GPUs can do MIG */
+    int mig; /* the GPUs support MIG */
     struct mig_layout mig_layouts[MAX_GPUS];
 };
 
-/* 0, or -1 after saying on stderr which variable is wrong and what would be right. */
+/* Read the settings. Returns 0, or -1 if a variable is invalid; stderr then has the variable and the correction. */
 int settings_read(struct settings *settings);
 
 #endif

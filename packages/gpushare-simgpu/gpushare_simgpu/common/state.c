@@ -41,8 +41,8 @@ static void shared_mutex(pthread_mutex_t *mutex) {
     pthread_mutexattr_destroy(&attributes);
 }
 
-/* UUIDs that a restart with the same path finds again. The path is the same on all nodes of a cluster: the node's name
- * tells their GPUs apart. */
+/* Make a UUID that is the same after a restart with the same path. The path is the same on all nodes of a cluster, so
+ * the node's name distinguishes their GPUs. */
 static void make_uuid(uint8_t uuid[16], const char *path, int gpu) {
     char real[4096], name[4200 + 256];
     const char *node = getenv("SIMGPU_NODE");
@@ -76,15 +76,15 @@ static struct state *map(int file, uint64_t size) {
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-/* Makes a complete file under another name and links it to its place, so that nobody ever sees half of one. */
+/* Create a complete file under another name and link it to its path, so that no process sees an incomplete file. */
 static int create(const char *path) {
     struct settings settings;
     char fresh[4200];
     if (settings_read(&settings)) return -1;
-    /* no pid in the name: in another pid namespace another process has the same */
+    /* the name contains no pid, because a process in another pid namespace may have the same pid */
     snprintf(fresh, sizeof fresh, "%s.new.XXXXXX", path);
     int file = mkstemp(fresh);
-    /* fchmod: the umask has no say in it */
+    /* fchmod, because the umask must not apply */
     if (file < 0 || fcntl(file, F_SETFD, FD_CLOEXEC) || ftruncate(file, (off_t)file_size(&settings)) ||
         fchmod(file, (mode_t)settings.mode)) {
         fprintf(stderr, "simgpu: cannot make %s: %s\n", fresh, strerror(errno));
@@ -133,7 +133,7 @@ static struct state *attach(void) {
     return state;
 }
 
-/* Not the file that is mapped: a mapping, which a forked child inherits, would keep the locks after their process. */
+/* Not the mapped file: a mapping, which a forked child inherits, would keep the locks after their process ends. */
 static int open_for_locks(void) {
     char path[4096];
     struct stat status;
@@ -171,7 +171,7 @@ struct state *state_open(void) {
 }
 
 void state_lock(struct state *state) {
-    /* a slot is whole or free, and an instance there or not, whatever happened to the one who held the lock */
+    /* even if the lock's owner died, a slot is either complete or free, and an instance either exists or does not */
     if (pthread_mutex_lock(&state->lock) == EOWNERDEAD) pthread_mutex_consistent(&state->lock);
 }
 
@@ -181,7 +181,7 @@ void state_unlock(struct state *state) {
 
 void gpu_lock(struct state *state, int gpu) {
     if (pthread_mutex_lock(&state->gpus[gpu].lock) == EOWNERDEAD) {
-        /* somebody died while changing the lists: the frames are whole, each for itself */
+        /* a process died while it changed the lists; each frame by itself is consistent */
         frames_rebuild(state, gpu);
         turns_rebuild(state, gpu);
         pthread_mutex_consistent(&state->gpus[gpu].lock);

@@ -7,12 +7,12 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* Adds up two rows of counters: the struct has nothing else. */
+/* Add two sets of counters; the struct has no other members. */
 static void add(struct simgpu_stats *sum, const struct simgpu_stats *more) {
     for (size_t i = 0; i < sizeof *sum / sizeof(uint64_t); i++) ((uint64_t *)sum)[i] += ((const uint64_t *)more)[i];
 }
 
-/* Goes over a GPU and its MIG instances, those that are gone included: from -1 to the next one, and to -1 after the
+/* Iterate over a GPU and its MIG instances, including removed ones: from -1 to the next number, and to -1 after the
  * last. */
 static int next_of(const struct state *state, int gpu, int number) {
     if (number < 0) return gpu;

@@ -5,7 +5,7 @@
 #include "common/futex.h"
 #include "common/processes.h"
 
-/* How soon a waiting process notices that the owner was killed. */
+/* Time within which a waiting process notices that the owner was killed. */
 #define LOOK_AGAIN (25 * NS_PER_MS)
 
 static void give(struct gpu *gpu, uint32_t slot) {
@@ -18,7 +18,7 @@ static void give(struct gpu *gpu, uint32_t slot) {
     turns->owner = slot + 1;
 }
 
-/* With the lock held: device time of a stopped process' kernels. */
+/* With the lock held: count device time of a stopped process's kernels. */
 static void run_for(struct gpu *gpu, uint32_t slot, uint64_t ns) {
     if (!ns) return;
     uint64_t begin = gpu->compute.free_at;

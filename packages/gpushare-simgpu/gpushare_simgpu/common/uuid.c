@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* FNV-1a over the text, going on from `hash`. */
+/* FNV-1a over the text, continuing from `hash`. */
 static uint64_t fnv(uint64_t hash, const char *text) {
     for (; *text; text++) hash = (hash ^ (uint8_t)*text) * 1099511628211ull;
     return hash;

@@ -1,4 +1,4 @@
-/* UUIDs as NVIDIA's tools write them: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, of a MIG instance MIG-... */
+/* UUIDs as NVIDIA's tools write them: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, or MIG-... for a MIG instance. */
 #ifndef SIMGPU_UUID_H
 #define SIMGPU_UUID_H
 
@@ -6,7 +6,7 @@
 
 #define UUID_TEXT 41 /* with the final zero */
 
-/* The UUID of a name, in the form of a version 5 UUID: the same name always gives the same. */
+/* Make the UUID of a name, in the form of a version 5 UUID; the same name always gives the same UUID. */
 void uuid_make(uint8_t uuid[16], const char *name);
 
 /* `kind` is "GPU" or "MIG". */

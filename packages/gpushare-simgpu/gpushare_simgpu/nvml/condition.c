@@ -1,4 +1,4 @@
-/* Utilisation, and constants in the place of sensors: as warm and as thirsty as a GPU of that utilisation would be. */
+/* Utilization, and constants instead of sensors: the temperature and power of a GPU with that utilization. */
 #include <string.h>
 
 #include "nvml/library.h"

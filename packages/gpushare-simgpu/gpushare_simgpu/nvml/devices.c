@@ -1,4 +1,4 @@
-/* Finding GPUs, and telling them apart. */
+/* Lookup and identification of GPUs. */
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -84,7 +84,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevic
     return NVML_SUCCESS;
 }
 
-/* Of an instance: its index on its GPU. */
+/* For an instance: its index on its GPU. */
 EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index) {
     REQUIRE_DEVICE(device, index);
     int number = nvml_number(device);

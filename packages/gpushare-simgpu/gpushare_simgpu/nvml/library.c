@@ -1,4 +1,4 @@
-/* Starting and ending NVML, and what it says about itself. */
+/* Initialization and shutdown of NVML, and its information about itself. */
 #include "nvml/library.h"
 
 #include <pthread.h>
@@ -17,7 +17,7 @@ struct state *nvml_state(void) {
     return __atomic_load_n(&state, __ATOMIC_ACQUIRE);
 }
 
-/* Handles are the addresses of these; nothing is in them. */
+/* Handles are the addresses of these bytes, which are unused. */
 static char handles[MAX_NUMBERS];
 
 int nvml_number(nvmlDevice_t device) {
@@ -46,7 +46,7 @@ void nvml_visit(int number, void (*visit)(int number, void *data), void *data) {
     }
 }
 
-/* Busy time of the last second, multiplied by the compute slices that were busy. */
+/* Add the busy time of the last second, multiplied by the busy compute slices. */
 static void add_busy(int number, void *data) {
     processes_reap(state, 0);
     gpu_lock(state, number);
@@ -146,7 +146,7 @@ EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned 
     REQUIRE(file, NVML_ERROR_NOT_FOUND);
     size_t size = fread(line, 1, sizeof line - 1, file);
     fclose(file);
-    line[size] = 0; /* the arguments are separated by zeros: this leaves the program's name */
+    line[size] = 0; /* the arguments are separated by zeros, so only the program's name remains */
     snprintf(name, length, "%s", line);
     return NVML_SUCCESS;
 }

@@ -1,4 +1,4 @@
-/* How much of the memory of a GPU or of a MIG instance is taken. */
+/* Memory use of a GPU or a MIG instance. */
 #include "common/processes.h"
 #include "nvml/library.h"
 
@@ -25,7 +25,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *m
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
     REQUIRE_DEVICE(device, memory);
-    /* NVML's versioned structs say their size and version in the first field */
+    /* the first field of NVML's versioned structs contains their size and version */
     REQUIRE(memory->version == (sizeof *memory | 2u << 24), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     nvmlMemory_t now = memory_of(nvml_number(device));
     memory->total = now.total;
@@ -35,7 +35,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
     return NVML_SUCCESS;
 }
 
-/* The window through which the host sees VRAM: nothing uses it here. */
+/* The window through which the host accesses VRAM, which is unused here. */
 EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
     REQUIRE_GPU(device, memory);
     *memory = (nvmlMemory_t){.total = 256u << 20, .free = 256u << 20, .used = 0};

@@ -1,5 +1,5 @@
-/* MIG: which instances a GPU has and could have. Handles of instances stand for compute instances; here each GPU
- * instance has one, which is all of it. */
+/* MIG: the existing and the possible instances of a GPU. Handles of instances refer to compute instances; here each GPU
+ * instance has one, which uses all of it. */
 #include <stdio.h>
 #include <string.h>
 
@@ -43,7 +43,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t in
     return NVML_SUCCESS;
 }
 
-/* The place of an instance; NVML_ERROR_NOT_SUPPORTED of a GPU. */
+/* Return the place of an instance; NVML_ERROR_NOT_SUPPORTED for a GPU. */
 static nvmlReturn_t place_of(nvmlDevice_t device, const void *out, struct mig_place *place) {
     REQUIRE_DEVICE(device, out);
     int number = nvml_number(device);
@@ -95,7 +95,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttri
     return nvmlDeviceGetAttributes_v2(device, attributes);
 }
 
-/* A profile's place in mig_profiles, by NVML's name for it (`kind`) or by its id on the GPU. */
+/* Find a profile's place in mig_profiles, by NVML's name for it (`kind`) or by its id on the GPU. */
 static nvmlReturn_t find_profile(nvmlDevice_t device, const void *out, int by_id, unsigned wanted, int *profile) {
     REQUIRE_GPU(device, out);
     REQUIRE(nvml_state()->settings.mig, NVML_ERROR_NOT_SUPPORTED);

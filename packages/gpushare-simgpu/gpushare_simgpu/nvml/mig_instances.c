@@ -1,14 +1,14 @@
-/* Making and removing MIG instances, as `nvidia-smi mig` does it. A GPU instance (its memory) and the compute instance
- * in it (its multiprocessors) are made one after the other; only both together are a MIG device. */
+/* Creation and removal of MIG instances, as with `nvidia-smi mig`. A GPU instance (its memory) and its compute instance
+ * (its multiprocessors) are created one after the other; only both together are a MIG device. */
 #include <pthread.h>
 
 #include "common/processes.h"
 #include "nvml/library.h"
 
-/* Handles are the addresses of these, one for each number; nothing is in them. */
+/* Handles are the addresses of these bytes, one for each number; the bytes are unused. */
 static char gpu_instances[MAX_NUMBERS], compute_instances[MAX_NUMBERS];
 
-/* The number that a handle stands for; -1 for none that exists. */
+/* Return the number for a handle; -1 if it does not exist. */
 static int number_of(const void *handle, const char *handles, enum mig_stage least) {
     for (int number = 0; number < (int)nvml_state()->numbers; number++)
         if (handle == &handles[number] && mig_is_instance(nvml_state(), number))
@@ -28,13 +28,13 @@ static int number_of(const void *handle, const char *handles, enum mig_stage lea
         REQUIRE(number_of(handle, compute_instances, MIG_DEVICE) >= 0 && (out), NVML_ERROR_INVALID_ARGUMENT);          \
     } while (0)
 
-/* NVML's number for the compute instance profile that is all of a GPU instance. */
+/* Return NVML's number for the compute instance profile that uses all of a GPU instance. */
 static unsigned compute_profile(int number) {
     static const unsigned BY_SLICES[] = {[1] = 0, [2] = 1, [3] = 2, [4] = 3, [7] = 4};
     return BY_SLICES[mig_profiles[nvml_state()->gpus[number].place.profile].compute];
 }
 
-/* True while a process has a context there. With the lock of the state and that of the number held. */
+/* Whether a process has a context there. With the locks of the state and of the number held. */
 static int is_used(int number) {
     struct state *state = nvml_state();
     for (int slot = 0; slot < MAX_PROCESSES; slot++)
@@ -42,7 +42,7 @@ static int is_used(int number) {
     return 0;
 }
 
-/* Changes what a number is, unless a process uses it. */
+/* Change the stage of a number, unless a process uses it. */
 static nvmlReturn_t change(int number, void (*to)(struct state *state, int number)) {
     struct state *state = nvml_state();
     nvmlReturn_t result = NVML_ERROR_IN_USE;
@@ -66,7 +66,7 @@ EXPORT nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned mode, nvm
     return NVML_SUCCESS;
 }
 
-/* At `start`, or with -1 where there is room. */
+/* Create an instance at `start`; -1: at any free place. */
 static nvmlReturn_t create(nvmlDevice_t device, unsigned id, int start, nvmlGpuInstance_t *instance) {
     int profile;
     nvmlReturn_t error = nvml_profile_by_id(device, instance, id, &profile);
@@ -155,7 +155,7 @@ EXPORT nvmlReturn_t nvmlGpuInstanceCreateComputeInstance(nvmlGpuInstance_t insta
                                                          nvmlComputeInstance_t *compute) {
     REQUIRE_GPU_INSTANCE(instance, compute);
     int number = number_of(instance, gpu_instances, MIG_GPU_INSTANCE);
-    /* smaller ones, which share the memory of their GPU instance, are not simulated */
+    /* smaller compute instances, which share the memory of their GPU instance, are not simulated */
     REQUIRE(id == compute_profile(number), NVML_ERROR_NOT_SUPPORTED);
     REQUIRE(mig_stage(nvml_state(), number) == MIG_GPU_INSTANCE, NVML_ERROR_INSUFFICIENT_RESOURCES);
     nvmlReturn_t error = change(number, mig_add_compute);

@@ -1,7 +1,7 @@
-/* What kind of GPU it is. */
+/* Model information of a GPU. */
 #include "nvml/library.h"
 
-/* What is the same of a GPU and of its instances. */
+/* Return a value that is the same for a GPU and its instances. */
 static nvmlReturn_t same(nvmlDevice_t device, unsigned *out, unsigned value) {
     REQUIRE_DEVICE(device, out);
     *out = value;

@@ -1,4 +1,4 @@
-/* The part of NVML's binary interface that the simulator speaks, written down from the published API reference. */
+/* The part of NVML's binary interface that the simulator implements, taken from the published API reference. */
 #ifndef SIMGPU_NVML_API_H
 #define SIMGPU_NVML_API_H
 
@@ -52,7 +52,7 @@ typedef struct {
     unsigned pid;
     unsigned long long used;
     unsigned gpu_instance, compute_instance;
-} nvmlProcessInfo_t; /* of the calls with _v2 and _v3 */
+} nvmlProcessInfo_t; /* for the calls with _v2 and _v3 */
 
 typedef struct {
     unsigned pid;
@@ -91,7 +91,7 @@ typedef struct {
 #define GPU_INSTANCE_PROFILES 18 /* NVML_GPU_INSTANCE_PROFILE_COUNT */
 #define PROFILE_NAME_LENGTH   96
 
-/* What an instance of a profile has, as all versions of the profile's struct have it. */
+/* The properties of an instance of a profile, common to all versions of the profile's struct. */
 typedef struct {
     unsigned slices, instances, multiprocessors, copy_engines, decoders, encoders, jpegs, ofas;
 } nvmlProfileParts_t;
@@ -137,7 +137,7 @@ typedef struct {
     nvmlGpuInstancePlacement_t placement; /* compute slices of the GPU instance */
 } nvmlComputeInstanceInfo_t;
 
-/* Of a MIG device handle. */
+/* The attributes of a MIG device handle. */
 typedef struct {
     unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gpu_slices, compute_slices;
     unsigned long long memory_mib;

@@ -1,4 +1,4 @@
-/* Which processes use a GPU, and how much. */
+/* The processes that use a GPU, and their use. */
 #include <time.h>
 
 #include "common/clock.h"
@@ -88,7 +88,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, n
     return there > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-/* Nothing draws on a simulated GPU, and there is no MPS. */
+/* There is no graphics and no MPS on a simulated GPU. */
 static nvmlReturn_t none(nvmlDevice_t device, unsigned *count) {
     REQUIRE_DEVICE(device, count);
     *count = 0;
@@ -115,17 +115,17 @@ EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t devi
     return none(device, count);
 }
 
-/* Microseconds of CLOCK_REALTIME at an instant of the simulator. */
+/* Convert an instant of the simulator to microseconds of CLOCK_REALTIME. */
 static uint64_t wall_us(uint64_t instant, int64_t offset_ns) {
     return (uint64_t)((int64_t)instant + offset_ns) / 1000;
 }
 
-/* As NVML: one entry for each process that computed since `seen`, with its mean over all samples since then, and the
- * time of the latest sample in which it computed. Like a driver it asks for a buffer of fixed size, so that the number
- * of processes may grow between the two calls. */
+/* As in NVML: one entry for each process that computed since `seen`, with its mean over all samples since then, and the
+ * time of the latest sample in which it computed. As in the driver, the requested buffer has a fixed size, so that the
+ * number of processes may grow between the two calls. */
 EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out,
                                                     unsigned *count, unsigned long long seen) {
-    /* the clocks are not read at one instant, so the end of a period varies by microseconds from call to call */
+    /* the clocks are not read simultaneously, so the end of a period varies by microseconds between calls */
     enum { SAME_US = 10000 };
     struct timespec wall;
     uint64_t first, last;

@@ -1,4 +1,4 @@
-/* The driver calls about the checkpoint of a process, mostly another one. They need no cuInit, and no context. */
+/* The driver calls that checkpoint a process, usually another process. They need neither cuInit nor a context. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include "common/processes.h"
 #include "cuda/driver/driver.h"
 
-/* How soon a caller notices that the other process was killed. */
+/* Time within which a caller notices that the other process was killed. */
 #define LOOK_AGAIN (25 * NS_PER_MS)
 
 struct target {
@@ -22,8 +22,8 @@ struct target {
     struct checkpoint *checkpoint;
 };
 
-/* A process may be checkpointed by who may attach to it as a debugger: the same user or CAP_SYS_PTRACE, and what else
- * the kernel asks for. It asks the same for the memory of the process. */
+/* A caller may checkpoint a process if it may attach to it as a debugger: the same user or CAP_SYS_PTRACE, and the
+ * kernel's further conditions. The kernel applies the same conditions to the memory of the process. */
 static CUresult check_permission(int pid) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/mem", pid);
@@ -56,7 +56,7 @@ static int is_alive(const struct target *target) {
     return processes_alive(target->state, target->slot, target->serial);
 }
 
-/* Becomes the one caller of the process. CUDA_ERROR_NOT_READY at the deadline (0: none). */
+/* Become the process's only caller. CUDA_ERROR_NOT_READY at the deadline (0: none). */
 static CUresult enter(const struct target *target, uint64_t deadline) {
     int error = 0;
     if (deadline) {
@@ -70,7 +70,7 @@ static CUresult enter(const struct target *target, uint64_t deadline) {
     } else {
         error = pthread_mutex_lock(&target->checkpoint->caller);
     }
-    /* a caller was killed: what it asked for is still under way, or answered */
+    /* a caller was killed: its request is still in progress or already answered */
     if (error == EOWNERDEAD) pthread_mutex_consistent(&target->checkpoint->caller);
     return error == ETIMEDOUT ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
@@ -79,7 +79,7 @@ static void leave(const struct target *target) {
     pthread_mutex_unlock(&target->checkpoint->caller);
 }
 
-/* Waits until the restore thread has nothing to do. */
+/* Wait until the restore thread has nothing to do. */
 static CUresult settle(const struct target *target, uint64_t deadline) {
     struct checkpoint *checkpoint = target->checkpoint;
     for (;;) {
@@ -88,7 +88,7 @@ static CUresult settle(const struct target *target, uint64_t deadline) {
         if (phase == REQUEST_NONE || checkpoint_advance(checkpoint, REQUEST_ANSWERED, REQUEST_NONE))
             return CUDA_SUCCESS;
         if (deadline && clock_now() >= deadline) {
-            /* it has not looked yet: nobody will want the answer */
+            /* the thread has not seen the request, and no caller needs the answer */
             checkpoint_advance(checkpoint, REQUEST_ASKED, REQUEST_NONE);
             return CUDA_ERROR_NOT_READY;
         }
@@ -109,7 +109,8 @@ static CUresult request(const struct target *target, enum checkpoint_action acti
         if (phase == REQUEST_ANSWERED) break;
         if (!is_alive(target)) return CUDA_ERROR_INVALID_VALUE;
         if (deadline && clock_now() >= deadline + CHECKPOINT_GRACE) {
-            /* it is stopped: before it looked, or on its way, and then it gives up by itself when it goes on */
+            /* the process is stopped, before it saw the request or while it handles it; in the latter case it gives up
+             * when it continues */
             checkpoint_advance(checkpoint, REQUEST_ASKED, REQUEST_NONE);
             return CUDA_ERROR_NOT_READY;
         }
@@ -171,7 +172,7 @@ EXPORT CUresult cuCheckpointProcessGetState(int pid, int *state) {
     return error;
 }
 
-/* A thread of a process by the number that this process' pid namespace has for it; 0 if there is none. */
+/* Return a thread of a process by its id in this process's pid namespace; 0 if there is none. */
 static int thread_here(int pid, int thread) {
     char path[300], line[256];
     int found = 0;

@@ -9,10 +9,10 @@
 #include "cuda/memory/memory.h"
 #include "cuda/streams/context_memory.h"
 
-/* About this long a piece of a copy takes, so that copies of other processes get between. */
+/* The approximate duration of one piece of a copy, short enough that other processes' copies can run in between. */
 #define PIECE_NS (2 * NS_PER_MS)
 
-/* The contexts that left: none comes or goes until they return. */
+/* The contexts that have left; none is created or destroyed until they return. */
 static struct context *away[MAX_CONTEXTS];
 static int away_count;
 
@@ -28,11 +28,11 @@ int device_memory_has_managed(void) {
     return found;
 }
 
-/* What the process has on one GPU besides its contexts. */
+/* The process's memory on one GPU, without its contexts. */
 struct share {
     int gpu;
     uint64_t pages;
-    uint64_t evicted; /* pages of others that left for them */
+    uint64_t evicted; /* other processes' pages that were evicted for it */
 };
 
 static void count_region(struct region *region, void *data) {
@@ -57,7 +57,7 @@ static struct share share_of(int gpu) {
     return share;
 }
 
-/* Opens an allocation's addresses to the extent that the program has asked for, or to nobody: a host access to device
+/* Make an allocation's addresses accessible as the program has requested, or inaccessible: a host access to device
  * memory, which works here by chance, ends the program while its memory is not on the device. */
 static void protect(struct allocation *allocation, void *data) {
     int open = *(int *)data, allowed = PROT_READ | PROT_WRITE;
@@ -66,7 +66,7 @@ static void protect(struct allocation *allocation, void *data) {
     if (allocation->kind == KIND_MAPPED)
         allowed = (allocation->access & 1 ? PROT_READ : 0) | (allocation->access & 2 ? PROT_WRITE : 0);
     else
-        span = &allocation->region->span; /* small allocations share one */
+        span = &allocation->region->span; /* small allocations share a span */
     mprotect((void *)(uintptr_t)span->base, span->size, open ? allowed : PROT_NONE);
 }
 
@@ -76,8 +76,8 @@ static void protect_all(int open) {
     pthread_mutex_unlock(&memory_lock);
 }
 
-/* Takes a copy engine of the GPU for that many bytes, piece by piece; returns at the end of the last. A checkpoint may
- * be slower than the bus: then the engine is free for others in between. */
+/* Reserve a copy engine of the GPU for `bytes`, piece by piece; returns at the end of the last piece. A checkpoint may
+ * be slower than the bus; then the engine is free for other processes in between. */
 static void copy(int number, uint64_t bytes, int out) {
     struct state *state = driver.state;
     struct gpu *gpu = &state->gpus[number];
@@ -109,7 +109,7 @@ static void show(int gpu, int contexts) {
     gpu_unlock(driver.state, gpu);
 }
 
-/* Gives back what the process has on a GPU. */
+/* Release the process's memory on a GPU. */
 static void release(int gpu) {
     struct share share = {gpu, 0, 0};
     pthread_mutex_lock(&memory_lock);
@@ -134,7 +134,7 @@ void device_memory_leave(void) {
     protect_all(0);
 }
 
-/* Takes all frames on one GPU, or none. True when they were taken. */
+/* Take all frames on one GPU, or none. Returns whether they were taken. */
 static int claim(int gpu) {
     struct state *state = driver.state;
     uint64_t end = 0;

@@ -1,19 +1,19 @@
-/* The device memory of this process on its way to the host and back. Only for its restore thread, while the process is
- * locked and at rest: nothing is allocated or freed meanwhile. */
+/* Moves the device memory of this process to the host and back. Only for its restore thread, while the process is
+ * locked and at rest, so that nothing is allocated or freed. */
 #ifndef SIMGPU_DEVICE_MEMORY_H
 #define SIMGPU_DEVICE_MEMORY_H
 
 #include "cuda/driver/driver.h"
 
-/* True when the process has managed memory, which no checkpoint can hold. */
+/* Whether the process has managed memory, which a checkpoint cannot contain. */
 int device_memory_has_managed(void);
 
-/* Gives the frames of all device memory and of all contexts back, each part when it has been copied to the host. From
- * then on no address of device memory can be read or written, and the process is on no GPU. */
+/* Release the frames of all device memory and of all contexts, each part after it has been copied to the host.
+ * Afterwards device memory cannot be read or written, and the process is on no GPU. */
 void device_memory_leave(void);
 
-/* Takes frames for all of it again, copies it back, and opens its addresses. CUDA_ERROR_OUT_OF_MEMORY where a GPU has
- * too little memory: nothing has changed then. */
+/* Take frames for all of it again, copy it back, and make its addresses accessible. CUDA_ERROR_OUT_OF_MEMORY if a GPU
+ * has too little memory; then nothing has changed. */
 CUresult device_memory_return(void);
 
 #endif

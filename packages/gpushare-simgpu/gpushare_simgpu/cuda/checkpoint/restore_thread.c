@@ -13,7 +13,7 @@
 #include "cuda/streams/call_lock.h"
 #include "cuda/streams/context.h"
 
-/* How often a lock looks whether the process has come to rest. */
+/* The interval at which a lock checks whether the process is at rest. */
 #define LOOK_AGAIN (NS_PER_MS / 2)
 
 static struct checkpoint *own(void) {
@@ -32,7 +32,7 @@ static void look_idle(struct context *context, void *idle) {
     if (*(int *)idle) *(int *)idle = context_idle(context);
 }
 
-/* No call is under way that could submit work, and what was submitted is done. */
+/* Whether no call that could submit work is in progress and all submitted work is done. */
 static int at_rest(void) {
     int idle = 1;
     if (call_lock_inside()) return 0;
@@ -40,7 +40,7 @@ static int at_rest(void) {
     return idle;
 }
 
-/* True when nobody waits for the answer any more: the caller was killed. */
+/* Whether no caller waits for the answer any more, because it was killed. */
 static int is_abandoned(void) {
     int error = pthread_mutex_trylock(&own()->caller);
     if (error == EBUSY) return 0;
@@ -70,7 +70,7 @@ static CUresult lock(void) {
 static CUresult checkpoint(void) {
     REQUIRE(state_now() == PROCESS_LOCKED, CUDA_ERROR_ILLEGAL_STATE);
     if (device_memory_has_managed()) {
-        /* the driver does not go back to where it began; its calls stay locked */
+        /* the driver does not return to its initial state; its calls stay locked */
         if (!driver.state->settings.checkpoint_refuses_managed) become(PROCESS_FAILED);
         return CUDA_ERROR_NOT_SUPPORTED;
     }
@@ -122,7 +122,7 @@ static void *serve(void *unused) {
         CUresult result = meant ? carry_out(action) : CUDA_ERROR_INVALID_VALUE;
         asked->result = (int32_t)result;
         checkpoint_advance(asked, REQUEST_TAKEN, REQUEST_ANSWERED);
-        /* last: the program may have waited for nothing else to end */
+        /* last, because the program may have been waiting only for this in order to end */
         if (action == ACTION_UNLOCK && result == CUDA_SUCCESS) call_lock_open();
     }
     return NULL;

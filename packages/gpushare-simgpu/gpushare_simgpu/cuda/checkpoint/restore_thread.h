@@ -2,8 +2,8 @@
 #ifndef SIMGPU_RESTORE_THREAD_H
 #define SIMGPU_RESTORE_THREAD_H
 
-/* At the end of cuInit, which returns when the thread can be asked. Where no thread can be made the process cannot be
- * checkpointed, and works otherwise. */
+/* Called at the end of cuInit, which returns when the thread accepts requests. If no thread can be created, the process
+ * cannot be checkpointed but otherwise works. */
 void restore_thread_start(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* What a program asks about devices. */
+/* Queries of a program on devices. */
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -6,7 +6,7 @@
 #include "common/mig.h"
 #include "cuda/driver/driver.h"
 
-/* The GPU that a device is, or is on. */
+/* Return the GPU of a device, which is the device itself or the GPU of an instance. */
 static int parent(CUdevice device) {
     return mig_parent(driver.state, driver.gpu[device]);
 }
@@ -49,7 +49,7 @@ EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
     return give_uuid(uuid, device, 0);
 }
 
-/* The function of before CUDA 11.4 knows GPUs only. */
+/* The function from before CUDA 11.4 supports only whole GPUs. */
 EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
     return give_uuid(uuid, device, 1);
 }
@@ -98,7 +98,7 @@ EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text) {
     return CUDA_ERROR_INVALID_DEVICE;
 }
 
-/* Simulated are those of a small Ampere; what is not listed is 0: not there, not supported. */
+/* The attributes of a small Ampere GPU; attributes that are not listed are 0 (missing or not supported). */
 static int attribute(int which, CUdevice device) {
     struct mig_parts parts = mig_parts(driver.state, driver.gpu[device]);
     switch (which) {
@@ -121,24 +121,24 @@ static int attribute(int which, CUdevice device) {
     case 15: /* copies overlap with kernels */ return 1;
     case 16: /* multiprocessors */ return (int)parts.multiprocessors;
     case 19: /* can map host memory */ return 1;
-    case 21: /* textures and surfaces have sizes, though nothing uses them */
+    case 21: /* textures and surfaces have sizes, although they are unused */
     case 22:
     case 23: return 131072;
-    case 31: /* concurrent kernels: of one process they queue */ return 1;
+    case 31: /* concurrent kernels; kernels of one process queue */ return 1;
     case 33: /* PCI bus */ return parent(device) + 1;
     case 36: /* memory clock, kHz */ return 877000;
     case 37: /* memory bus, bits */ return 4096 / MIG_MEMORY_SLICES * (int)parts.memory_slices;
     case 38: /* L2 */ return (6 << 20) / MIG_MEMORY_SLICES * (int)parts.memory_slices;
     case 39: /* threads per multiprocessor */ return 2048;
-    case 40: /* copy engines: one each way */ return 2;
+    case 40: /* copy engines: one in each direction */ return 2;
     case 41: /* unified addressing */ return 1;
-    case 75: /* compute capability: CUDA 13's compilers know none below 7.5 */ return 8;
+    case 75: /* compute capability: CUDA 13's compilers support none below 7.5 */ return 8;
     case 76: return 0;
     case 78: /* stream priorities */
     case 79: /* L1 caches */
     case 80: return 1;
     case 81: /* shared memory per multiprocessor */ return 164 * 1024;
-    case 97: /* of a block that asks for more */ return 163 * 1024;
+    case 97: /* for a block that requests more */ return 163 * 1024;
     case 83:  /* managed memory */
     case 89:  /* ... while kernels run */
     case 90:  /* preemption */
@@ -153,7 +153,7 @@ static int attribute(int which, CUdevice device) {
     case 87: /* double precision is half as fast */ return 2;
     case 106: /* blocks per multiprocessor */ return 32;
     case 109: /* access policy window */ return 0;
-    case 131: /* no NUMA node of its own */
+    case 131: /* no separate NUMA node */
     case 134: return -1;
     default: return 0;
     }

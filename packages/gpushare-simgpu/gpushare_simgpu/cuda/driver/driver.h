@@ -14,14 +14,14 @@ struct driver {
     struct state *state;
     uint32_t slot;              /* of this process */
     int devices;                /* visible ones */
-    int gpu[MAX_GPUS];          /* which GPU or MIG instance of the machine each is */
-    uint8_t uuid[MAX_GPUS][16]; /* of each when the program began */
+    int gpu[MAX_GPUS];          /* the number of each device's GPU or MIG instance on the machine */
+    uint8_t uuid[MAX_GPUS][16]; /* UUID of each device when the program began */
     int null_launch;            /* SIMGPU_NULL_LAUNCH: launches are checked and dropped */
 };
 
 extern struct driver driver;
 
-/* Like CUDA, nothing works before cuInit, nor in a fork of a process that called it. */
+/* As in CUDA, nothing works before cuInit, or in a fork of a process that has called it. */
 #define REQUIRE_INIT()                                                                                                 \
     do {                                                                                                               \
         if (__builtin_expect(driver.phase != DRIVER_READY, 0)) return CUDA_ERROR_NOT_INITIALIZED;                      \
@@ -36,7 +36,7 @@ static inline int device_exists(CUdevice device) {
     return device >= 0 && device < driver.devices;
 }
 
-/* False when the administrator has removed the MIG instance, or put the GPU into MIG mode. */
+/* False if the administrator has removed the MIG instance or has put the GPU into MIG mode. */
 static inline int device_remains(CUdevice device) {
     int number = driver.gpu[device];
     int there =

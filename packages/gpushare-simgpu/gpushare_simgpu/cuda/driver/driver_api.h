@@ -1,5 +1,5 @@
-/* The part of the CUDA driver API's binary interface that the simulator speaks: types, constants and layouts, written
- * down from the published API reference. No CUDA header is wanted. */
+/* The part of the CUDA driver API's binary interface that the simulator implements: types, constants and layouts, taken
+ * from the published API reference. No CUDA header is needed. */
 #ifndef SIMGPU_DRIVER_API_H
 #define SIMGPU_DRIVER_API_H
 
@@ -60,7 +60,7 @@ typedef struct module *CUmodule;
 typedef struct link *CUlinkState;
 typedef struct function *CUfunction;
 typedef struct module *CUlibrary;  /* a library is a module that needs no context */
-typedef struct function *CUkernel; /* and so its kernels are functions */
+typedef struct function *CUkernel; /* so its kernels are functions */
 typedef struct pool *CUmemoryPool;
 typedef struct graph *CUgraph;
 typedef struct node *CUgraphNode;
@@ -76,7 +76,7 @@ typedef struct {
 #define CU_STREAM_PER_THREAD                          ((CUstream)0x2)
 #define CU_STREAM_NON_BLOCKING                        1u
 #define CU_EVENT_DISABLE_TIMING                       2u
-#define CU_EVENT_EXTERNAL                             1u /* record and wait flag: a node of its own in a graph */
+#define CU_EVENT_EXTERNAL                             1u /* record and wait flag: a separate node in a graph */
 #define CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM 2u
 #define CU_MEM_ATTACH_GLOBAL                          1u
 #define CU_MEM_ATTACH_HOST                            2u
@@ -278,7 +278,7 @@ typedef struct {
     char bytes[64];
 } CUipcMemHandle;
 
-/* The arguments of the calls cuCheckpointProcess*: 64 bytes each. What is reserved has to be 0. */
+/* The arguments of the calls cuCheckpointProcess*: 64 bytes each. Reserved fields must be 0. */
 typedef struct {
     unsigned timeout_ms; /* 0: no limit */
     unsigned reserved0;
@@ -294,7 +294,7 @@ typedef struct {
 } CUcheckpointGpuPair;
 
 typedef struct {
-    CUcheckpointGpuPair *pairs; /* to which GPU each one's memory goes; since CUDA 13.0, reserved before */
+    CUcheckpointGpuPair *pairs; /* the target GPU for each GPU's memory; since CUDA 13.0, previously reserved */
     unsigned pair_count;
     char reserved0[44];
     uint64_t reserved1;

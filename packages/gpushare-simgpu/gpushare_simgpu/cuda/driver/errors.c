@@ -1,4 +1,4 @@
-/* Names and descriptions of the error codes, as CUDA has them. */
+/* Names and descriptions of the error codes, as in CUDA. */
 #include "cuda/driver/driver_api.h"
 
 static const struct {

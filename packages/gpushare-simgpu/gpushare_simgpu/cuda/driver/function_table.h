@@ -1,5 +1,5 @@
-/* Name, CUDA version, function, and its form for per-thread default streams where it has one. Sorted by name. Read
- * several times over with other meanings of ONE and TWO, so without a guard. */
+/* Name, CUDA version, function, and its form for per-thread default streams, if any. Sorted by name. Included several
+ * times with different definitions of ONE and TWO, so there is no include guard. */
 // clang-format off: a table
 ONE("cuCheckpointProcessCheckpoint", 12080, cuCheckpointProcessCheckpoint)
 ONE("cuCheckpointProcessGetRestoreThreadId", 12080, cuCheckpointProcessGetRestoreThreadId)

@@ -1,7 +1,7 @@
 /* The table that cuGetProcAddress searches. */
 #include "cuda/driver/functions.h"
 
-/* The functions take what they take; here only their addresses matter. */
+/* The parameters of the functions are irrelevant; only their addresses are used here. */
 #define ONE(name, version, function) extern void function(void);
 #define TWO(name, version, function, per_thread)                                                                       \
     extern void function(void);                                                                                        \

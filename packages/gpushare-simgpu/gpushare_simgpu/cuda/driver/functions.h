@@ -6,9 +6,9 @@
 
 struct named_function {
     const char *name;
-    int version; /* the first CUDA version whose headers mean this function by the name */
+    int version; /* the first CUDA version whose headers map the name to this function */
     void (*function)(void);
-    void (*per_thread)(void); /* the form for per-thread default streams; NULL where there is none */
+    void (*per_thread)(void); /* the form for per-thread default streams; NULL if there is none */
 };
 
 extern const struct named_function FUNCTIONS[];

@@ -1,4 +1,4 @@
-/* cuInit: finds the GPUs, takes the process' slot, applies CUDA_VISIBLE_DEVICES. */
+/* cuInit: finds the GPUs, takes a slot for the process, and applies CUDA_VISIBLE_DEVICES. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
 static void after_fork_in_child(void) {
-    /* the worker threads are not here, and the slot is the parent's */
+    /* the worker threads do not exist in the child, and the slot belongs to the parent */
     if (driver.phase == DRIVER_READY) {
         driver.phase = DRIVER_FORKED;
         processes_forked();

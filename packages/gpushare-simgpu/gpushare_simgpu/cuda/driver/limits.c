@@ -1,4 +1,4 @@
-/* Settings of a context that are kept and told back: nothing in the simulator depends on them. */
+/* Settings of a context that are stored and returned; nothing in the simulator depends on them. */
 #include "cuda/streams/call_lock.h"
 #include "cuda/streams/context.h"
 
@@ -62,7 +62,7 @@ EXPORT CUresult cuCtxResetPersistingL2Cache(void) {
     return context_require(&context);
 }
 
-/* A profiler may be started around a stretch of code; there is none to hear it. */
+/* A program may start a profiler around a section of code; the simulator has none. */
 EXPORT CUresult cuProfilerStart(void) {
     struct context *context;
     return context_require(&context);

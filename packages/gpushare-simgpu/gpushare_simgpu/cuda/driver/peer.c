@@ -1,4 +1,5 @@
-/* Devices that reach each other's memory: all do, over the bus. Copies between them work with or without. */
+/* Peer access: every device can access the memory of all others over the bus. Copies between devices work with or
+ * without it. */
 #include "cuda/streams/call_lock.h"
 #include "cuda/streams/context.h"
 

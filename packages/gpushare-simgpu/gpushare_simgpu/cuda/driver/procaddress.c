@@ -1,18 +1,18 @@
-/* cuGetProcAddress: which function a name means at a version of CUDA. */
+/* cuGetProcAddress: finds the function for a name and a CUDA version. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/driver/driver.h"
 #include "cuda/driver/functions.h"
 
-/* True for the functions of checkpoints where the driver is set to be too old for them. The state says so too, but a
- * look at a function must not open it: who looks may be another user than who calls. */
+/* True for the checkpoint functions if the driver is configured to be too old for them. The state contains this setting
+ * too, but a lookup must not open the state: the user who looks up a function may differ from the user who calls it. */
 static int is_hidden(const char *name) {
     const char *support = getenv("SIMGPU_CHECKPOINT");
     return support && strcmp(support, "absent") == 0 && strncmp(name, "cuCheckpoint", strlen("cuCheckpoint")) == 0;
 }
 
-/* Each name's newest function that is not newer than the version asked for. */
+/* Find the newest function with this name that is not newer than the requested version. */
 static CUresult look_up(const char *name, void **out, int version, uint64_t flags,
                         CUdriverProcAddressQueryResult *status) {
     int best = -1, named = 0;

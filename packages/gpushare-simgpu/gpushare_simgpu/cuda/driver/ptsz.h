@@ -1,5 +1,5 @@
-/* Every call that uses the default stream exists twice: CUDA's second form, with _ptsz or _ptds behind its name, means
- * the thread's own default stream where the first means the legacy one. */
+/* Every call that uses the default stream exists twice: the first form uses the legacy default stream, and CUDA's
+ * second form, with the suffix _ptsz or _ptds, uses the per-thread default stream. */
 #ifndef SIMGPU_PTSZ_H
 #define SIMGPU_PTSZ_H
 

@@ -8,8 +8,8 @@
 #include "common/mig.h"
 #include "common/uuid.h"
 
-/* What CUDA counts when nothing is named: the GPUs without MIG, then the first instance of each GPU in MIG mode. That
- * order is as DataDog's agent found it on hardware (its pull request 36377); NVIDIA's manuals say nothing of it. */
+/* The devices that CUDA counts if none are named: the GPUs without MIG, then the first instance of each GPU in MIG
+ * mode. DataDog's agent found this order on hardware (its pull request 36377); NVIDIA's manuals do not specify it. */
 static int countable(const struct state *state, int numbers[MAX_GPUS]) {
     int count = 0, gpus = (int)state->settings.devices;
     for (int gpu = 0; gpu < gpus; gpu++)
@@ -19,7 +19,8 @@ static int countable(const struct state *state, int numbers[MAX_GPUS]) {
     return count;
 }
 
-/* A beginning of a GPU's UUID is enough when it fits one GPU only. Of a GPU in MIG mode: its first instance. */
+/* A prefix of a GPU's UUID is sufficient if it matches only one GPU. For a GPU in MIG mode, the first instance is
+ * returned. */
 static int named_gpu(const struct state *state, const char *name, size_t length) {
     int found = -1;
     for (int gpu = 0; gpu < (int)state->settings.devices; gpu++) {
@@ -56,7 +57,8 @@ static int named(const struct state *state, const char *name, size_t length) {
     return end == name + length && length > 0 && number >= 0 && number < count ? all[number] : -1;
 }
 
-/* As CUDA does it: the list ends at the first name that is no GPU, and a GPU named twice leaves none. */
+/* As in CUDA, the list ends at the first name that is not a GPU, and a list that names a GPU twice leaves no
+ * devices. */
 static int listed(const struct state *state, const char *list, int numbers[MAX_GPUS]) {
     int count = 0;
     while (*list) {
@@ -77,8 +79,7 @@ static int listed(const struct state *state, const char *list, int numbers[MAX_G
 int visible_numbers(const struct state *state, int numbers[MAX_GPUS]) {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     int count = list ? listed(state, list, numbers) : countable(state, numbers);
-    /* a process sees one instance at most, and no whole GPU beside it (NVIDIA's MIG user guide, "Device Enumeration")
-     */
+    /* a process sees at most one instance, and then no whole GPU (NVIDIA's MIG user guide, "Device Enumeration") */
     for (int i = 0; i < count; i++) {
         if (!mig_is_instance(state, numbers[i])) continue;
         numbers[0] = numbers[i];

@@ -7,7 +7,7 @@
 #include "common/turns.h"
 #include "cuda/paging/residency.h"
 
-/* Streams of this process that want the engine, in order; the process as a whole takes turns with the others. */
+/* Streams of this process that want the engine, in order; the process as a whole takes turns with other processes. */
 static struct line {
     pthread_mutex_t lock;
     pthread_cond_t moved;
@@ -28,7 +28,7 @@ static void leave(struct stream *stream, int gpu) {
     pthread_mutex_lock(&line->lock);
     int wanted = line->next > line->serving + 1 || stream_next_is_kernel(stream);
     gpu_lock(driver.state, gpu);
-    /* of the ticket too that others have given it while it was stopped */
+    /* also removes the ticket that other processes gave it while it was stopped */
     if (!wanted || turns_over(driver.state, gpu, clock_now())) turns_forget(driver.state, gpu, driver.slot);
     gpu_unlock(driver.state, gpu);
     line->serving++;
@@ -40,7 +40,7 @@ static uint64_t pages_of(const struct range *range, uint64_t page) {
     return range->size ? (range->address + range->size - 1) / page - range->address / page + 1 : 0;
 }
 
-/* Address of the n-th page that the work touches, inside its range. */
+/* Return an address in the n-th page that the work touches. */
 static uint64_t nth_page(const struct work *work, uint64_t n, uint64_t page) {
     for (int i = 0; i < work->range_count; i++) {
         const struct range *range = &work->ranges[i];
@@ -51,7 +51,8 @@ static uint64_t nth_page(const struct work *work, uint64_t n, uint64_t page) {
     return 0;
 }
 
-/* Touches pages and computes for about one time slice; the time it took. `device_ns` is that of all of the work. */
+/* Touch pages and compute for about one time slice. Returns the duration. `device_ns`: the device time of the whole
+ * work. */
 static uint64_t slice(const struct work *work, int number, uint64_t pages, uint64_t device_ns, uint64_t *touched,
                       uint64_t *computed) {
     struct state *state = driver.state;
@@ -86,15 +87,15 @@ uint64_t compute_device_ns(int gpu, const struct work *work) {
            clock_transfer_ns(work->passed, mig_hbm(driver.state, gpu));
 }
 
-/* Takes device time that was counted as queued back, up to all of it. */
+/* Subtract device time from the queued time, at most all of it. */
 static void uncount(struct gpu *gpu, uint64_t ns) {
     uint64_t *queued = &gpu->queued_ns[driver.slot], seen = __atomic_load_n(queued, __ATOMIC_RELAXED);
     while (
         !__atomic_compare_exchange_n(queued, &seen, seen > ns ? seen - ns : 0, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
 }
 
-/* The part of a slice that is still to be waited for: while this process was stopped, its kernels ran ahead of it. With
- * the lock held. */
+/* Return the part of a slice for which to wait: while this process was stopped, its kernels ran ahead. With the lock
+ * held. */
 static uint64_t not_ahead(struct gpu *gpu, uint64_t spent, uint64_t *queued) {
     uint64_t ahead = gpu->ahead_ns[driver.slot], part = *queued < spent ? *queued : spent;
     if (ahead > part) ahead = part;
@@ -143,7 +144,7 @@ uint64_t compute_run(struct stream *stream, const struct work *work, uint64_t re
         gpu_unlock(state, number);
         if (over) turns_wait(state, number, driver.slot);
     }
-    if (queued) uncount(gpu, queued); /* an error ended it */
+    if (queued) uncount(gpu, queued); /* an error ended the work */
     leave(stream, number);
     return end;
 }

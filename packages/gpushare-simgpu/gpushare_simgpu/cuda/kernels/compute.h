@@ -1,4 +1,4 @@
-/* The compute engine: carries out kernels and whatever else runs on the device itself. */
+/* The compute engine: executes kernels and all other work that runs on the device itself. */
 #ifndef SIMGPU_COMPUTE_H
 #define SIMGPU_COMPUTE_H
 
@@ -12,19 +12,19 @@ struct range {
 struct work {
     struct range ranges[2];
     int range_count;
-    uint64_t passed;                       /* bytes that it reads and writes in VRAM, which take their time */
-    uint64_t device_ns;                    /* besides them, and besides its launch */
-    uint64_t queued_ns;                    /* of its device time; see struct kernel_launch */
-    int kernel;                            /* counts as one */
-    void (*compute)(const void *argument); /* the real thing, on host memory; NULL for none */
+    uint64_t passed;                       /* bytes that it reads and writes in VRAM, which take time */
+    uint64_t device_ns;                    /* additional device time, without its launch */
+    uint64_t queued_ns;                    /* its queued device time; see struct kernel_launch */
+    int kernel;                            /* whether it counts as a kernel */
+    void (*compute)(const void *argument); /* the actual computation, on host memory; NULL: none */
     const void *argument;
 };
 
-/* Device time of work that faults no page. */
+/* Return the device time of work without page faults. */
 uint64_t compute_device_ns(int gpu, const struct work *work);
 
-/* Runs it on the stream's GPU; gives the instant of its end. Pages are touched spread evenly over the device time, as a
- * kernel that streams through its data does it. From the stream's worker. */
+/* Run the work on the stream's GPU. Returns the instant of its end. Page accesses are spread evenly over the device
+ * time, as for a kernel that streams through its data. Called by the stream's worker. */
 uint64_t compute_run(struct stream *stream, const struct work *work, uint64_t ready);
 
 #endif

@@ -1,8 +1,8 @@
-/* What programs ask about a kernel: name, parameters, attributes, occupancy. */
+/* Queries on a kernel: name, parameters, attributes, occupancy. */
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/module.h"
 
-/* Attributes that a program may set: all kernels are alike, so they are only remembered as accepted. */
+/* Attributes that a program may set. All kernels are alike, so the values are accepted and have no effect. */
 enum {
     ATTRIBUTE_MAX_THREADS = 0,
     ATTRIBUTE_REGISTERS = 4,
@@ -101,7 +101,7 @@ EXPORT CUresult cuFuncLoad(CUfunction function) {
     return check(function);
 }
 
-/* 2048 threads in up to 32 blocks on a multiprocessor, limited by nothing else. */
+/* 2048 threads in up to 32 blocks on a multiprocessor, without other limits. */
 EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int block_size,
                                                             size_t shared) {
     CUresult error = check(function);

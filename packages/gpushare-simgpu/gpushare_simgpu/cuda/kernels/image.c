@@ -12,7 +12,7 @@
 #define NAME_LENGTH 512
 #define MACHINE     190 /* EM_CUDA */
 
-/* Options of the calls that load and link which give room for a message. */
+/* Options of the load and link calls that provide a buffer for a message. */
 enum { JIT_ERROR_LOG = 5, JIT_ERROR_LOG_SIZE = 6 };
 
 #define ONLY_NAMED "the simulated GPU runs only its built-in kernels, by name (those of its kernels.ptx)"
@@ -26,7 +26,8 @@ struct log image_log(unsigned count, const int *options, void *const *values) {
     return log;
 }
 
-/* Where the caller left no room for it, the reason goes to stderr: the error code alone does not say it. */
+/* Report a reason. Without a buffer from the caller it goes to stderr, because the error code alone does not contain
+ * it. */
 __attribute__((format(printf, 2, 3))) static void complain(struct log log, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -54,7 +55,7 @@ static CUresult add(const char *name, CUresult error, struct log log, struct ima
     return CUDA_SUCCESS;
 }
 
-/* The text without comments, so that an .entry in one does not count. */
+/* Return the text without comments, so that an .entry in a comment is ignored. */
 static char *without_comments(const char *text) {
     size_t length = strlen(text);
     char *plain = malloc(length + 1), *out = plain;
@@ -78,7 +79,7 @@ static int in_name(char c) {
     return isalnum((unsigned char)c) || c == '_' || c == '$' || c == '%';
 }
 
-/* Finds the next .entry; its name, and the text behind it. NULL when there is none. */
+/* Find the next .entry: its name, and the text behind it. NULL if there is none. */
 static const char *next_entry(const char *text, char name[NAME_LENGTH]) {
     while ((text = strstr(text, ".entry"))) {
         text += strlen(".entry");
@@ -108,13 +109,13 @@ static CUresult read_ptx(const char *text, struct log log, struct image *out) {
     return CUDA_SUCCESS;
 }
 
-/* Every kernel of a CUDA ELF file has its parameters in a section .nv.constant0.NAME. Like the driver this trusts the
- * file's own offsets: the call does not say how long it is. */
+/* Every kernel of a CUDA ELF file has its parameters in a section .nv.constant0.NAME. Like the driver, this function
+ * trusts the file's own offsets, because the call does not pass the length. */
 static CUresult read_elf(const unsigned char *image, struct log log, struct image *out) {
     static const char PREFIX[] = ".nv.constant0.";
     Elf64_Ehdr header;
     Elf64_Shdr section, names;
-    /* nothing behind a beginning that is not CUDA's is looked at */
+    /* if the header is not CUDA's, nothing after it is read */
     int fits = image[EI_CLASS] == ELFCLASS64;
     if (fits) memcpy(&header, image, sizeof header);
     if (!fits || header.e_machine != MACHINE || header.e_shentsize != sizeof section ||
@@ -156,7 +157,7 @@ char *image_file(const char *path, CUresult *error) {
     fseek(file, 0, SEEK_END);
     long size = ftell(file);
     rewind(file);
-    /* room for the shortest thing that image_read looks at */
+    /* large enough for the smallest object that image_read reads */
     char *text = size >= 0 ? calloc(1, (size_t)size + sizeof(Elf64_Ehdr) + 1) : NULL;
     *error = CUDA_SUCCESS;
     if (!text || fread(text, 1, (size_t)size, file) != (size_t)size) {

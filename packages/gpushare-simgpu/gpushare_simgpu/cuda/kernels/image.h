@@ -1,5 +1,5 @@
-/* Images of code: which built-in kernels they name. The simulated GPU runs no machine code; what it takes from PTX text
- * and from CUDA's ELF files are the names of their kernels. */
+/* Images of code, and the built-in kernels that they name. The simulated GPU runs no machine code; from PTX text and
+ * CUDA's ELF files it uses only the names of the kernels. */
 #ifndef SIMGPU_IMAGE_H
 #define SIMGPU_IMAGE_H
 
@@ -14,8 +14,8 @@ struct image {
     const struct kernel *kernels[IMAGE_KERNELS];
 };
 
-/* Where the caller of a function with JIT options wants to read what is wrong; all 0: nowhere, and it goes to stderr.
- */
+/* The buffer in which the caller of a function with JIT options expects error messages; all 0: none, and messages go to
+ * stderr. */
 struct log {
     char *text;
     size_t size;
@@ -23,11 +23,11 @@ struct log {
 
 struct log image_log(unsigned count, const int *options, void *const *values);
 
-/* Adds the kernels that an image names. CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_IMAGE or CUDA_ERROR_OUT_OF_MEMORY
+/* Add the kernels that an image names. CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_IMAGE or CUDA_ERROR_OUT_OF_MEMORY,
  * with the reason in the log. */
 CUresult image_read(const void *image, struct log log, struct image *out);
 
-/* A file as a text with a zero at its end, to be freed; NULL after setting the error. */
+/* Read a file as zero-terminated text, which the caller frees; NULL after setting the error. */
 char *image_file(const char *path, CUresult *error);
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "cuda/kernels/module.h"
 
-/* Kernel parameters lie as in PTX: each aligned to its own size. */
+/* Kernel parameters are laid out as in PTX: each is aligned to its own size. */
 struct over_u32 {
     uint32_t *p;
     uint64_t n;
@@ -102,7 +102,7 @@ static void plan_touch(const unsigned char *arguments, struct work *work) {
     work->ranges[0] = over(a->p, a->bytes, 1);
     work->range_count = 1;
     work->device_ns = a->ns;
-    /* no computation: it changes nothing, and reading would only commit host memory */
+    /* no computation, because it changes nothing and reading would only commit host memory */
 }
 
 static const struct kernel KERNELS[] = {
@@ -129,7 +129,7 @@ uint64_t kernel_device_ns(int gpu, const struct kernel_launch *launch) {
 }
 
 uint64_t kernel_run(struct stream *stream, const struct kernel_launch *launch, uint64_t ready) {
-    /* the arguments as the structs above want them aligned */
+    /* the arguments, aligned for the structs above */
     unsigned char arguments[KERNEL_ARGUMENTS] __attribute__((aligned(16)));
     memcpy(arguments, launch->arguments, sizeof arguments);
     struct work work = {.kernel = 1, .argument = arguments, .queued_ns = launch->queued_ns};

@@ -1,4 +1,4 @@
-/* The built-in kernels. A module names them by its .entry directives; what they compute is here in C. */
+/* The built-in kernels. A module names them by its .entry directives; their computations are implemented here in C. */
 #ifndef SIMGPU_KERNELS_H
 #define SIMGPU_KERNELS_H
 
@@ -18,7 +18,7 @@ struct kernel {
 
 const struct kernel *kernel_find(const char *name);
 
-/* Device time of a launch, if no page has to come. */
+/* Return the device time of a launch without page faults. */
 uint64_t kernel_device_ns(int gpu, const struct kernel_launch *launch);
 
 uint64_t kernel_run(struct stream *stream, const struct kernel_launch *launch, uint64_t ready);

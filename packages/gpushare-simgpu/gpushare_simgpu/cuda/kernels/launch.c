@@ -9,7 +9,7 @@
 #include "cuda/streams/stream.h"
 #include "cuda/kernels/launch.h"
 
-/* Packs the arguments as the kernel wants them: from an array of pointers, or from the block that `extra` names. */
+/* Pack the arguments in the kernel's layout, from an array of pointers or from the block that `extra` refers to. */
 static CUresult pack(const struct kernel *kernel, void **params, void **extra, unsigned char *out) {
     if (params) {
         for (int i = 0; i < kernel->parameter_count; i++) {

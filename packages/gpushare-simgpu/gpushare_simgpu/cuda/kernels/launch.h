@@ -3,7 +3,7 @@
 
 #include "cuda/streams/operation.h"
 
-/* Checks a launch as the driver would, and copies its arguments. */
+/* Check a launch as the driver would, and copy its arguments. */
 CUresult launch_prepare(struct kernel_launch *launch, CUfunction function, const unsigned grid[3],
                         const unsigned block[3], unsigned shared, void **params, void **extra);
 

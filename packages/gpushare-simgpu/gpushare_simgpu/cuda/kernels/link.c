@@ -1,5 +1,5 @@
-/* The driver's linker. What is linked is what an image is here: the names of built-in kernels. The result is PTX text
- * with an .entry for each, which loads as a module. */
+/* The driver's linker. It links the names of built-in kernels, which are the content of an image here. The result is
+ * PTX text with an .entry for each kernel, which can be loaded as a module. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +37,7 @@ EXPORT CUresult cuLinkCreate_v2(unsigned count, int *options, void **values, CUl
 }
 
 static CUresult add(struct link *link, int type, const void *data) {
-    /* a library, such as libcudadevrt.a, holds functions for kernels to call: nothing to run by itself */
+    /* a library, such as libcudadevrt.a, contains functions that kernels call, and no kernels */
     if (type == INPUT_LIBRARY) return CUDA_SUCCESS;
     REQUIRE(type >= INPUT_CUBIN && type <= INPUT_NVVM, CUDA_ERROR_INVALID_VALUE);
     return image_read(data, link->log, &link->image);
@@ -48,7 +48,7 @@ EXPORT CUresult cuLinkAddData_v2(CUlinkState link, int type, void *data, size_t 
     REQUIRE_INIT();
     REQUIRE(is_link(link) && !link->linked, CUDA_ERROR_INVALID_HANDLE);
     REQUIRE(data && size, CUDA_ERROR_INVALID_VALUE);
-    /* PTX text may come without its final zero */
+    /* PTX text may lack its final zero */
     char *copy = calloc(1, size + 64);
     REQUIRE(copy, CUDA_ERROR_OUT_OF_MEMORY);
     memcpy(copy, data, size);

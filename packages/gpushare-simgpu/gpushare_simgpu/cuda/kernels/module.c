@@ -52,7 +52,7 @@ static CUresult unload(struct module *module) {
     LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(module && module->magic == MODULE_MAGIC, CUDA_ERROR_INVALID_HANDLE);
-    /* launches in flight still name its functions */
+    /* launches in flight still refer to its functions */
     synchronize_everything();
     for (unsigned i = 0; i < module->count; i++) module->functions[i].magic = 0;
     module->magic = 0;

@@ -1,4 +1,4 @@
-/* Modules and libraries: which of the built-in kernels a PTX text names. */
+/* Modules and libraries: the built-in kernels that a PTX text names. */
 #ifndef SIMGPU_MODULE_H
 #define SIMGPU_MODULE_H
 

@@ -1,4 +1,4 @@
-/* Carrying out copies: which engine they take, and for how long. */
+/* Execution of copies: the engines that they use, and their duration. */
 #include <string.h>
 
 #include "common/clock.h"
@@ -7,10 +7,10 @@
 #include "cuda/streams/execute.h"
 #include "cuda/paging/residency.h"
 
-/* Copies take the engine piece by piece, so that those of other processes get between. */
+/* Copies reserve the engine piece by piece, so that other processes' copies can run in between. */
 #define PIECE (8ull << 20)
 
-/* Where one side of a copy lies. */
+/* The location of one side of a copy. */
 struct side {
     int gpu; /* -1: host memory */
     int managed;
@@ -55,7 +55,7 @@ static uint64_t on_device(struct stream *stream, const struct rectangle *r, uint
     return compute_run(stream, &work, ready);
 }
 
-/* Takes the engines of a transfer for one piece. */
+/* Reserve the engines of a transfer for one piece. */
 static uint64_t transfer(int from, int to, uint64_t bytes, uint64_t ready) {
     struct state *state = driver.state;
     if (from >= 0) {

@@ -1,4 +1,4 @@
-/* The driver calls that copy. All come down to one rectangle, in a stream, waited for or not. */
+/* The driver calls that copy. Each is one rectangle in a stream, and the call waits for it or not. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,12 +14,12 @@ static struct operation linear(uint64_t dst, uint64_t src, size_t size) {
                               .copy = {.dst = dst, .src = src, .width = size, .height = 1, .depth = 1}};
 }
 
-/* Pageable memory up to this size is copied aside by the call, as CUDA does it. */
+/* The call stages pageable memory up to this size, as CUDA does. */
 #define STAGED_MOST (64u << 10)
 
 enum side_kind { SIDE_DEVICE, SIDE_PINNED, SIDE_PAGEABLE };
 
-/* Managed memory counts as the device's. Memory that is registered in part only is pageable. */
+/* Managed memory counts as device memory. Memory that is only partly registered is pageable. */
 static enum side_kind kind_of(uint64_t address, uint64_t size) {
     enum side_kind kind = SIDE_PAGEABLE;
     pthread_mutex_lock(&memory_lock);
@@ -36,9 +36,9 @@ static uint64_t extent(uint64_t width, uint64_t pitch, uint64_t slice, const str
     return width + (r->height - 1) * pitch + (r->depth - 1) * slice;
 }
 
-/* What "asynchronous" means for a copy depends on its memory (CUDA's manual, "API synchronization behavior"): to
- * pageable memory, and between host memory, it has been done when the call returns; from pageable memory the source
- * has been read. Only with pinned memory, and on the device, does the call leave before the copy. */
+/* The meaning of "asynchronous" for a copy depends on its memory (CUDA's manual, "API synchronization behavior"). When
+ * the call returns, a copy to pageable memory or between host memory is done, and a copy from pageable memory has read
+ * its source. The call returns before the copy only with pinned memory and on the device. */
 static CUresult enqueue(const struct operation *operation, CUstream handle) {
     LOCKABLE();
     struct stream *stream;
@@ -70,8 +70,8 @@ static CUresult carry_out(const struct operation *operation, CUstream handle) {
     return error ? error : stream_put_and_wait(stream, operation);
 }
 
-/* Device addresses have to be of allocations; the rest of such a range is the program's responsibility, as is host
- * memory. */
+/* Device addresses must belong to allocations; the rest of such a range, and host memory, are the program's
+ * responsibility. */
 static int known(CUdeviceptr address, size_t size, CUresult *error) {
     pthread_mutex_lock(&memory_lock);
     struct allocation *allocation = allocation_find(address);
@@ -116,7 +116,7 @@ LAST_IS_STREAM(cuMemcpyDtoHAsync_v2, copy, (void *dst, CUdeviceptr src, size_t s
 LAST_IS_STREAM(cuMemcpyDtoDAsync_v2, copy, (CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream stream), dst, 1,
                src, 1, size, 0)
 
-/* Addresses are unique over all devices, so the contexts say nothing new. */
+/* Addresses are unique over all devices, so the contexts add no information. */
 ON_DEFAULT_STREAM(cuMemcpyPeer, copy, (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t size),
                   dst, 1, src, 1, size, 1)
 LAST_IS_STREAM(cuMemcpyPeerAsync, copy,

@@ -3,8 +3,8 @@
 
 #include "cuda/streams/operation.h"
 
-/* The operation of a copy between pitched boxes. CUDA_ERROR_NOT_SUPPORTED for arrays, which the simulator does not
- * have. */
+/* Make the operation for a copy between pitched boxes. CUDA_ERROR_NOT_SUPPORTED for arrays, which the simulator does
+ * not support. */
 CUresult copy_rectangle(const CUDA_MEMCPY3D *copy, struct operation *operation);
 
 #endif

@@ -1,4 +1,4 @@
-/* Pinned host memory: allocated, or registered. The device sees it under its own address. */
+/* Pinned host memory, allocated or registered. The device accesses it at its host address. */
 #include <sys/mman.h>
 
 #include "cuda/streams/call_lock.h"

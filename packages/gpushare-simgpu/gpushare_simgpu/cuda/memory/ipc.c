@@ -1,5 +1,5 @@
-/* Sharing memory between processes. The simulator's memory belongs to one process; programs are told what they would be
- * told on a GPU whose driver cannot share it. For managed memory a GPU says the same: it cannot be shared. */
+/* Sharing memory between processes. The simulator's memory belongs to one process; programs get the result of a driver
+ * that cannot share memory. A real driver gives the same result for managed memory, which cannot be shared. */
 #include "cuda/memory/memory.h"
 
 EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address) {

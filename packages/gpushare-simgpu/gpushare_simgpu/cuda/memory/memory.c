@@ -144,7 +144,7 @@ void allocation_drop(struct allocation *allocation) {
 }
 
 void allocations_visit(void (*visit)(struct allocation *, void *), void *data) {
-    /* backwards: a visitor may drop the one it is shown */
+    /* backwards, because a visitor may remove the current allocation */
     for (size_t i = allocations.count; i-- > 0;) visit((struct allocation *)allocations.items[i], data);
 }
 
@@ -168,7 +168,7 @@ static void unmake_region(struct region *region) {
     space_release(span.base, span.size);
 }
 
-/* A region of its own; *error tells why there is none. */
+/* Create a separate region; *error is the reason if there is none. */
 static struct region *fresh_region(enum memory_kind kind, int gpu, uint64_t size, CUresult *error) {
     struct region *region = make_region(kind, gpu, size);
     *error = CUDA_ERROR_OUT_OF_MEMORY;
@@ -212,7 +212,7 @@ CUresult memory_allocate(struct context *context, int device, enum memory_kind k
     int64_t offset = 0;
     CUresult error = CUDA_ERROR_OUT_OF_MEMORY;
     REQUIRE(size > 0, CUDA_ERROR_INVALID_VALUE);
-    /* plain memory larger than all of VRAM: no need to look for room */
+    /* plain memory larger than all of VRAM cannot fit */
     REQUIRE(kind != KIND_PLAIN || size <= mig_memory(driver.state, gpu), CUDA_ERROR_OUT_OF_MEMORY);
     pthread_mutex_lock(&memory_lock);
     struct region *region =
@@ -268,7 +268,7 @@ int memory_accessible(uint64_t address, uint64_t size, int device, int writing) 
     int fine = 0;
     if (size == 0) return 1;
     pthread_mutex_lock(&memory_lock);
-    /* a buffer made of several mappings is one range to the program */
+    /* a buffer that consists of several mappings is one range for the program */
     while (size) {
         struct allocation *allocation = allocation_find(address);
         if (!allocation || (allocation->kind == KIND_MAPPED && !(allocation->access & (writing ? 2 : 1)))) break;

@@ -51,7 +51,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
     int device = allocation ? allocation->device : context->device;
     pthread_mutex_unlock(&memory_lock);
     REQUIRE(allocation, CUDA_ERROR_INVALID_VALUE);
-    /* as the driver does: no kernel loses its memory while it runs */
+    /* as in the driver, no kernel loses its memory while it runs */
     device_synchronize(device);
     return memory_free(address);
 }

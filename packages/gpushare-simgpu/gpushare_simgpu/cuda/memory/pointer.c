@@ -1,4 +1,4 @@
-/* What is known about an address. */
+/* Attributes of an address. */
 #include <string.h>
 
 #include "cuda/memory/memory.h"
@@ -49,7 +49,7 @@ EXPORT CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute,
     return error;
 }
 
-/* What an attribute reads as for an address that CUDA does not know. */
+/* Write an attribute's value for an address that is unknown to CUDA. */
 static void tell_unknown(void *data, CUpointer_attribute attribute) {
     switch (attribute) {
     case POINTER_MEMORY_TYPE:

@@ -11,8 +11,8 @@
 
 #define POOL_MAGIC 0x504f4f4cu
 
-/* A pool counts what was taken from it. It keeps no freed memory back: a free gives its frames to everybody at once,
- * which is what a release threshold of 0, the default, comes to at the next synchronisation. */
+/* A pool counts the memory taken from it. It retains no freed memory: a free releases its frames immediately, which
+ * corresponds to a release threshold of 0, the default, at the next synchronization. */
 struct pool {
     uint32_t magic;
     int device;
@@ -77,7 +77,7 @@ void pool_free(uint64_t address) {
     if (memory_free(address) == CUDA_SUCCESS && pool) use(pool, -size);
 }
 
-/* The address is the caller's at once; work in the stream cannot come before that. */
+/* The caller gets the address immediately, so work in the stream cannot precede the allocation. */
 static CUresult allocate(CUdeviceptr *address, size_t size, struct pool *pool, CUstream handle) {
     LOCKABLE();
     struct stream *stream;
@@ -90,7 +90,7 @@ static CUresult allocate(CUdeviceptr *address, size_t size, struct pool *pool, C
     enum memory_kind kind = pool->managed ? KIND_MANAGED : KIND_PLAIN;
     error = memory_allocate(stream->context, pool->device, kind, size, 0, pool, address);
     if (error == CUDA_ERROR_OUT_OF_MEMORY) {
-        /* frees that are still queued may make room */
+        /* queued frees may release memory */
         device_synchronize(pool->device);
         error = memory_allocate(stream->context, pool->device, kind, size, 0, pool, address);
     }
@@ -151,7 +151,7 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *propert
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Only for devices. */
+/* Return a default pool. Only for devices. */
 static CUresult default_for(CUmemoryPool *pool, const CUmemLocation *location, int type, int current) {
     REQUIRE_INIT();
     REQUIRE(pool && location && (type == 1 || type == ALLOCATION_TYPE_MANAGED), CUDA_ERROR_INVALID_VALUE);
@@ -180,7 +180,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     pthread_mutex_lock(&pools_lock);
     if (currents[pool->device] == pool) currents[pool->device] = NULL;
     pthread_mutex_unlock(&pools_lock);
-    pool->magic = 0; /* stays allocated: its allocations outlive it and name it */
+    pool->magic = 0; /* stays allocated, because its allocations outlive it and refer to it */
     return CUDA_SUCCESS;
 }
 
@@ -211,7 +211,7 @@ EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
 
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     LOCKABLE();
-    return check(pool); /* nothing is kept back */
+    return check(pool); /* no freed memory is retained */
 }
 
 EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {

@@ -1,4 +1,4 @@
-/* Memory pools: what cuMemAllocAsync takes from. */
+/* Memory pools, from which cuMemAllocAsync allocates. */
 #ifndef SIMGPU_POOL_H
 #define SIMGPU_POOL_H
 
@@ -6,7 +6,7 @@
 
 struct pool *pool_of_device(int device);
 
-/* Frees what a pool gave: the stream has come to the free. */
+/* Free memory from a pool after the stream has reached the free. */
 void pool_free(uint64_t address);
 
 #endif

@@ -1,5 +1,5 @@
-/* The driver calls that set memory. The synchronous forms return when the work is queued behind what is in the stream,
- * as on a GPU for device memory; here they wait, which no program can tell from a fast GPU. */
+/* The driver calls that set memory. On a GPU the synchronous forms for device memory return when the work is queued in
+ * the stream; here they wait, which a program cannot distinguish from a fast GPU. */
 #include "cuda/memory/memory.h"
 #include "cuda/driver/ptsz.h"
 #include "cuda/streams/call_lock.h"

@@ -8,7 +8,7 @@
 
 struct slots *slots_make(uint64_t bytes);
 void slots_drop(struct slots *slots);
-/* Offset of that many free bytes in a row, or -1. */
+/* Take `bytes` contiguous free bytes. Returns their offset, or -1. */
 int64_t slots_take(struct slots *slots, uint64_t bytes);
 void slots_give_back(struct slots *slots, uint64_t offset, uint64_t bytes);
 int slots_empty(const struct slots *slots);

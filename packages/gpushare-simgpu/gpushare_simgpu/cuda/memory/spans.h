@@ -1,4 +1,4 @@
-/* Pointers to things that cover an address range, sorted, so that any address finds its thing. */
+/* A sorted list of pointers to objects that cover address ranges, for looking up the object at any address. */
 #ifndef SIMGPU_SPANS_H
 #define SIMGPU_SPANS_H
 

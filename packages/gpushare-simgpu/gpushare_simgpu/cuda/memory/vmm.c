@@ -1,5 +1,4 @@
-/* Virtual memory management: address space, physical memory and the mapping of one into the other are separate things.
- */
+/* Virtual memory management: address space, physical memory, and the mapping between them are separate objects. */
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -11,12 +10,12 @@
 
 #define PHYSICAL_MAGIC 0x50485953u
 
-/* Physical memory: frames, and a file without a name that holds the bytes and can be mapped to several addresses. */
+/* Physical memory: frames, and an unnamed file that contains the bytes and can be mapped to several addresses. */
 struct physical {
     uint32_t magic;
     uint32_t references; /* the handle, and every mapping */
     int file;
-    struct region *frames; /* at an address that nothing else uses */
+    struct region *frames; /* at an otherwise unused address */
     uint64_t size;
     CUmemAllocationProp properties;
 };
@@ -229,7 +228,7 @@ EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *l
     return error;
 }
 
-/* Handles of one process mean nothing to another here. */
+/* Here, one process's handles are meaningless to other processes. */
 EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, unsigned type,
                                              unsigned long long flags) {
     REQUIRE_INIT();

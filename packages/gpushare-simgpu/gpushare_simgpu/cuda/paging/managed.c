@@ -1,4 +1,4 @@
-/* Managed memory: prefetch, advice and what is known about a range. */
+/* Managed memory: prefetch, advice, and attributes of a range. */
 #include "cuda/memory/memory.h"
 #include "cuda/driver/ptsz.h"
 #include "cuda/streams/call_lock.h"
@@ -6,7 +6,7 @@
 
 #define HOST_BIT 31
 
-/* A device, CU_DEVICE_CPU, or CU_DEVICE_INVALID for a place that is none. */
+/* Return a device, CU_DEVICE_CPU, or CU_DEVICE_INVALID for an invalid location. */
 static int place_of(CUmemLocation location) {
     switch (location.type) {
     case LOCATION_DEVICE: return device_exists(location.id) ? location.id : CU_DEVICE_INVALID;
@@ -17,7 +17,7 @@ static int place_of(CUmemLocation location) {
     }
 }
 
-/* True when the range is managed memory, in one allocation. */
+/* Whether the range is managed memory in a single allocation. */
 static int is_managed(uint64_t address, uint64_t size) {
     pthread_mutex_lock(&memory_lock);
     struct allocation *allocation = allocation_find(address);
@@ -61,7 +61,7 @@ static CUresult prefetch_batch(CUdeviceptr *addresses, size_t *sizes, size_t cou
             CUDA_ERROR_INVALID_VALUE);
     size_t which = 0;
     for (size_t i = 0; i < count; i++) {
-        /* each location serves from its index to the next one's */
+        /* each location applies from its index to the next location's index */
         while (which + 1 < location_count && indices[which + 1] <= i) which++;
         CUresult error = prefetch_to(addresses[i], sizes[i], place_of(locations[which]), stream);
         if (error) return error;
@@ -74,7 +74,7 @@ LAST_IS_STREAM(cuMemPrefetchBatchAsync, prefetch_batch,
                 size_t location_count, unsigned long long flags, CUstream stream),
                addresses, sizes, count, locations, indices, location_count, flags)
 
-/* Advice is remembered and told back; it does not change where pages go. */
+/* Advice is stored and returned; it does not change where pages go. */
 static void advise_page(struct page *page, CUmem_advise advice, int place) {
     uint32_t bit = 1u << (place == CU_DEVICE_CPU ? HOST_BIT : place);
     switch (advice) {
@@ -114,7 +114,7 @@ EXPORT CUresult cuMemAdvise_v2(CUdeviceptr address, size_t size, CUmem_advise ad
     return advise(address, size, advice, place_of(location));
 }
 
-/* A value that holds for the whole range, or `mixed` where pages differ. */
+/* Return a value that applies to the whole range, or `mixed` if pages differ. */
 static int common(uint64_t address, uint64_t size, int (*value)(const struct page *), int mixed) {
     uint64_t length = driver.state->settings.page;
     int result = mixed, first = 1;
@@ -206,7 +206,8 @@ EXPORT CUresult cuMemRangeGetAttributes(void **data, size_t *sizes, CUmem_range_
     return CUDA_SUCCESS;
 }
 
-/* Attaching to a stream or to the host only matters where host and device must not touch the same pages: not here. */
+/* Attaching to a stream or to the host only matters if host and device must not access the same pages, which is allowed
+ * here. */
 static CUresult attach(CUdeviceptr address, size_t length, unsigned flags, CUstream handle) {
     LOCKABLE();
     struct stream *stream;

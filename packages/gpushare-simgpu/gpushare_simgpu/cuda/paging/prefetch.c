@@ -1,5 +1,5 @@
-/* Bulk migration: cuMemPrefetchAsync. Pages go in chunks, and the eviction that makes room for one chunk runs while the
- * chunk before it comes in, so that both directions of the bus are used. */
+/* Bulk migration: cuMemPrefetchAsync. Pages move in chunks, and the eviction for one chunk runs while the previous
+ * chunk is transferred, so that both directions of the bus are used. */
 #include "common/clock.h"
 #include "common/engines.h"
 #include "common/frames.h"
@@ -7,7 +7,8 @@
 #include "cuda/streams/execute.h"
 #include "cuda/paging/residency.h"
 
-/* About this long a chunk takes: short enough that others get between, long enough that a sleep is exact. */
+/* The approximate duration of a chunk: short enough that other transfers run in between, long enough that a sleep is
+ * exact. */
 #define CHUNK_NS (2 * NS_PER_MS)
 
 static uint64_t chunk_pages(uint64_t bandwidth) {
@@ -64,7 +65,7 @@ static uint64_t to_host(uint64_t address, uint64_t size, uint64_t ready) {
             if (region && region->kind == KIND_MANAGED) {
                 uint32_t index = (uint32_t)((at - region->span.base) / page);
                 int gpu = region->pages[index].gpu;
-                if (from >= 0 && gpu >= 0 && gpu != from) break; /* the rest comes from another GPU's engine */
+                if (from >= 0 && gpu >= 0 && gpu != from) break; /* the rest uses another GPU's engine */
                 if (residency_send_home(region, index)) {
                     from = gpu;
                     moved += page;

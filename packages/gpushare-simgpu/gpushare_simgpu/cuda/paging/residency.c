@@ -8,8 +8,8 @@
 #include "common/frames.h"
 #include "common/processes.h"
 
-/* Whether a host access has put anything into a page that was never on a GPU: then there is content to move. The
- * simulator does not trap host accesses; the kernel's word on committed memory is as good. */
+/* Whether a host access has written to a page that was never on a GPU, so that there is content to move. The simulator
+ * does not trap host accesses; the kernel's information on committed memory is equivalent. */
 static int touched_by_host(uint64_t base, uint64_t size) {
     enum { STEP = 2 << 20, SMALLEST_HOST_PAGE = 4096 };
     unsigned char present[STEP / SMALLEST_HOST_PAGE];
@@ -42,14 +42,15 @@ void residency_bring(uint64_t address, int gpu, int prefetch, struct moved *move
     uint32_t index = (uint32_t)((address - region->span.base) / size);
     uint64_t name = (uint64_t)region->id << 32 | index;
     struct page *page = &region->pages[index];
-    if (region->kind != KIND_MANAGED) return; /* plain memory is there, or on a peer that is read over the bus */
+    if (region->kind != KIND_MANAGED) return; /* plain memory is resident, or on a peer that is read over the bus */
     if (page->gpu == gpu && frames_holds(state, gpu, page->frame, driver.slot, name)) {
         if (prefetch) frames_use(state, gpu, page->frame);
         return;
     }
     if (page->gpu >= 0 && page->gpu != gpu) leave_other_gpu(page, name, gpu);
     if (!page->populated)
-        page->populated = touched_by_host(region->span.base + index * size, size) ? 1 : 2; /* 2: made by this touch */
+        page->populated = touched_by_host(region->span.base + index * size, size) ? 1 : 2; /* 2: created by this
+                                                                                            * access */
     switch (frames_claim(state, gpu, driver.slot, name, FRAME_MANAGED, &page->frame)) {
     case CLAIM_NONE:
         moved->remote += size;

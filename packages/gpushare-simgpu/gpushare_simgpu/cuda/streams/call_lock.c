@@ -2,15 +2,16 @@
 
 #include "common/futex.h"
 
-static uint32_t inside;         /* threads in such calls */
+static uint32_t inside;         /* number of threads in such calls */
 static uint32_t closed;         /* futex word: 1 while the process is locked */
-static __thread uint32_t depth; /* of calls inside calls */
+static __thread uint32_t depth; /* nesting depth of calls */
 
 int call_lock_enter(void) {
     if (__builtin_expect(driver.phase != DRIVER_READY, 0)) return 0;
     if (depth++) return 1;
     for (;;) {
-        /* this thread counts itself and then looks; who closes does it the other way round: one of them sees */
+        /* this thread counts itself and then checks; the closing thread does the reverse, so one of them sees the
+         * other */
         __atomic_add_fetch(&inside, 1, __ATOMIC_SEQ_CST);
         if (__builtin_expect(!__atomic_load_n(&closed, __ATOMIC_SEQ_CST), 1)) return 1;
         __atomic_sub_fetch(&inside, 1, __ATOMIC_SEQ_CST);

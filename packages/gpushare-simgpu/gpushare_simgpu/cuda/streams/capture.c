@@ -1,4 +1,4 @@
-#define _GNU_SOURCE /* the initialiser of a recursive mutex */
+#define _GNU_SOURCE /* for the initializer of a recursive mutex */
 #include "cuda/streams/capture.h"
 
 #include <stdlib.h>
@@ -11,9 +11,9 @@
 
 /* One capture: from cuStreamBeginCapture to cuStreamEndCapture, over all the streams that joined. */
 struct capture_run {
-    uint32_t references; /* streams in it, and events that remember it */
+    uint32_t references; /* number of streams in it and of events that refer to it */
     struct graph *graph;
-    int own_graph; /* made for this capture, not given */
+    int own_graph; /* created for this capture, not passed by the program */
     struct stream *origin;
     struct context *context;
     CUstreamCaptureMode mode;
@@ -22,16 +22,17 @@ struct capture_run {
     uint64_t id;
 };
 
-/* Captures begun by this thread in a mode that forbids it unsafe calls. */
+/* Number of captures begun by this thread in a mode that forbids it unsafe calls. */
 static __thread unsigned own_captures;
 static __thread CUstreamCaptureMode thread_mode = CAPTURE_MODE_GLOBAL;
 static uint64_t last_id;
 
-/* What streams and events hold of captures: any thread may use a stream that another one captures. Recursive, for a
- * graph that is dropped here may be the last to know an event. Taken before a context's lock. */
+/* Protects the captures that streams and events refer to, because any thread may use a stream that another thread
+ * captures. Recursive, because a graph that is dropped here may hold the last reference to an event. Taken before a
+ * context's lock. */
 static pthread_mutex_t captures_lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 
-/* Returns what the call gives, made with the lock held. */
+/* Make the call with the lock held and return its result. */
 #define LOCKED(call)                                                                                                   \
     pthread_mutex_lock(&captures_lock);                                                                                \
     CUresult locked_result = (call);                                                                                   \
@@ -51,7 +52,7 @@ static void leave(struct stream *stream) {
     free(capture);
 }
 
-/* A list of nothing may be NULL, which memcpy must not be given even for 0 bytes. */
+/* An empty list may be NULL, which must not be passed to memcpy even for 0 bytes. */
 static void copy_nodes(struct node **to, struct node *const *from, size_t count) {
     if (count) memcpy(to, from, count * sizeof *to);
 }
@@ -81,11 +82,11 @@ static CUresult join(struct stream *stream, struct capture_run *run, struct node
     return CUDA_SUCCESS;
 }
 
-/* The run is over: the calls that it forbade are allowed again. */
+/* End the run: the calls that it forbade are allowed again. */
 static void finish(struct capture_run *run) {
     if (run->mode != CAPTURE_MODE_RELAXED && pthread_equal(run->thread, pthread_self())) own_captures--;
     if (run->mode == CAPTURE_MODE_GLOBAL) __atomic_sub_fetch(&run->context->capturing, 1, __ATOMIC_RELAXED);
-    run->broken = 1; /* nothing joins it any more */
+    run->broken = 1; /* nothing can join it any more */
 }
 
 void capture_abandon(struct stream *stream) {
@@ -246,7 +247,7 @@ static CUresult end(CUstream handle, CUgraph *out) {
     REQUIRE(stream->capture->origin, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
     REQUIRE(run->mode == CAPTURE_MODE_RELAXED || pthread_equal(run->thread, pthread_self()),
             CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-    /* every stream that joined has to have come back: its last node is one the origin depends on */
+    /* every stream that joined must have rejoined: the origin depends on its last node */
     pthread_mutex_lock(&stream->context->lock);
     for (struct stream *other = stream->context->streams; other; other = other->next) {
         if (other == stream || !other->capture || other->capture->run != run) continue;
@@ -359,7 +360,7 @@ EXPORT CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream stream, CUstreamCaptureS
     LOCKED(info(PER_THREAD(stream), status, id, graph, nodes, edges, count));
 }
 
-/* flags: 0 adds to what the next node depends on, 1 replaces it */
+/* flags: 0 adds to the next node's dependencies, 1 replaces them */
 static CUresult update_dependencies(CUgraphNode *nodes, size_t count, unsigned flags, CUstream handle) {
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);

@@ -6,7 +6,7 @@
 
 struct event;
 
-/* What a capturing stream adds next depends on these nodes. */
+/* The next node of a capturing stream depends on these nodes. */
 struct capture {
     struct capture_run *run;
     CUgraphNode *last;
@@ -14,34 +14,36 @@ struct capture {
     int origin; /* the stream that began it */
 };
 
-/* Any thread may begin or end the capture of a stream: true now may be false when the caller looks again. */
+/* Any thread may begin or end the capture of a stream, so the result may change at any time. */
 static inline int stream_is_captured(struct stream *stream) {
     return __atomic_load_n(&stream->capture, __ATOMIC_ACQUIRE) != NULL;
 }
 int event_is_captured(struct event *event); /* recorded in a capture */
 
-/* The next three say whether the call was one for a capture; only then it is done, and `error` is its result. */
+/* The next three functions return whether the call belonged to a capture; if so, it is done, and `error` is its
+ * result. */
 
-/* Adds the operation to the graph that the stream captures. */
+/* Add the operation to the graph that the stream captures. */
 int capture_put(struct stream *stream, const struct operation *operation, CUresult *error);
 
-/* cuEventRecord and cuStreamWaitEvent in captures: the event remembers the nodes; a stream that waits for it joins. */
+/* cuEventRecord and cuStreamWaitEvent in captures: the event stores the nodes; a stream that waits for it joins. */
 int capture_record(struct stream *stream, struct event *event, CUresult *error);
 int capture_join(struct stream *stream, struct event *event, CUresult *error);
 
-/* The stream is destroyed: what it captured is lost. */
+/* Handle the destruction of a stream, whose capture is lost. */
 void capture_abandon(struct stream *stream);
 
-/* The event is recorded anew, or gone. */
+/* Clear an event that is recorded again or destroyed. */
 void capture_forget(struct event *event);
 
-/* Breaks the capture of a stream, if there is one: a call came that a capture cannot hold. */
+/* Break the capture of a stream, if any, after a call that a capture cannot contain. */
 CUresult capture_break(struct stream *stream, CUresult why);
 
-/* An unsafe call (an allocation, a synchronisation of everything): fails while a capture forbids it to this thread. */
+/* Check an unsafe call (an allocation, a global synchronization), which fails while a capture forbids it to this
+ * thread. */
 CUresult capture_forbids(struct context *context);
 
-/* For calls that wait for all of the context: they break the captures in it. */
+/* For calls that wait for all work of the context, which break the captures in it. */
 CUresult capture_forbids_waiting(struct context *context);
 
 #endif

@@ -9,7 +9,7 @@
 #include "cuda/memory/memory.h"
 #include "cuda/streams/stream.h"
 
-#define DEPTH 64 /* of a thread's stack of contexts */
+#define DEPTH 64 /* depth of a thread's stack of contexts */
 
 static __thread struct context *stack[DEPTH];
 static __thread int depth;
@@ -36,8 +36,8 @@ CUresult context_require(struct context **context) {
     return context_check(*context);
 }
 
-/* A process is on a GPU, for NVML, while it has a context there. False, and nothing is changed, when it comes to a
- * device that is no longer there. */
+/* For NVML, a process is on a GPU while it has a context there. Returns false and changes nothing if the device no
+ * longer exists. */
 static int show(struct context *context, int change) {
     gpu_lock(driver.state, context->gpu);
     int possible = change < 0 || device_remains(context->device);
@@ -71,8 +71,8 @@ static CUresult begin(struct context *context, int device, unsigned flags, int p
     return CUDA_SUCCESS;
 }
 
-/* Ends what the context has: streams after their work, then memory. With contexts_lock held; its workers do not take
- * it. */
+/* Release the context's resources: streams after their work, then memory. With contexts_lock held, which its workers do
+ * not take. */
 static void end(struct context *context) {
     context_synchronize(context);
     for (int i = 0; i < MAX_CONTEXTS; i++)
@@ -98,7 +98,7 @@ struct context *context_primary(int device) {
 }
 
 CUresult context_synchronize(struct context *context) {
-    /* those there are now: held against destruction while we wait */
+    /* the existing contexts, which are protected against destruction during the wait */
     size_t count = 0, held = 0;
     pthread_mutex_lock(&context->lock);
     for (struct stream *stream = context->streams; stream; stream = stream->next) count++;
@@ -221,7 +221,7 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int
     return CUDA_SUCCESS;
 }
 
-/* the names of CUDA 7 to 10 */
+/* the names in CUDA 7 to 10 */
 EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
     return cuDevicePrimaryCtxRelease_v2(device);
 }
@@ -274,7 +274,7 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
     REQUIRE(context && context->magic == CONTEXT_MAGIC && !context->primary, CUDA_ERROR_INVALID_CONTEXT);
     pthread_mutex_lock(&contexts_lock);
     end(context);
-    context->magic = 0; /* stays allocated: other threads may have it on their stacks */
+    context->magic = 0; /* stays allocated, because other threads may have it on their stacks */
     pthread_mutex_unlock(&contexts_lock);
     if (context_current() == context) depth--;
     return CUDA_SUCCESS;

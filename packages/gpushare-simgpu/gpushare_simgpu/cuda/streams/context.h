@@ -1,4 +1,4 @@
-/* Contexts: where streams, memory and errors belong. */
+/* Contexts, to which streams, memory and errors belong. */
 #ifndef SIMGPU_CONTEXT_H
 #define SIMGPU_CONTEXT_H
 
@@ -7,7 +7,7 @@
 #include "cuda/driver/driver.h"
 
 #define CONTEXT_MAGIC 0x43545843u
-#define MAX_CONTEXTS  1024 /* of one process */
+#define MAX_CONTEXTS  1024 /* maximum in one process */
 
 struct context {
     uint32_t magic;
@@ -15,43 +15,43 @@ struct context {
     int gpu;    /* number on the machine */
     int primary;
     unsigned flags;
-    unsigned retained; /* primary: how often */
+    unsigned retained; /* primary context: how often it is retained */
     uint64_t id;
-    CUresult error;       /* sticky: an illegal address ends the context's usefulness */
-    pthread_mutex_t lock; /* the list of streams, and which is legacy */
+    CUresult error;       /* sticky: after an illegal address the context is unusable */
+    pthread_mutex_t lock; /* protects the list of streams and the legacy stream */
     struct stream *streams;
     struct stream *legacy;
-    unsigned blocking;   /* streams that synchronise with the legacy one */
-    unsigned capturing;  /* captures in progress that forbid unsafe calls of any thread */
-    uint64_t generation; /* a reset primary context is a new one: per-thread streams of the old are gone */
-    uint32_t peers;      /* devices whose memory was opened to this context */
-    uint32_t *frames;    /* of the memory that the context itself takes; NULL: it takes none */
+    unsigned blocking;   /* number of streams that synchronize with the legacy stream */
+    unsigned capturing;  /* number of captures in progress that forbid unsafe calls in any thread */
+    uint64_t generation; /* a reset primary context is a new context, without the old one's per-thread streams */
+    uint32_t peers;      /* devices whose memory is accessible to this context */
+    uint32_t *frames;    /* frames of the memory that the context itself takes; NULL: none */
 };
 
-/* The calling thread's current context; NULL if none. */
+/* Return the calling thread's current context; NULL if none. */
 struct context *context_current(void);
 
-/* Current, alive, and without a sticky error. */
+/* Check that a context is current, alive, and without a sticky error. */
 CUresult context_require(struct context **context);
 
 CUresult context_check(struct context *context);
 
-/* The primary context of a device, made when it is needed and not counted; NULL while nobody retained it. */
+/* Return the primary context of a device without retaining it; NULL while it is not retained. */
 struct context *context_primary(int device);
 
-/* Waits for all work of the context. */
+/* Wait for all work of the context. */
 CUresult context_synchronize(struct context *context);
 
-/* True when no stream of the context has work. */
+/* Whether no stream of the context has work. */
 int context_idle(struct context *context);
 
-/* Waits for all work of all contexts on a device: what cuMemFree promises. */
+/* Wait for all work of all contexts on a device, as cuMemFree guarantees. */
 void device_synchronize(int device);
 
-/* Calls `visit` for each live context. */
+/* Call `visit` for each live context. */
 void contexts_visit(void (*visit)(struct context *, void *), void *data);
 
-/* Waits for all work on the machine that this process has. */
+/* Wait for all work of this process on all GPUs. */
 void synchronize_everything(void);
 
 #endif

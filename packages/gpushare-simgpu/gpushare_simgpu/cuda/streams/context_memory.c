@@ -7,7 +7,7 @@
 #include "common/frames.h"
 #include "common/processes.h"
 
-/* Names of pages that no region has: regions count from 1 in the same bits, and never come to this one. */
+/* Names of pages that no region uses: regions count from 1 in the same bits and never reach this value. */
 #define OF_CONTEXT (1ull << 63)
 
 uint32_t context_memory_pages(void) {

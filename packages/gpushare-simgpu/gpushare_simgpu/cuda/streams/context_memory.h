@@ -4,18 +4,18 @@
 
 #include "cuda/streams/context.h"
 
-/* Takes it, evicting managed pages; waits for the evictions. CUDA_ERROR_OUT_OF_MEMORY where there is not as much. */
+/* Take the memory, evicting managed pages; waits for the evictions. CUDA_ERROR_OUT_OF_MEMORY if there is not enough. */
 CUresult context_memory_take(struct context *context);
 
-/* How many pages it is, and the number of them that a claim evicted. With the GPU's lock held, and enough pages that
- * are free or managed. */
+/* Return the number of pages, and the number of pages that a claim evicted. With the GPU's lock held, and enough free
+ * or managed pages. */
 uint32_t context_memory_pages(void);
 uint64_t context_memory_claim(struct context *context);
 
-/* Gives the pages back; they can be claimed again. Takes the GPU's lock. */
+/* Release the pages; they can be claimed again. Takes the GPU's lock. */
 void context_memory_release(struct context *context);
 
-/* Gives the pages back for good. */
+/* Release the pages permanently. */
 void context_memory_drop(struct context *context);
 
 #endif

@@ -20,7 +20,7 @@ void event_release(struct event *event) {
 
 void event_reach(struct event *event, uint64_t number, uint64_t instant) {
     __atomic_store_n(&event->time, instant, __ATOMIC_RELAXED);
-    /* records of one event in two streams may be reached out of order: the newest counts */
+    /* two streams may reach their records of one event out of order; the newest record counts */
     if (number > __atomic_load_n(&event->completed, __ATOMIC_RELAXED))
         __atomic_store_n(&event->completed, number, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&event->watchers, __ATOMIC_SEQ_CST)) {

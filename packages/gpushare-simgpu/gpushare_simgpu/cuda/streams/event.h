@@ -1,4 +1,4 @@
-/* Events: marks in streams that can be waited for, and timed. */
+/* Events: marks in streams that can be waited for and timed. */
 #ifndef SIMGPU_EVENT_H
 #define SIMGPU_EVENT_H
 
@@ -11,9 +11,9 @@ struct event {
     uint32_t references;
     struct context *context;
     unsigned flags;
-    uint64_t recorded;  /* how often recorded */
-    uint64_t completed; /* the last record that has been reached */
-    uint64_t time;      /* instant of it */
+    uint64_t recorded;  /* number of records */
+    uint64_t completed; /* the last record that was reached */
+    uint64_t time;      /* instant of the last reached record */
     uint32_t reached;   /* futex word */
     uint32_t watchers;
     /* recorded in a capture: */

@@ -40,10 +40,10 @@ static uint64_t set(struct stream *stream, const struct operation *operation, ui
     return compute_run(stream, &work, ready);
 }
 
-/* Waiting for something that another stream or the host does. Time passes. */
+/* Wait for an action of another stream or of the host. Time passes. */
 static uint64_t later(uint64_t ready, uint64_t began) {
     uint64_t now = clock_now();
-    /* it was there already: no time passed but that of looking */
+    /* the condition was already met: only the check took time */
     return now - began < 100000 ? ready : now;
 }
 
@@ -69,7 +69,7 @@ static void write_value(const struct operation *operation) {
                          __ATOMIC_RELEASE);
 }
 
-/* After an illegal address the context's kernels, copies and calls do nothing; what frees and tells still happens. */
+/* After an illegal address the context's kernels, copies and calls do nothing; frees and notifications still happen. */
 static int dead(struct stream *stream) {
     return __atomic_load_n(&stream->context->error, __ATOMIC_ACQUIRE) != CUDA_SUCCESS;
 }
@@ -109,7 +109,7 @@ uint64_t execute(struct stream *stream, const struct operation *operation, uint6
     case OPERATION_GRAPH: return graph_run(stream, operation->graph.exec, ready);
     case OPERATION_WRITE_VALUE: write_value(operation); return ready;
     case OPERATION_WAIT_VALUE:
-        /* a GPU polls too; nobody says when the value is there */
+        /* a GPU polls too, because nothing signals the arrival of the value */
         while (!value_is_there(operation) && !dead(stream)) clock_sleep_until(clock_now() + 200000);
         return later(ready, began);
     }

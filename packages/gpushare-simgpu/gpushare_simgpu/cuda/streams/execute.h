@@ -1,10 +1,10 @@
-/* Carrying out an operation, on the worker of its stream. */
+/* Execution of an operation by its stream's worker. */
 #ifndef SIMGPU_EXECUTE_H
 #define SIMGPU_EXECUTE_H
 
 #include "cuda/streams/stream.h"
 
-/* Gives the instant at which it ended; `ready` is when it could begin. */
+/* Execute an operation. Returns the instant of its end; `ready`: the earliest instant of its start. */
 uint64_t execute(struct stream *stream, const struct operation *operation, uint64_t ready);
 
 uint64_t execute_copy(struct stream *stream, const struct rectangle *copy, uint64_t ready);

@@ -1,4 +1,4 @@
-/* Graphs as programs put them together: nodes and what they depend on. */
+/* Graphs as programs build them: nodes and their dependencies. */
 #include "cuda/streams/graph.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Graphs: operations with an order. A launch carries the nodes out one after another in the order in which they were
- * added, which any dependency respects: an edge only ever leads to a later node. */
+/* Graphs: operations with an order. A launch executes the nodes one after another in the order in which they were
+ * added, which respects all dependencies, because an edge always leads to a later node. */
 #ifndef SIMGPU_GRAPH_H
 #define SIMGPU_GRAPH_H
 
@@ -13,9 +13,9 @@ struct node {
     uint32_t magic;
     struct graph *graph;
     struct operation operation;
-    struct graph *child;  /* OPERATION_NOTHING with a graph inside */
+    struct graph *child;  /* for OPERATION_NOTHING with a nested graph */
     int type;             /* as CUgraphNodeType */
-    struct node **before; /* what it depends on */
+    struct node **before; /* nodes on which it depends */
     size_t before_count;
     size_t index; /* in the graph */
 };
@@ -32,7 +32,7 @@ struct graph_exec {
     uint64_t flags;
     size_t count;
     struct operation *operations;
-    struct node **origins; /* which node each came from, to find it again in updates */
+    struct node **origins; /* the original of each node, to find it in updates */
 };
 
 enum {
@@ -52,7 +52,7 @@ CUresult graph_add(struct graph *graph, const struct operation *operation, struc
                    struct node **out);
 CUresult graph_check(struct graph *graph);
 
-/* The operation of a kernel node; with `second` the parameters are of the second version. */
+/* Make the operation of a kernel node; with `second` the parameters have the second version's layout. */
 CUresult graph_kernel(const CUDA_KERNEL_NODE_PARAMS *params, int second, struct operation *operation);
 
 uint64_t graph_run(struct stream *stream, struct graph_exec *exec, uint64_t ready);

@@ -1,4 +1,4 @@
-/* Graphs made ready to run: instantiated, updated, launched. */
+/* Executable graphs: instantiation, updates, launches. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -132,7 +132,8 @@ EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode 
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* An update takes the operations of a graph of the same shape: as many nodes of the same kinds in the same order. */
+/* An update takes over the operations of a graph of the same shape: the same number and kinds of nodes in the same
+ * order. */
 static CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
     enum { UPDATE_DONE = 0, UPDATE_TOPOLOGY_CHANGED = 2, UPDATE_TYPE_CHANGED = 3 };
     struct graph_exec *fresh;
@@ -163,7 +164,7 @@ static CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultI
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
     LOCKABLE();
     REQUIRE(info, CUDA_ERROR_INVALID_VALUE);
-    /* the operations are exchanged under launches otherwise */
+    /* otherwise running launches would see the operations change */
     synchronize_everything();
     return update(exec, graph, info);
 }
@@ -175,7 +176,7 @@ static CUresult launch(CUgraphExec exec, CUstream handle) {
     if (error) return error;
     REQUIRE(exec && exec->magic == EXEC_MAGIC, CUDA_ERROR_INVALID_VALUE);
     if (stream_is_captured(stream)) {
-        /* the captured graph takes the nodes over */
+        /* the captured graph takes over the nodes */
         for (size_t i = 0; i < exec->count && !error; i++) {
             if (exec->operations[i].kind == OPERATION_RECORD || exec->operations[i].kind == OPERATION_WAIT_EVENT)
                 event_retain(exec->operations[i].event.event);

@@ -1,4 +1,4 @@
-/* One thing that a stream does. Plain data: it is copied into the ring, and into graphs. */
+/* One operation of a stream. Plain data, which is copied into the ring and into graphs. */
 #ifndef SIMGPU_OPERATION_H
 #define SIMGPU_OPERATION_H
 
@@ -54,7 +54,7 @@ struct operation {
         } prefetch;
         struct {
             CUevent event;
-            uint64_t number; /* which record of it */
+            uint64_t number; /* number of the record */
         } event;
         struct {
             CUstream stream;

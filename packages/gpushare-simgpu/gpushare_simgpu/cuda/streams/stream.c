@@ -18,7 +18,7 @@ struct stream *stream_make(struct context *context, unsigned flags, int priority
     void *memory;
     if (posix_memalign(&memory, 64, sizeof(struct stream))) return NULL;
     struct stream *stream = memset(memory, 0, sizeof(struct stream));
-    /* not touched, and so not committed, until there is work */
+    /* not accessed, and so not committed, until there is work */
     stream->ring = mmap(NULL, RING * sizeof(struct cell), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (stream->ring == MAP_FAILED) {
         free(stream);
@@ -53,7 +53,7 @@ void stream_release(struct stream *stream) {
 
 static uint64_t put(struct stream *stream, const struct operation *operation);
 
-/* Takes the stream out of its context; its worker ends after the work that is queued. */
+/* Remove the stream from its context; its worker ends after the queued work. */
 void stream_unlink(struct stream *stream) {
     struct context *context = stream->context;
     pthread_mutex_lock(&context->lock);
@@ -142,7 +142,7 @@ static uint64_t put(struct stream *stream, const struct operation *operation) {
     uint64_t position = __atomic_fetch_add(&stream->tail, 1, __ATOMIC_RELAXED);
     struct cell *cell = &stream->ring[position % RING];
     while (__builtin_expect(__atomic_load_n(&cell->turn, __ATOMIC_ACQUIRE) != position, 0))
-        stream_wait(stream, position - RING); /* the ring is full, as a GPU's queue gets */
+        stream_wait(stream, position - RING); /* the ring is full, as a GPU's queue can be */
     cell->operation = *operation;
     __atomic_store_n(&cell->turn, position + 1, __ATOMIC_SEQ_CST);
     if (__builtin_expect(__atomic_load_n(&stream->asleep, __ATOMIC_SEQ_CST), 0) &&
@@ -166,7 +166,7 @@ void stream_wait(struct stream *stream, uint64_t position) {
 
 int stream_idle(struct stream *stream) {
     uint64_t tail = __atomic_load_n(&stream->tail, __ATOMIC_ACQUIRE);
-    /* who has seen an event is not to find the stream still busy with having told it */
+    /* a thread that has seen an event must not find the stream still busy with signaling it */
     while (tail && !stream_done(stream, tail - 1) && __atomic_load_n(&stream->marking, __ATOMIC_SEQ_CST)) sched_yield();
     return tail == 0 || stream_done(stream, tail - 1);
 }
@@ -183,7 +183,7 @@ static void put_wait_for(struct stream *stream, struct stream *other) {
     put(stream, &(struct operation){.kind = OPERATION_WAIT_STREAM, .stream = {other, tail - 1}});
 }
 
-/* The legacy stream and the blocking ones wait for each other; those made non-blocking keep out of it. */
+/* The legacy stream and the blocking streams wait for each other; non-blocking streams do not take part. */
 static void synchronize_with_legacy(struct stream *stream) {
     struct context *context = stream->context;
     if (stream->kind != STREAM_IS_LEGACY) {

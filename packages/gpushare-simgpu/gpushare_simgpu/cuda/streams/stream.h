@@ -1,4 +1,4 @@
-/* Streams: a ring of operations and, once there is one, the thread that carries them out in order. */
+/* Streams: a ring of operations and, after the first operation, the thread that executes them in order. */
 #ifndef SIMGPU_STREAM_H
 #define SIMGPU_STREAM_H
 
@@ -9,7 +9,7 @@
 #define RING         1024u
 
 struct cell {
-    uint64_t turn; /* whose turn: position to be written, position + 1 to be read */
+    uint64_t turn; /* the cell's turn: position: to be written, position + 1: to be read */
     struct operation operation;
 };
 
@@ -32,20 +32,20 @@ struct stream {
     uint64_t head __attribute__((aligned(64))); /* operations taken */
     uint64_t done;                              /* operations finished */
     uint32_t asleep;                            /* futex word: 1 while the worker waits for work */
-    uint32_t finished;                          /* futex word: counts finishing for those who wait */
-    uint32_t watchers;                          /* how many wait */
-    int marking;       /* an event is told now, and in a moment that the stream is done with it */
+    uint32_t finished;                          /* futex word: counts finished operations for waiting threads */
+    uint32_t watchers;                          /* number of waiting threads */
+    int marking;       /* an event is being signaled, before the stream is marked as done with it */
     uint64_t last_end; /* instant at which the last operation ended */
-    int rested;        /* the queue was empty since: time has passed */
+    int rested;        /* the queue has been empty since, so time has passed */
 };
 
 enum stream_kind { STREAM_CREATED, STREAM_IS_LEGACY, STREAM_IS_PER_THREAD };
 
-/* The stream of a handle (NULL is legacy), in the current context. */
+/* Return the stream with a handle (NULL: the legacy stream) in the current context. */
 CUresult stream_resolve(CUstream handle, struct stream **stream);
 
-/* Puts an operation in; gives its position, which is done when stream_done() has passed it. Waits while the ring is
- * full. Legacy synchronisation and stream capture are dealt with here. */
+/* Enqueue an operation. Returns its position; it is done when stream_done() has passed the position. Waits while the
+ * ring is full. Handles legacy synchronization and stream capture. */
 CUresult stream_put(struct stream *stream, const struct operation *operation, uint64_t *position);
 
 /* The same for a call that returns only when the work is done. */
@@ -53,7 +53,7 @@ CUresult stream_put_and_wait(struct stream *stream, const struct operation *oper
 
 int stream_done(struct stream *stream, uint64_t position);
 void stream_wait(struct stream *stream, uint64_t position);
-/* True when nothing is left to do. */
+/* Whether no work is left. */
 int stream_idle(struct stream *stream);
 
 void stream_drain(struct stream *stream);
@@ -63,7 +63,7 @@ void stream_unlink(struct stream *stream);
 void stream_retain(struct stream *stream);
 void stream_release(struct stream *stream);
 
-/* True when the next operation in line is a kernel: the compute engine is kept for it. Only from the worker. */
+/* Whether the next queued operation is a kernel, for which the compute engine is kept. Called only by the worker. */
 int stream_next_is_kernel(struct stream *stream);
 
 #endif

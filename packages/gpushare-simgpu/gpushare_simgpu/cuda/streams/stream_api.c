@@ -1,4 +1,4 @@
-/* The driver calls about streams. */
+/* The driver calls for streams. */
 #include "common/clock.h"
 #include "cuda/streams/call_lock.h"
 #include "cuda/streams/capture.h"
@@ -6,7 +6,7 @@
 #include "cuda/driver/ptsz.h"
 #include "cuda/streams/stream.h"
 
-/* A thread's own default streams, one for each context it used. */
+/* A thread's per-thread default streams, one for each context that it has used. */
 struct own_stream {
     struct context *context;
     uint64_t generation;
@@ -75,7 +75,7 @@ static CUresult synchronize(CUstream handle) {
     if (error) return error;
     if (stream_is_captured(stream)) return capture_break(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     if (stream->kind == STREAM_IS_LEGACY && stream->context->blocking) {
-        /* the legacy stream is done when the blocking ones are */
+        /* the legacy stream is done when the blocking streams are done */
         return stream_put_and_wait(stream, &(struct operation){.kind = OPERATION_NOTHING});
     }
     stream_drain(stream);
