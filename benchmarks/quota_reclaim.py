@@ -3,15 +3,22 @@
 A part of ``python -m benchmarks.quotas``. Servers of a group without a guarantee hold all GPUs, a quarter each; three
 of four are busy. Then the users of a group that is guaranteed half of the GPUs start servers, all at once. The
 queue, the choice of the sessions that make way and the policy are the product's, with the default times of `reclaim`.
+
+`disturbed_ratio` compares the product's choice with all sets of sessions, in many small clusters.
 """
 
 from __future__ import annotations
 
 import logging
+import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from gpushare_spawner.idle.policy import decide
 from gpushare_spawner.idle.use import Observation
+from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, IdleCause, Tier
@@ -37,6 +44,85 @@ ARRIVAL = 3600.0
 """Seconds after which the group in quota comes: the sessions over quota have been idle, or busy, for so long."""
 LONGEST = 3600.0
 GIB = 2**30
+WANTED = {
+    name: Template.model_validate({"name": name, "display_name": "W", "gpu": gpu})
+    for name, gpu in {
+        "tenth": {"fraction": 0.1},
+        "quarter": {"fraction": 0.25},
+        "half": {"fraction": 0.5},
+        "whole": {"count": 1},
+        "pair": {"count": 2},
+    }.items()
+}
+"""What the waiting spawns of `disturbed_ratio` want."""
+OWNERS = Quotas.model_validate({"groups": {"owners": {"guarantee": 9}, "guests": {}}})
+
+
+def disturbed_ratio(cases: int = 300, seed: int = 1) -> float:
+    """Return the users who lose units for a spawn, over all cases, by the least number that is possible.
+
+    A case has three nodes of two GPUs, full of guests, of whom two in five work and some have two sessions. One node
+    has no CPU. Of all sets of sessions count those that disturb the fewest users who work.
+    """
+    chance = random.Random(seed)
+    disturbed = least = 0
+    for _ in range(cases):
+        reports = [_full_node(f"node-{number}", chance) for number in range(3)]
+        template = WANTED[chance.choice(list(WANTED))]
+        server = HubServer("owner", "", False, "spawn", ARRIVAL, None, template.name, quota="owners")
+        able = tuple(chance.sample([report.node for report in reports], 2))
+        progress = {("owner", ""): QueueProgress(queue_position=1, nodes=able)}
+        found = pressure(OWNERS, reports, [server], WANTED, ARRIVAL, progress=progress).reclaimed
+        users = {one.user for report in reports for one in report.sessions if one.id in found}
+        disturbed += len(users)
+        assert template.gpu is not None
+        share = template.gpu.share
+        least += min(_least(report, share.units, share.count) for report in reports if report.node in able)[1]
+    return disturbed / least
+
+
+def _full_node(node: str, chance: random.Random) -> Report:
+    gpus = tuple(GpuReport(index=i, uuid=f"{node}-{i}", model="A100", memory_bytes=80 * GIB) for i in range(2))
+    sessions: list[SessionReport] = []
+    for gpu in gpus:
+        left = UNITS_PER_GPU
+        while left > 0:
+            units = min(left, chance.choice([20, 25, 40, 50, 100]))
+            left -= units
+            name = f"{node}-{len(sessions)}"
+            user = chance.choice(sessions).user if sessions and chance.random() < 0.2 else name
+            sessions.append(
+                SessionReport(
+                    id=name,
+                    user=user,
+                    template="any",
+                    quota="group:guests",
+                    gpus=(gpu.uuid,),
+                    share_units=units,
+                    tier_since=0.0,
+                    effective_units=units,
+                    guaranteed_units=units,
+                    opened_at=chance.uniform(0, ARRIVAL / 2),
+                    gpu_busy=chance.random() < 0.4,
+                )
+            )
+    return Report(node=node, published_at=ARRIVAL, gpus=gpus, sessions=tuple(sessions))
+
+
+def _least(report: Report, units: int, count: int) -> tuple[int, int]:
+    """Return the fewest users who work, and users, that a spawn can disturb on a full node: of all sets of sessions."""
+    sets: list[Sequence[SessionReport]] = [()]
+    for size in range(1, len(report.sessions) + 1):
+        sets += combinations(report.sessions, size)
+    found = []
+    for some in sets:
+        users = len({one.user for one in some if one.gpu_busy}), len({one.user for one in some})
+        given = Counter[str]()
+        for one in some:
+            given[one.gpus[0]] += one.effective_units
+        if sum(free >= units for free in given.values()) >= count:
+            found.append(users)
+    return min(found, default=(len(report.sessions) + 1, 0))
 
 
 @dataclass

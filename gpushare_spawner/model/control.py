@@ -325,3 +325,5 @@ class QueueProgress(BaseModel):
     """Why the spawn waits, as a sentence for its user."""
     cancelled_at: Instant | None = None
     """The instant at which the hub cancels the spawn if it still waits."""
+    nodes: tuple[str, ...] | None = None
+    """Nodes with CPU and memory for the spawn, which can take it if sessions give up GPU units. None: unknown."""

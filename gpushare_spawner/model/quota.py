@@ -83,8 +83,8 @@ class Reclaim(FilePart):
     of their templates."""
     idle_after: Seconds = RECLAIM_IDLE_SECONDS
     """A session that has not used its GPU for this long is idle. Units of idle sessions are reclaimed before those of
-    active sessions, longest idle first, regardless of their templates' idle actions. GPU work shorter than `min_use`
-    does not count as use."""
+    active sessions, regardless of their templates' idle actions. GPU work shorter than `min_use` does not count as
+    use."""
     notice: Seconds = RECLAIM_NOTICE_SECONDS
     """The notice period: the time between the notice to the user and the downgrade or release."""
     active_share: Annotated[float, Field(ge=0, le=1)] = 0.0

@@ -264,7 +264,8 @@ class Idle(FilePart):
     """The notice period: the time between the notice to the user and the idle action."""
     when: Literal["always", "pressure"] | None = None
     """`always`: idle sessions are downgraded and released after these times. `pressure`: only while a spawn that can
-    use the units waits, longest idle first, after a notice period of at most 1 minute. Servers are stopped in any case.
+    use the units waits, from as few users as possible, after a notice period of at most 1 minute. Servers are stopped
+    in any case.
     Not given: `always`."""
     min_use: Seconds | None = None
     """GPU time that counts as use of the share, like `2s`: in one piece, or in shorter pieces within the first of the

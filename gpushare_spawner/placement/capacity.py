@@ -426,6 +426,11 @@ class CapacityIndex:
         self.refresh()
         return self._entries.keys()
 
+    def rated(self) -> Iterator[tuple[Key, str]]:
+        """Return the keys and nodes of all places, in no order and without prices."""
+        self.refresh()
+        return ((entry[0], name) for name, entries in self._entries.items() for entry in entries)
+
     def obstacles(self) -> tuple[Mapping[Obstacle, int], int]:
         """Return the number of nodes for each obstacle, and the number of nodes that can take the demand."""
         self.explain()
@@ -517,6 +522,15 @@ class FreeCapacity:
         demand = self.resolved(demand)
         node = self._left_for(demand, only)
         return {only} if node is not None and admission(rating)(demand, node) else frozenset()
+
+    def rated(self, demand: Demand, rating: Rating, only: str = "") -> Iterator[tuple[Key, str]]:
+        """Return the keys and nodes of the places among which `best` chooses, in no order and without prices."""
+        if not only:
+            return self._index(demand, rating).rated()
+        demand = self.resolved(demand)
+        node = self._left_for(demand, only)
+        places = rate_all(rating, demand, node) if node is not None and admission(rating)(demand, node) else ()
+        return ((place.key, only) for place in places)
 
     def prepare(self, demand: Demand, rating: Rating, limit: int) -> int:
         """Rate at most ``limit`` nodes for later calls of `best`; return the number of nodes that are left."""

@@ -230,14 +230,14 @@ class SupposedLedger:
         ledger = self._node(node)
         ledger.change([ledger.allocations[session].with_effective(units) for session, units in kept.items()])
 
-    def copy_of(self, node: str) -> SupposedLedger:
-        """Return a copy of one simulated node, for further changes."""
-        return SupposedLedger(self._node(node))
-
     @property
     def nodes(self) -> frozenset[str]:
         """Nodes with simulated changes."""
         return frozenset(self._nodes)
+
+    def now(self, node: str) -> Ledger:
+        """Return the ledger that has a node: the simulated one, or the original one if nothing has changed there."""
+        return self._nodes.get(node, self._ledger)
 
     def place(self, name: str, request: PlacementRequest, node: str) -> NodeHold | None:
         """Simulate the placement of a request on one node, in place of this name's hold.

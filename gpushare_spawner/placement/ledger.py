@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from types import MappingProxyType
 
 from gpushare_spawner.model.layers import LayerName, Placement
@@ -86,6 +87,20 @@ def cheapest_hold(capacity: FreeCapacity, request: PlacementRequest) -> NodeHold
 def able_nodes(capacity: FreeCapacity, request: PlacementRequest) -> Set[str]:
     """Return the nodes that could take a request if all sessions there ended."""
     return capacity.admitted(request.demand, LEAST_LACKING, request.node)
+
+
+MOST_NODES = 200
+"""Nodes that the service gets for a spawn, at most. Our value: some kilobytes of an event."""
+
+
+def yielding_nodes(capacity: FreeCapacity, request: PlacementRequest) -> tuple[str, ...]:
+    """Return the nodes that could take a request if sessions there gave up units only: they have CPU, memory and pods.
+
+    At most `MOST_NODES`, those where the fewest units are missing. By name.
+    """
+    places = capacity.rated(request.demand, LEAST_LACKING, request.node)
+    open_to = (place for place in places if not place[0][0] and place[1] not in request.left_out)
+    return tuple(sorted(name for _, name in nsmallest(MOST_NODES, open_to)))
 
 
 def preparing_hold(capacity: FreeCapacity, request: PlacementRequest) -> Iterator[None]:
@@ -367,6 +382,14 @@ class Ledger:
         """Return the capacity of a GPU less the owned units, at least 0; 0 for an unknown GPU."""
         capacity = self.capacity.gpus.get(gpu)
         return max(0, capacity.unowned) if capacity is not None else 0
+
+    def missing_units(self, gpu: str, units: int) -> int:
+        """Return the units that sessions on a GPU must give up until so many are free; 0 or less: none.
+
+        Raises KeyError for an unknown GPU.
+        """
+        effective = sum(allocation.effective_units for allocation in self._on_gpu.get(gpu, {}).values())
+        return units + effective + self.kept_units(gpu) - self.capacity.gpus[gpu].capacity
 
     def guaranteed(self, session: str) -> int:
         """Return the guaranteed units of a session: the least over its GPUs. Raises KeyError for an unknown session."""

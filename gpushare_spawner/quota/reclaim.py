@@ -1,12 +1,17 @@
-"""Chooses the sessions over quota that make way for waiting spawns in quota, and the units that they keep.
+"""Chooses the sessions that make way for waiting spawns, and the units that they keep.
 
-The caller decides where a spawn fits (`Gpus`). idle/policy.py decides when a session makes way.
+For each spawn one plan for one node: it disturbs the fewest users who work, then the fewest users, and takes the fewest
+units. The caller knows the nodes (`Gpus`). idle/policy.py decides when a session makes way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+from itertools import combinations, groupby
 from typing import Protocol, TypeVar
 
 from gpushare_spawner.quota.order import Asking
@@ -14,10 +19,15 @@ from gpushare_spawner.quota.order import Asking
 Spawn = TypeVar("Spawn")
 SpawnIn = TypeVar("SpawnIn", contravariant=True)
 
+MOST_TOGETHER = 12
+"""Sessions on several GPUs whose sets are all compared. Our value: at most 4,096 sets, about 20 ms."""
+MOST_SEARCHED = 20
+"""Nodes on which so many sets are compared for one spawn, the best first. Our value: at most half a second."""
+
 
 @dataclass(frozen=True)
 class OverQuota:
-    """A session over quota that can make way. Units are on each of its GPUs."""
+    """Session over quota that can make way. Units of 1 %, on each of its GPUs."""
 
     session: str
     account: str
@@ -26,9 +36,12 @@ class OverQuota:
     units: int
     """Current units, at least 1."""
     steps: Sequence[int]
-    """The units that it could keep instead, in descending order."""
+    """The units that it could keep instead, in descending order: all between two bounds, or single steps."""
     idle_since: float | None
     """Seconds since the epoch; None if it is active."""
+    user: str
+    gpus: Sequence[str]
+    """UUIDs of its GPUs."""
     notified: bool = False
     """Whether its user has a notice that it makes way."""
     opened_at: float = 0.0
@@ -37,14 +50,33 @@ class OverQuota:
     def rank(self) -> tuple[int, float, str]:
         """Sort key: the first session to make way comes first.
 
-        Sessions with a notice come first. Otherwise, work in one session would repeatedly move the notice to another,
-        and the spawn would never start. Idle sessions follow, longest idle first, then active sessions, newest first.
+        Sessions with a notice come first. Idle sessions follow, longest idle first, then active sessions, newest first.
         """
         if self.notified:
             return (0, self.opened_at, self.session)
         if self.idle_since is not None:
             return (1, self.idle_since, self.session)
         return (2, -self.opened_at, self.session)
+
+    @property
+    def most(self) -> int:
+        """The most units that it can give up."""
+        return self.units - self.steps[-1]
+
+    @property
+    def works(self) -> bool:
+        """Whether it makes way while its user works, and without a notice so far."""
+        return self.idle_since is None and not self.notified
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """GPUs of one node and model, of which a spawn needs some."""
+
+    count: int
+    """GPUs that the spawn needs."""
+    units: Mapping[str, int]
+    """Units that sessions on each GPU must give up; 0 or less: none."""
 
 
 class Gpus(Protocol[SpawnIn]):
@@ -53,75 +85,239 @@ class Gpus(Protocol[SpawnIn]):
     def kind(self, spawn: SpawnIn) -> Hashable:
         """Return a key that is equal for spawns with equal needs."""
 
-    def place(self, spawn: SpawnIn) -> bool:
-        """Place a spawn on free units, and record its placement. Return whether it fits."""
+    def place(self, spawn: SpawnIn) -> str | None:
+        """Place a spawn on free units, and record its placement. Return the node; None if it does not fit."""
 
-    def fits(self, spawn: SpawnIn, node: str, kept: Mapping[str, int]) -> bool:
-        """Return whether a spawn would fit on a node if its sessions were reduced to the units in ``kept``."""
+    def lacking(self, spawn: SpawnIn, node: str) -> Iterable[Lacking]:
+        """Return the GPUs of a node that could take a spawn; none if it lacks anything that no session gives up."""
 
     def make_way(self, spawn: SpawnIn, node: str, kept: Mapping[str, int]) -> None:
         """Simulate the reduction of the sessions to the units in ``kept``, and the spawn's placement on the node."""
 
 
+Disturbed = tuple[int, int, int]
+"""Users who work and have no notice yet, users without a notice, all users. A notice is not passed to other users
+again and again: otherwise work would do so, and the spawn would never start."""
+Order = tuple[tuple[int, float, str], ...]
+"""Ranks of sessions, the most recent work first."""
+
+
+@dataclass(frozen=True, order=True)
+class _Plan:
+    """Sessions of one node that make way for a spawn. The least plan is the best."""
+
+    disturbed: Disturbed
+    excess: int
+    """Units beyond need."""
+    order: Order
+    kept: tuple[tuple[str, int], ...] = ()
+    """Units that each session keeps."""
+
+
+@dataclass
+class _Best:
+    """The best plan of a node that is known."""
+
+    plan: _Plan
+    unsearched: list[tuple[Lacking, Sequence[OverQuota]]]
+    """GPUs and sessions whose sets are not compared yet."""
+
+    def search(self) -> None:
+        """Compare all sets of sessions."""
+        for group, here in self.unsearched:
+            self.plan = _together(group, here, self.plan)
+        self.unsearched.clear()
+
+
 def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gpus: Gpus[Spawn]) -> dict[str, int]:
     """Return the sessions that make way, with the units that they keep. ``asking``: spawns in quota, in queue order.
 
-    Each spawn takes only the units that it needs, from the first sessions by rank, and never from its own account.
-    Units go to one spawn only, so a spawn with the same needs as a rejected spawn is not tried.
+    Each spawn takes only the units that it needs, and none from its own account. Units go to one spawn only. Plans for
+    a node are valid until it changes.
     """
     kept: dict[str, int] = {}
-    rejected: set[tuple[str, Hashable]] = set()
-    ranked = sorted(sessions, key=lambda session: session.rank)
-    for request in asking:
-        needs = request.account.key, gpus.kind(request.spawn)
-        if gpus.place(request.spawn) or needs in rejected:
-            continue
-        others = [
-            session for session in ranked if session.session not in kept and session.account != request.account.key
-        ]
-        match = _least(request.spawn, others, gpus)
-        if match is None:
-            rejected.add(needs)
-            continue
-        node, taken = match
-        gpus.make_way(request.spawn, node, taken)
-        kept |= taken
-    return kept
-
-
-def _least(spawn: Spawn, ranked: Sequence[OverQuota], gpus: Gpus[Spawn]) -> tuple[str, dict[str, int]] | None:
-    """Return the first node on which enough sessions can make way, and the units that they keep.
-
-    Return None if there is no such node.
-    """
     on_node: dict[str, list[OverQuota]] = {}
-    for session in ranked:
-        here = on_node.setdefault(session.node, [])
-        here.append(session)
-        kept = {session.session: session.steps[-1] for session in here}
-        if gpus.fits(spawn, session.node, kept):
-            return session.node, _spared(spawn, here, kept, gpus)
-    return None
-
-
-def _spared(spawn: Spawn, here: Sequence[OverQuota], kept: dict[str, int], gpus: Gpus[Spawn]) -> dict[str, int]:
-    """Spare sessions that need not make way, and let the others keep as many units as possible.
-
-    The last sessions by rank are spared first.
-    """
-    for candidate in reversed(here):
-        without = {session: units for session, units in kept.items() if session != candidate.session}
-        if gpus.fits(spawn, candidate.node, without):
-            kept = without
-    for candidate in reversed(here):
-        if candidate.session not in kept:
-            continue
-        low, high = 0, len(candidate.steps) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if gpus.fits(spawn, candidate.node, kept | {candidate.session: candidate.steps[middle]}):
-                high = middle
-            else:
-                low = middle + 1
-        kept[candidate.session] = candidate.steps[high]
+    for session in sorted(sessions, key=lambda session: session.rank):
+        on_node.setdefault(session.node, []).append(session)
+    plans: dict[tuple[str, Hashable], dict[str, _Best | None]] = {}
+    for request in asking:
+        spawn, account = request.spawn, request.account.key
+        changed = gpus.place(spawn)
+        if changed is None:
+            by_node = plans.setdefault((account, gpus.kind(spawn)), {})
+            for node in on_node.keys() - by_node.keys():
+                others = [session for session in on_node[node] if session.account != account]
+                by_node[node] = _best(gpus.lacking(spawn, node), others)
+            found = [(best, node) for node, best in by_node.items() if best is not None]
+            for best, _ in nsmallest(MOST_SEARCHED, found, key=_order):
+                best.search()
+            if not found:
+                continue
+            best, changed = min(found, key=_order)
+            taken = dict(best.plan.kept)
+            gpus.make_way(spawn, changed, taken)
+            kept |= taken
+            on_node[changed] = list(_left(on_node[changed], taken))
+        for by_node in plans.values():
+            by_node.pop(changed, None)
     return kept
+
+
+def _order(found: tuple[_Best, str]) -> tuple[_Plan, str]:
+    return found[0].plan, found[1]
+
+
+def _left(sessions: Iterable[OverQuota], taken: Mapping[str, int]) -> Iterator[OverQuota]:
+    """Yield the sessions that can still make way. Those that make way already are preferred, as if notified."""
+    for session in sessions:
+        units = taken.get(session.session, session.units)
+        steps = [step for step in session.steps if step < units]
+        if units == session.units:
+            yield session
+        elif steps:
+            yield replace(session, units=units, steps=steps, notified=True)
+
+
+def _best(groups: Iterable[Lacking], sessions: Sequence[OverQuota]) -> _Best | None:
+    """Return the best plan for a node by the best sets for each GPU; None if not enough sessions can make way."""
+    plans: list[_Plan] = []
+    unsearched: list[tuple[Lacking, Sequence[OverQuota]]] = []
+    for group in groups:
+        here = [session for session in sessions if not group.units.keys().isdisjoint(session.gpus)]
+        each: list[tuple[_Plan, str, Sequence[OverQuota]]] = []
+        for gpu, units in group.units.items():
+            chosen = _on_gpu(units, [session for session in here if gpu in session.gpus])
+            if chosen is not None:
+                each.append((_plan(chosen, {gpu: units}), gpu, chosen))
+        if len(each) < group.count:
+            continue
+        best = nsmallest(group.count, each, key=lambda entry: entry[:2])
+        together = {session.session: session for _, _, chosen in best for session in chosen}
+        plans.append(_plan(together.values(), {gpu: group.units[gpu] for _, gpu, _ in best}))
+        if group.count > 1 and len(here) <= MOST_TOGETHER and _share_users(here, group.units):
+            unsearched.append((group, here))
+    return _Best(min(plans), unsearched) if plans else None
+
+
+def _share_users(here: Iterable[OverQuota], units: Mapping[str, int]) -> bool:
+    """Return whether a user has units of several GPUs: then the best sets of each GPU are not the best together."""
+    of_user = {(session.user, gpu) for session in here for gpu in session.gpus if gpu in units}
+    return any(count > 1 for count in Counter(user for user, _ in of_user).values())
+
+
+def _plan(sessions: Collection[OverQuota], units: Mapping[str, int]) -> _Plan:
+    """Return the plan in which these sessions give up the units that the GPUs lack.
+
+    Sessions that would make way last keep as much as possible. Those that need not make way are left out.
+    """
+    given = {session.session: session.most for session in sessions}
+    short = {gpu: units[gpu] - sum(one.most for one in sessions if gpu in one.gpus) for gpu in units}
+    order = sorted(sessions, key=lambda session: (len(session.gpus), session.rank), reverse=True)
+    for session in order:
+        needed = max(given[session.session] + short[gpu] for gpu in session.gpus if gpu in short)
+        gives = 0 if needed <= 0 else session.units - session.steps[_first_step(session, needed)]
+        for gpu in session.gpus:
+            if gpu in short:
+                short[gpu] += given[session.session] - gives
+        given[session.session] = gives
+    giving = [session for session in order if given[session.session]]
+    taken = sum(given[session.session] * len(session.gpus) for session in giving)
+    return _Plan(
+        _disturbed(giving),
+        taken - sum(max(0, lacking) for lacking in units.values()),
+        tuple(sorted((session.rank for session in giving), reverse=True)),
+        tuple((session.session, session.units - given[session.session]) for session in giving),
+    )
+
+
+def _first_step(session: OverQuota, needed: int) -> int:
+    """Return the number of the step that gives up at least the needed units."""
+    return bisect_left(session.steps, needed, key=lambda step: session.units - step)
+
+
+def _disturbed(sessions: Iterable[OverQuota]) -> Disturbed:
+    works: dict[str, tuple[bool, bool]] = {}
+    for session in sessions:
+        before = works.get(session.user, (False, False))
+        works[session.user] = (before[0] or session.works, before[1] or not session.notified)
+    return sum(new for new, _ in works.values()), sum(new for _, new in works.values()), len(works)
+
+
+@dataclass(frozen=True, order=True)
+class _Chosen:
+    """Some of the sessions of one GPU. The least is the best."""
+
+    disturbed: Disturbed
+    least: int
+    """Units that they give up at least."""
+    order: Order
+
+
+_NOBODY = _Chosen((0, 0, 0), 0, ())
+
+
+def _on_gpu(lacking: int, here: Sequence[OverQuota]) -> Sequence[OverQuota] | None:
+    """Return the best sessions to give up the units that one GPU lacks; None if all together cannot.
+
+    A knapsack, solved by dynamic programming over the units that the sessions can give up.
+    """
+    if lacking <= 0:
+        return ()
+    if sum(session.most for session in here) < lacking:
+        return None
+    best = {0: _NOBODY}
+    for _, of_user in groupby(sorted(here, key=lambda one: (one.user, one.rank)), lambda one: one.user):
+        best = _with_user(best, tuple(of_user), lacking)
+    names = {name for _, _, name in best[lacking].order}
+    return [session for session in here if session.session in names]
+
+
+def _with_user(best: Mapping[int, _Chosen], of_user: Sequence[OverQuota], lacking: int) -> dict[int, _Chosen]:
+    """Return the best sessions for each number of units, with any of the sessions of one more user."""
+    states: dict[tuple[int, bool, bool], _Chosen] = {}
+    for session in of_user:
+        before = [((units, False, False), chosen) for units, chosen in best.items()] + list(states.items())
+        for (units, works, new), chosen in before:
+            order = tuple(sorted((*chosen.order, session.rank), reverse=True))
+            for least, most in _gifts(session):
+                key = (min(lacking, units + most), works or session.works, new or not session.notified)
+                more = _Chosen(chosen.disturbed, chosen.least + least, order)
+                if key not in states or more < states[key]:
+                    states[key] = more
+    result = dict(best)
+    for (units, works, new), chosen in states.items():
+        working, fresh, users = chosen.disturbed
+        more = _Chosen((working + works, fresh + new, users + 1), chosen.least, chosen.order)
+        if units not in result or more < result[units]:
+            result[units] = more
+    return result
+
+
+def _gifts(session: OverQuota) -> Iterable[tuple[int, int]]:
+    """Return the least and the most units that a session can give up; several pairs if it has single steps."""
+    steps = session.steps
+    if steps[0] - steps[-1] == len(steps) - 1:
+        return [(session.units - steps[0], session.most)]
+    return [(session.units - step, session.units - step) for step in steps]
+
+
+def _together(group: Lacking, here: Sequence[OverQuota], known: _Plan) -> _Plan:
+    """Return the best plan of all sets of sessions that free enough GPUs. ``known``: a plan that is not better."""
+    for sessions in _sets(here, (), known.disturbed):
+        given = Counter[str]()
+        for session in sessions:
+            given.update(dict.fromkeys(session.gpus, session.most))
+        free = [gpu for gpu, units in group.units.items() if units <= given[gpu]]
+        for gpus in combinations(free, group.count):
+            there = [session for session in sessions if not set(gpus).isdisjoint(session.gpus)]
+            known = min(known, _plan(there, {gpu: group.units[gpu] for gpu in gpus}))
+    return known
+
+
+def _sets(left: Sequence[OverQuota], chosen: tuple[OverQuota, ...], most: Disturbed) -> Iterator[tuple[OverQuota, ...]]:
+    """Yield each set of sessions with the chosen ones that disturbs no more users than so many."""
+    if _disturbed(chosen) > most:
+        return
+    yield chosen
+    for number, session in enumerate(left):
+        yield from _sets(left[number + 1 :], (*chosen, session), most)

@@ -362,7 +362,7 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
         )
         outbox = Outbox(notifier_file(Path(options.notifiers)), time.time) if options.notifiers else None
         notify = outbox.offer if outbox is not None else lambda decisions: None
-        culler = Culler(actions, settings, pending=pending.recent, notify=notify)
+        culler = Culler(actions, settings, pending=pending.recent, notify=notify, progress=queue.progress)
         history = actions.journal = _history(options, actions, reports, culler)
         clock.was_set = culler.clock_was_set
         listeners.append(culler.reports_changed)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, SessionReport, doubled_gpus
 from gpushare_spawner.model.template import Template
@@ -17,12 +16,14 @@ from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, RecentReports, answered
 from gpushare_spawner.service.units import KINDS, Kind, Segment, UnitsToOwn, gpu_bar, units_of
-from gpushare_spawner.service.waiting import WaitingSpawn, in_order, quota_use, waiting_spawns
-
-
-async def _no_progress(waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
-    return {}
-
+from gpushare_spawner.service.waiting import (
+    QueueProgressOf,
+    WaitingSpawn,
+    in_order,
+    progress_unknown,
+    quota_use,
+    waiting_spawns,
+)
 
 AVAILABLE: tuple[Kind, ...] = ("lent", "free")
 """The kinds of units that a new session can get."""
@@ -135,8 +136,7 @@ class DashboardSources:
     """Function that returns the culler's decisions on the sessions of these reports at an instant."""
     notes: Callable[[], Sequence[str]] = lambda: ()
     """Function that returns sentences for admins: missing scopes, templates with errors."""
-    progress: Callable[[Sequence[HubServer]], Awaitable[Mapping[tuple[str, str], QueueProgress]]] = _no_progress
-    """Function that returns the queue progress that the hub shows to these spawns' users, by user and server name."""
+    progress: QueueProgressOf = progress_unknown
 
     async def take(self, with_progress: bool = True) -> ServiceSnapshot:
         """Return a snapshot of all current data.

@@ -26,6 +26,15 @@ async def pending_unknown() -> None:
     """Return None, because the servers that the hub is starting are unknown."""
 
 
+QueueProgressOf = Callable[[Sequence[HubServer]], Awaitable[Mapping[tuple[str, str], QueueProgress]]]
+"""Returns the queue progress that the hub shows to the users of these spawns, by user and server name."""
+
+
+async def progress_unknown(waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
+    """Return nothing: the progress of the spawns is unknown."""
+    return {}
+
+
 @dataclass(frozen=True)
 class WaitingSpawn:
     """A spawn that waits for a GPU."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from html import escape
@@ -21,7 +21,7 @@ from gpushare_spawner.model.control import LONGEST_TEXT, QueueProgress
 from gpushare_spawner.model.layers import LAYERS
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options import Choice, Overrides
-from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
+from gpushare_spawner.spawner.queue.queue import Reservation, Ticket, WaitStatus
 from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording import spawn_form as layer_words
 from gpushare_spawner.wording.amounts import utc
@@ -51,16 +51,19 @@ class SpawnProgress:
     ) -> None:
         """Add an event with a text and the progress of the spawn (0 to 100). Empty paragraphs are left out.
 
-        ``queue``: the queue position as data for programs; None if the spawn does not wait.
+        ``queue``: the queue position as data for programs; None if the spawn does not wait. The hub's page shows no
+        event without a text.
         """
         parts = [part if isinstance(part, Paragraph) else Paragraph(part, escape(part)) for part in paragraphs]
-        event: dict[str, Any] = {
-            "message": " ".join(part.plain for part in parts if part.plain),
-            "html_message": "<br>".join(part.html for part in parts if part.html),
-        }
+        event: dict[str, Any] = {}
+        if parts:
+            event["message"] = " ".join(part.plain for part in parts if part.plain)
+            event["html_message"] = "<br>".join(part.html for part in parts if part.html)
         if progress is not None:
             event["progress"] = progress
         if queue is not None:
+            for earlier in self._events[-1:]:
+                earlier.pop("nodes", None)
             event |= queue.model_dump()
         self._events.append(event)
         self._notify()
@@ -108,26 +111,30 @@ class SpawnProgress:
 
         ``ends_at``: when the wait ends, in seconds since the epoch. Runs until it is cancelled.
         """
+        shown: WaitStatus | None = None
         while True:
             await ticket.changed.wait()
             ticket.changed.clear()
             if ticket.result.done():
                 return
             status = ticket.status
-            if status is not None:
-                text = words.waiting(status.ahead, ticket.request.share, status.hint, status.minutes, status.elsewhere)
-                self.add(
-                    _with_time(text, ends_at),
-                    words.suitable(status.gpus),
-                    _alternatives(status.startable),
-                    progress=10,
-                    queue=QueueProgress(
-                        queue_position=status.ahead + 1,
-                        estimated_minutes=status.minutes,
-                        waits_for=status.hint[:LONGEST_TEXT],
-                        cancelled_at=ends_at,
-                    ),
-                )
+            if status is None:
+                continue
+            for_users = replace(status, nodes=None)
+            text = words.waiting(status.ahead, ticket.request.share, status.hint, status.minutes, status.elsewhere)
+            parts = (_with_time(text, ends_at), words.suitable(status.gpus), _alternatives(status.startable))
+            self.add(
+                *(parts if for_users != shown else ()),
+                progress=10,
+                queue=QueueProgress(
+                    queue_position=status.ahead + 1,
+                    estimated_minutes=status.minutes,
+                    waits_for=status.hint[:LONGEST_TEXT],
+                    cancelled_at=ends_at,
+                    nodes=status.nodes,
+                ),
+            )
+            shown = for_users
 
 
 def _alternatives(startable: Sequence[Template]) -> Paragraph:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.placement.ledger import NodeHold, able_nodes, cheapest_hold
+from dataclasses import replace
+
+import pytest
+
+from gpushare_spawner.placement.ledger import NodeHold, able_nodes, cheapest_hold, yielding_nodes
 from gpushare_spawner.placement.node import NodeResources, Requested
 from gpushare_spawner.placement.request import Demand
 from tests.placement.reports import active, gpu, ledger_of, report, request
@@ -152,3 +156,29 @@ def test_a_request_fits_without_holds_on_a_node_that_it_may_use_and_on_no_other(
     assert ledger.fits_without(request(50, node="n1"), ["first"])
     assert not ledger.fits_without(request(40, node="n2"), ["first"])
     assert not ledger.fits_without(request(50, left_out=frozenset({"n1"})), ["first"])
+
+
+def test_nodes_where_sessions_need_only_yield_have_cpu_memory_and_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = {name: [active(f"{name}-user", f"gpu-{name}", 90)] for name in ("n1", "n2", "n3", "n4")}
+    ledger = ledger_of([report(name, [gpu(f"gpu-{name}")], there) for name, there in sessions.items()])
+    ledger.put_resources("n1", NodeResources(cpu=CORE - 1))
+    ledger.put_resources("n2", NodeResources(cpu=CORE, memory=2**30, pods=1))
+    ledger.put_resources("n3", NodeResources(cpu=CORE, memory=2**30, pods=0))
+    asked = request(50, cpu=CORE, memory=2**30)
+    assert yielding_nodes(ledger.capacity, asked) == ("n2", "n4")
+    assert yielding_nodes(ledger.capacity, replace(asked, left_out=frozenset({"n2"}))) == ("n4",)
+    assert yielding_nodes(ledger.capacity, replace(asked, node="n2")) == ("n2",)
+    assert yielding_nodes(ledger.capacity, replace(asked, node="n1")) == ()
+    ledger.remove("n4-user")
+    monkeypatch.setattr("gpushare_spawner.placement.ledger.MOST_NODES", 1)
+    assert yielding_nodes(ledger.capacity, asked) == ("n4",), "fewer units are missing there"
+
+
+def test_the_units_that_sessions_must_give_up_count_borrowed_units_and_holds() -> None:
+    there = [active("ada", "a", 60), active("bob", "a", 60, borrowed=20)]
+    ledger = ledger_of([report("n1", [gpu("a")], there)])
+    assert ledger.missing_units("a", 10) == 30, "20 more are in use than the GPU has"
+    ledger.change([ledger.allocations["ada"].with_effective(0)])
+    assert ledger.missing_units("a", 10) == -30
+    ledger.hold("eve", cheapest_hold(ledger.capacity, request(25)))
+    assert ledger.missing_units("a", 10) == -5

@@ -2,59 +2,84 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import combinations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.quota.accounts import QuotaAccounts
 from gpushare_spawner.quota.order import Asking
-from gpushare_spawner.quota.reclaim import OverQuota, reclaimed
+from gpushare_spawner.quota.reclaim import Lacking, OverQuota, reclaimed
+
+Spawn = tuple[int, int]
 
 ACCOUNTS = QuotaAccounts(Quotas.model_validate({"groups": {"a": {"guarantee": 9}, "b": {"guarantee": 9}}}))
 
 
 class Nodes:
-    """Nodes of one GPU each. A spawn is the number of units that it needs."""
+    """Nodes with GPUs named n1, or n1/0 and n1/1. A spawn is the units that it needs of each GPU, and the GPUs."""
 
     def __init__(self, free: Mapping[str, int], sessions: list[OverQuota]) -> None:
         self.free = dict(free)
-        self.held = {one.session: one.units for one in sessions}
+        self.held = {one.session: one for one in sessions}
+        self.searched: list[str] = []
 
-    def kind(self, spawn: int) -> int:
+    def kind(self, spawn: Spawn) -> Spawn:
         return spawn
 
-    def place(self, spawn: int) -> bool:
-        for node, free in self.free.items():
-            if free >= spawn:
-                self.free[node] -= spawn
-                return True
-        return False
+    def place(self, spawn: Spawn) -> str | None:
+        units, count = spawn
+        for node in dict.fromkeys(gpu.partition("/")[0] for gpu in self.free):
+            fitting = [gpu for gpu, free in self.free.items() if gpu.partition("/")[0] == node and free >= units]
+            if len(fitting) >= count:
+                for gpu in fitting[:count]:
+                    self.free[gpu] -= units
+                return node
+        return None
 
-    def fits(self, spawn: int, node: str, kept: Mapping[str, int]) -> bool:
-        return self.free[node] + sum(self.held[one] - units for one, units in kept.items()) >= spawn
+    def lacking(self, spawn: Spawn, node: str) -> list[Lacking]:
+        self.searched.append(node)
+        units, count = spawn
+        of_node = {gpu: units - free for gpu, free in self.free.items() if gpu.partition("/")[0] == node}
+        return [Lacking(count, of_node)]
 
-    def make_way(self, spawn: int, node: str, kept: Mapping[str, int]) -> None:
-        assert self.fits(spawn, node, kept)
-        self.free[node] += sum(self.held[one] - units for one, units in kept.items()) - spawn
-        self.held |= kept
+    def make_way(self, spawn: Spawn, node: str, kept: Mapping[str, int]) -> None:
+        for session, units in kept.items():
+            one = self.held[session]
+            assert one.node == node
+            assert units in one.steps
+            for gpu in one.gpus:
+                self.free[gpu] += one.units - units
+            self.held[session] = replace(one, units=units)
+        assert self.place(spawn) == node, "enough has become free, and it fitted nowhere else"
 
 
 def idle(name: str, since: float, units: int = 50, node: str = "n1", account: str = "b", smaller: int = 0) -> OverQuota:
     steps = [smaller, 0] if smaller else [0]
-    return OverQuota(name, f"group:{account}", node, units, steps, since)
+    return OverQuota(name, f"group:{account}", node.partition("/")[0], units, steps, since, name, (node,))
 
 
 def active(
     name: str, opened: float = 0.0, units: int = 50, node: str = "n1", least: int = 0, told: bool = False
 ) -> OverQuota:
-    return OverQuota(name, "group:b", node, units, range(units - 1, least - 1, -1), None, told, opened)
+    steps = range(units - 1, least - 1, -1)
+    return OverQuota(name, "group:b", node.partition("/")[0], units, steps, None, name, (node,), told, opened)
 
 
-def made_way(spawns: list[int], sessions: list[OverQuota], free: Mapping[str, int] | None = None) -> dict[str, int]:
-    nodes = {one.node: 0 for one in sessions} | dict(free or {})
-    asking = [Asking(units, ACCOUNTS.find("group:a", ""), units) for units in spawns]
+def partly(session: OverQuota, user: str = "") -> OverQuota:
+    """A session that can keep any number of units."""
+    return replace(session, steps=range(session.units - 1, -1, -1), user=user or session.user)
+
+
+def made_way(
+    spawns: list[int], sessions: list[OverQuota], free: Mapping[str, int] | None = None, count: int = 1
+) -> dict[str, int]:
+    nodes = {gpu: 0 for one in sessions for gpu in one.gpus} | dict(free or {})
+    asking = [Asking((units, count), ACCOUNTS.find("group:a", ""), units) for units in spawns]
     return reclaimed(asking, sessions, Nodes(nodes, sessions))
 
 
@@ -81,12 +106,61 @@ def test_a_notice_is_not_passed_on_to_a_session_that_becomes_idle() -> None:
 
 def test_spawns_that_need_the_same_in_vain_cost_one_search() -> None:
     sessions = [idle(f"s{number}", number, units=1, node=f"n{number}") for number in range(20)]
-    nodes, asked = Nodes({one.node: 0 for one in sessions}, sessions), []
-    fits = nodes.fits
-    nodes.fits = lambda *given: asked.append(given) or fits(*given)  # type: ignore[method-assign, func-returns-value]
-    asking = [Asking(50, ACCOUNTS.find("group:a", ""), 50)] * 30
+    nodes = Nodes({one.node: 0 for one in sessions}, sessions)
+    asking = [Asking((50, 1), ACCOUNTS.find("group:a", ""), 50)] * 30
     assert reclaimed(asking, sessions, nodes) == {}
-    assert len(asked) == 20
+    assert len(nodes.searched) == 20
+
+
+def test_only_the_node_of_a_plan_is_searched_again() -> None:
+    sessions = [idle(f"s{number}", number, node=f"n{number}") for number in range(20)]
+    nodes = Nodes({one.node: 0 for one in sessions}, sessions)
+    asking = [Asking((50, 1), ACCOUNTS.find("group:a", ""), 50)] * 3
+    assert reclaimed(asking, sessions, nodes) == {"s0": 0, "s1": 0, "s2": 0}
+    assert len(nodes.searched) == 22
+
+
+def test_one_idle_gpu_makes_way_rather_than_ten_sessions_that_are_idle_longer() -> None:
+    tenths = [idle(f"tenth{number}", 1.0, units=10) for number in range(10)]
+    assert made_way([100], [*tenths, idle("whole", 2.0, units=100, node="n2")]) == {"whole": 0}
+
+
+def test_a_tenth_leaves_the_other_ninety_units_of_an_idle_gpu() -> None:
+    assert made_way([10], [partly(idle("whole", 1.0, units=100))]) == {"whole": 90}
+
+
+def test_several_tenths_are_taken_from_one_user() -> None:
+    sessions = [partly(idle(f"s{number}", 1.0, units=100, node=f"n{number}")) for number in range(3)]
+    assert made_way([10] * 3, sessions) == {"s0": 70}
+    assert made_way([60] * 2, sessions) == {"s0": 40, "s1": 40}
+
+
+def test_users_who_work_are_spared_even_for_more_idle_users() -> None:
+    sessions = [active("works", units=100), *(idle(f"s{number}", 1.0, node="n2") for number in range(2))]
+    assert made_way([100], sessions) == {"s0": 0, "s1": 0}
+
+
+def test_two_sessions_of_one_user_disturb_fewer_than_two_users() -> None:
+    mine = [partly(idle(f"mine{number}", 9.0, node="n2"), "me") for number in range(2)]
+    others = [partly(idle(f"s{number}", 1.0)) for number in range(2)]
+    assert made_way([80], [*others, *mine]) == {"mine0": 0, "mine1": 20}
+
+
+def test_the_fewest_units_beyond_need_are_taken_and_then_those_that_are_idle_longest() -> None:
+    assert made_way([30], [idle("large", 1.0), idle("small", 2.0, units=30)]) == {"small": 0}
+    assert made_way([30], [partly(idle("new", 2.0)), partly(idle("old", 1.0))]) == {"old": 20}
+
+
+def test_a_request_for_two_gpus_takes_the_two_with_the_fewest_users() -> None:
+    sessions = [idle(f"{gpu}{number}", 1.0, node=f"n1/{gpu}") for gpu in (0, 1) for number in range(2)]
+    sessions += [idle(f"{gpu}", 9.0, units=100, node=f"n1/{gpu}") for gpu in (2, 3)]
+    assert made_way([100], sessions, count=2) == {"2": 0, "3": 0}
+
+
+def test_a_user_with_sessions_on_two_gpus_counts_once_for_a_request_for_two() -> None:
+    both = [replace(idle(f"mine{gpu}", 9.0, units=100, node=f"n1/{gpu}"), user="me") for gpu in (1, 2)]
+    sessions = [idle("other", 1.0, units=100, node="n1/0"), *both]
+    assert made_way([100], sessions, count=2) == {"mine1": 0, "mine2": 0}
 
 
 def test_an_idle_session_keeps_its_smaller_share_where_that_is_enough() -> None:
@@ -123,34 +197,64 @@ def test_a_spawn_that_nobody_can_help_takes_nothing_from_anybody() -> None:
     assert made_way([80, 50], [idle("s", 1.0), idle("t", 2.0, node="n2")]) == {"s": 0}
 
 
-@given(
-    st.lists(st.integers(1, 100), max_size=4),
-    st.lists(
-        st.tuples(st.sampled_from(["n1", "n2"]), st.integers(1, 60), st.integers(0, 9), st.booleans()), max_size=7
-    ),
+KINDS = st.tuples(
+    st.sampled_from(["n1/0", "n1/1", "n2/0", "n2/1"]),
+    st.integers(1, 60),
+    st.integers(0, 9),
+    st.booleans(),
+    st.sampled_from("uvwxyz"),
+    st.booleans(),
 )
-def test_each_session_that_makes_way_is_needed_and_keeps_as_much_as_it_can(
-    spawns: list[int], made: list[tuple[str, int, int, bool]]
+"""GPU, units, since when, whether it is idle, user, whether it lies on both GPUs of its node."""
+
+
+def least(spawn: Spawn, sessions: list[OverQuota], node: str) -> tuple[int, int] | None:
+    """The fewest users who work, and users, whose sessions can free enough of a node: of all sets of sessions."""
+    units, count = spawn
+    found = []
+    for size in range(len(sessions) + 1):
+        for some in combinations([one for one in sessions if one.node == node], size):
+            given = Counter[str]()
+            for one in some:
+                given.update(dict.fromkeys(one.gpus, one.most))
+            if sum(given[f"{node}/{number}"] >= units for number in (0, 1)) >= count:
+                found.append((len({one.user for one in some if one.works}), len({one.user for one in some})))
+    return min(found, default=None)
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 100), st.integers(1, 2), st.lists(KINDS, max_size=7))
+def test_no_other_plan_disturbs_fewer_users_and_each_session_keeps_as_much_as_it_can(
+    units: int, count: int, made: list[tuple[str, int, int, bool, str, bool]]
 ) -> None:
-    sessions = [
-        idle(f"s{n}", float(since), units, node) if is_idle else active(f"s{n}", float(since), units, node)
-        for n, (node, units, since, is_idle) in enumerate(made)
-    ]
-    steps = {one.session: one.steps for one in sessions}
-    nodes = Nodes({"n1": 0, "n2": 0}, sessions)
-    for spawn in spawns:
-        before = dict(nodes.free)
-        left = [one for one in sessions if nodes.held[one.session] == one.units]
-        held = dict(nodes.held)
-        found = reclaimed([Asking(spawn, ACCOUNTS.find("group:a", ""), spawn)], left, nodes)
-        assert set(found) <= {one.session for one in left}
-        assert sum(before.values()) - sum(nodes.free.values()) + sum(held[s] - u for s, u in found.items()) in (
-            0,
-            spawn,
-        )
-        node = {one.session: one.node for one in sessions}
-        for session, units in found.items():
-            freed = before[node[session]] + sum(held[s] - u for s, u in found.items())
-            better = [step for step in steps[session] if step > units]
-            assert freed - (held[session] - units) < spawn
-            assert all(freed - (step - units) < spawn for step in better)
+    sessions = []
+    for number, (gpu, held, since, is_idle, user, both) in enumerate(made):
+        name = f"s{number}"
+        one = partly(idle(name, since, held, gpu)) if is_idle else active(name, since, held, gpu)
+        gpus = (f"{one.node}/0", f"{one.node}/1") if both else one.gpus
+        sessions.append(replace(one, user=user, gpus=gpus))
+    nodes = Nodes(dict.fromkeys(("n1/0", "n1/1", "n2/0", "n2/1"), 0), sessions)
+    spawn = (units, count)
+    found = reclaimed([Asking(spawn, ACCOUNTS.find("group:a", ""), units * count)], sessions, nodes)
+    best = min(filter(None, (least(spawn, sessions, node) for node in ("n1", "n2"))), default=None)
+    if best is None:
+        assert found == {}
+        return
+    giving = [one for one in sessions if one.session in found]
+    assert (len({one.user for one in giving if one.works}), len({one.user for one in giving})) == best
+    for one in giving:
+        given = Counter[str]()
+        for other in giving:
+            more = 1 if other is one else 0
+            given.update(dict.fromkeys(other.gpus, other.units - found[other.session] - more))
+        assert sum(given[f"{one.node}/{number}"] >= units for number in (0, 1)) < count, "a unit more would do"
+
+
+@given(st.integers(1, 100), st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=13, max_size=30))
+def test_a_gpu_with_many_sessions_is_planned_exactly(units: int, made: list[tuple[int, int]]) -> None:
+    sessions = [partly(idle(f"s{number}", since, held)) for number, (held, since) in enumerate(made)]
+    found = made_way([units], sessions)
+    largest = sorted((one.units for one in sessions), reverse=True)
+    fewest = next((count for count in range(len(largest) + 1) if sum(largest[:count]) >= units), 0)
+    assert len(found) == fewest
+    assert sum(one.units - found[one.session] for one in sessions if one.session in found) == (units if found else 0)

@@ -39,12 +39,15 @@ async def position_of(queue: QueueOfHub, server: HubServer, wanted: int | None) 
 async def test_the_first_question_has_the_answer(queue: QueueOfHub, hub_server: FakeHub) -> None:
     hub_server.progress = {
         "/users/ann/server": Progress({**FIRST, "queue_position": 3, "estimated_minutes": None}, FIRST),
-        "/users/bob/servers/two words": Progress({"message": "x", "queue_position": 2, "cancelled_at": 9.5}),
+        "/users/bob/servers/two words": Progress(
+            {"message": "x", "queue_position": 2, "cancelled_at": 9.5, "nodes": ["n1"]}
+        ),
     }
     told = await queue.progress([ANN, TWO])
     ann, bob = told["ann", ""], told["bob", "two words"]
     assert (ann.queue_position, ann.estimated_minutes, ann.waits_for) == (1, 10, "All is full.")
     assert (bob.queue_position, bob.estimated_minutes, bob.cancelled_at) == (2, None, 9.5)
+    assert (ann.nodes, bob.nodes) == (None, ("n1",))
 
 
 async def test_a_change_is_followed_on_one_connection(queue: QueueOfHub, hub_server: FakeHub) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.idle.use import Observation, RecentUse
-from gpushare_spawner.model.control import TierRequest
+from gpushare_spawner.model.control import QueueProgress, TierRequest
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import IdleCause, Tier, UseRule
-from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.template import Template, TemplatePlacement
 from gpushare_spawner.placement.feed import LedgerFeed
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
@@ -30,9 +30,10 @@ from tests.service.fake_hub import FakeHub
 EAGER = CullerSettings(cull_every=1e-9)
 HALF = Template.model_validate({"name": "half", "display_name": "H", "gpu": {"fraction": 0.5}})
 WHOLE = Template.model_validate({"name": "whole", "display_name": "W", "gpu": {"fraction": 1}})
+TENTH = Template.model_validate({"name": "tenth", "display_name": "T", "gpu": {"fraction": 0.1}})
 PAIR = Template.model_validate({"name": "pair", "display_name": "P", "gpu": {"count": 2}})
 OTHER = Template.model_validate({"name": "other", "display_name": "O", "gpu": {"fraction": 0.5, "models": ["H100*"]}})
-TEMPLATES = {one.name: one for one in (HALF, WHOLE, PAIR, OTHER)}
+TEMPLATES = {one.name: one for one in (HALF, WHOLE, TENTH, PAIR, OTHER)}
 
 
 def quotas(**reclaim: object) -> Quotas:
@@ -197,6 +198,21 @@ def test_sessions_of_lost_gpus_and_of_two_nodes_are_left_alone(full: FakeAgent, 
     assert len(found.reclaimed) <= 1
 
 
+def test_no_session_makes_way_on_a_gpu_that_the_spawn_s_template_excludes(full: FakeAgent, clock: Clock) -> None:
+    here, elsewhere, alone = (
+        HALF.model_copy(update={"name": name, "placement": placement})
+        for name, placement in (
+            ("here", TemplatePlacement(nodes=["fake"])),
+            ("elsewhere", TemplatePlacement(nodes=["other"])),
+            ("alone", TemplatePlacement(alone=True)),
+        )
+    )
+    for template, expected in ((here, {"guest0": 0}), (elsewhere, {}), (alone, {})):
+        pending = [waits("eve", template.name)]
+        found = pressure(QUOTAS, [full.report()], pending, {**TEMPLATES, template.name: template}, clock() + HOUR)
+        assert kept(found) == expected
+
+
 def test_others_make_way_for_sessions_in_a_dry_run(full: FakeAgent, clock: Clock) -> None:
     dry = HALF.model_copy(update={"name": "dry", "idle": HALF.idle.model_copy(update={"dry_run": True})})
     full.change("guest0", template="dry", last_gpu_activity=1.0)
@@ -219,13 +235,20 @@ class Stage:
 
     def __init__(self, agent: FakeAgent, hub: Hub, clock: Clock) -> None:
         self.pending: list[HubServer] | None = []
+        self.nodes: Sequence[str] | None = None
+        """The nodes that the hub names for all waiting spawns."""
         self.quotas: Quotas | None = QUOTAS
         self.asked = 0
         self.culler = Culler(
             ActionContext([MachineAgent(agent.path)], hub, lambda: TEMPLATES, clock=clock, quotas=lambda: self.quotas),
             EAGER,
             pending=self._pending,
+            progress=self._progress,
         )
+
+    async def _progress(self, waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
+        nodes = None if self.nodes is None else tuple(self.nodes)
+        return {(one.user, one.name): QueueProgress(queue_position=1, nodes=nodes) for one in waiting}
 
     async def _pending(self) -> Sequence[HubServer] | None:
         self.asked += 1
@@ -423,3 +446,85 @@ async def test_a_server_is_stopped_only_if_the_quotas_say_so(
     stage.quotas = QUOTAS
     await stage.culler.round()
     assert full.sessions["guest1"].notice is None
+
+
+def made_way(agent: FakeAgent) -> dict[str, tuple[Tier, int]]:
+    """The tier and the units of each session that has made way."""
+    return {name: (one.tier, one.effective_units) for name, one in agent.sessions.items() if one.yields}
+
+
+async def after_the_notice(stage: Stage, clock: Clock) -> None:
+    await stage.culler.round()
+    clock.forward(MINUTE)
+    await stage.culler.round()
+
+
+async def test_one_idle_gpu_is_released_rather_than_ten_tenths_that_are_idle_a_second_longer(
+    agent: FakeAgent, hub: Hub, clock: Clock, hub_server: FakeHub
+) -> None:
+    for number in range(10):
+        share(agent, f"tenth{number}", units=10, template="tenth", last_gpu_activity=clock() + 1)
+    share(agent, "whole", units=100, gpu=1, template="whole", last_gpu_activity=clock() + 2)
+    clock.forward(HOUR)
+    stage = Stage(agent, hub, clock)
+    stage.pending = [waits("eve", "whole")]
+    await after_the_notice(stage, clock)
+    assert made_way(agent) == {"whole": (Tier.RELEASED, 0)}
+    assert hub_server.deleted == []
+
+
+async def test_a_tenth_takes_a_tenth_of_an_idle_gpu(
+    agent: FakeAgent, hub: Hub, clock: Clock, hub_server: FakeHub
+) -> None:
+    for gpu in range(2):
+        share(agent, f"guest{gpu}", units=100, gpu=gpu, template="whole", last_gpu_activity=clock() + 2 - gpu)
+    clock.forward(HOUR)
+    stage = Stage(agent, hub, clock)
+    stage.pending = [waits("eve", "tenth")]
+    await stage.culler.round()
+    notice = agent.sessions["guest1"].notice
+    assert notice is not None
+    assert (notice.tier, notice.effective_units, notice.cause) == (Tier.DOWNGRADED, 90, IdleCause.RECLAIM)
+    clock.forward(MINUTE)
+    await stage.culler.round()
+    assert made_way(agent) == {"guest1": (Tier.DOWNGRADED, 90)}
+    await after_the_notice(stage, clock)
+    assert made_way(agent) == {"guest1": (Tier.DOWNGRADED, 90)}, "the spawn fits now"
+    # its spawn is over: the rest comes back with the next GPU work
+    stage.pending = []
+    agent.change("guest1", gpu_busy=True)
+    await stage.culler.round()
+    assert (agent.sessions["guest1"].tier, agent.sessions["guest1"].effective_units) == (Tier.ACTIVE, 100)
+    assert hub_server.deleted == []
+
+
+async def test_only_sessions_of_a_node_with_cpu_for_the_spawn_make_way(
+    stage: Stage, full: FakeAgent, clock: Clock, tmp_path: Path
+) -> None:
+    async with fake_agent(tmp_path / "second.sock", clock) as second:
+        second.node = "second"
+        first, last = (gpu.model_copy(update={"uuid": f"{gpu.uuid}-b"}) for gpu in second.gpus)
+        second.gpus = (first, last)
+        for number in range(4):
+            share(second, f"visitor{number}", gpus=(f"GPU-{number // 2}-b",), last_gpu_activity=clock() - 10 * MINUTE)
+        stage.culler._context.agents = [*stage.culler._context.agents, MachineAgent(second.path)]
+        stage.pending = [waits("eve")]
+        stage.nodes = ["second"]
+        for _ in range(3):
+            await after_the_notice(stage, clock)
+        assert (made_way(full), made_way(second)) == ({}, {"visitor0": (Tier.RELEASED, 0)})
+        # the CPU is used up there and free here: the session there gets its units back, another makes way here
+        stage.nodes = ["fake"]
+        await after_the_notice(stage, clock)
+        assert (made_way(full), made_way(second)) == ({"guest0": (Tier.RELEASED, 0)}, {})
+
+
+async def test_no_session_makes_way_while_no_node_has_cpu_unless_it_may_be_stopped(
+    stage: Stage, full: FakeAgent, clock: Clock
+) -> None:
+    stage.pending, stage.nodes = [waits("eve")], []
+    await after_the_notice(stage, clock)
+    assert made_way(full) == {}
+    stage.quotas = quotas(stop_after="30m")
+    await after_the_notice(stage, clock)
+    assert made_way(full) == {"guest0": (Tier.RELEASED, 0)}

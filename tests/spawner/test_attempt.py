@@ -11,12 +11,17 @@ from traitlets import Integer
 from traitlets.config import LoggingConfigurable
 
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase, SpawnProgress
 from gpushare_spawner.spawner.options import Choice, Overrides, Profile
+from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 
 PROFILE = Profile.of_template(
     Template.model_validate({"name": "t", "display_name": "T", "kubespawner_override": {"size": 7}})
 )
+
+QUARTER = Template.model_validate({"name": "q", "display_name": "Q", "gpu": {"fraction": 0.25}})
 
 
 class Traits(LoggingConfigurable):
@@ -128,3 +133,20 @@ def test_a_profile_of_the_admins_own_is_not_remembered(attempt: Attempt) -> None
     assert not attempt.hides_gpus
     attempt.chose(Choice(PROFILE))
     assert attempt.hides_gpus
+
+
+async def test_other_nodes_of_a_waiting_spawn_are_for_programs_and_only_the_last_event_names_them() -> None:
+    progress = SpawnProgress()
+    ticket = Ticket(SpawnRequest(Tenant("ann"), QUARTER), 0.0)
+    following = asyncio.ensure_future(progress.follow(ticket, 99.0))
+    for hint, nodes in (("Full.", ("a",)), ("Full.", ("a", "b")), ("Full still.", ("b",))):
+        ticket.says(0, hint)
+        ticket.nodes = nodes
+        ticket.publish(0.0)
+        await asyncio.sleep(0.01)
+    following.cancel()
+    progress.end()
+    events = [event async for event in progress.events()]
+    assert ["message" in event for event in events] == [True, False, True]
+    assert [event.get("nodes") for event in events] == [None, None, ("b",)]
+    assert {event["queue_position"] for event in events} == {1}

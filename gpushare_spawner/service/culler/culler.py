@@ -43,7 +43,13 @@ from gpushare_spawner.service.culler.drained import Drains
 from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, candidates, may_matter, needed, pressure
 from gpushare_spawner.service.hub.client import HubFailed, HubServer, HubUser
 from gpushare_spawner.service.reports import Agent, NodeSnapshot, answered, ask_all
-from gpushare_spawner.service.waiting import PendingServers, pending_unknown
+from gpushare_spawner.service.waiting import (
+    PendingServers,
+    QueueProgressOf,
+    pending_unknown,
+    progress_unknown,
+    waiting_spawns,
+)
 from gpushare_spawner.wording.amounts import doubled_gpu
 from gpushare_spawner.wording.idle_decisions import kept_by_short_work
 
@@ -73,11 +79,13 @@ class Culler:
         patience: float = 2.0,
         pending: PendingServers = pending_unknown,
         notify: Callable[[Sequence[SessionDecision]], None] = lambda decisions: None,
+        progress: QueueProgressOf = progress_unknown,
     ) -> None:
         """Create the culler, which does nothing until `run`.
 
         ``pending`` returns the servers that the hub is starting, longest wait first; None: unknown, or too old for an
-        idle action. ``notify`` sends messages to users with a closed tab.
+        idle action. ``notify`` sends messages to users with a closed tab. ``progress`` returns what the hub shows to
+        the users of waiting spawns.
         """
         self.counters = context.counters
         self._context = context
@@ -92,6 +100,7 @@ class Culler:
         self._logged_problems: dict[str, str] = {}
         self._last: dict[Agent, Report] = {}
         self._pending = pending
+        self._progress = progress
         self.state = CullerState()
         self._logged_dry_run: set[str] = set()
         self._kept_since: dict[str, float] = {}
@@ -209,10 +218,13 @@ class Culler:
         placed = {(session.user, session.server) for report in silent for session in report.sessions}
         pending = [server for server in pending if (server.user, server.name) not in placed]
         try:
+            progress = await self._progress([one.server for one in waiting_spawns(pending, reports, templates)])
             needs = (
-                pressure(quotas, reports, pending, templates, now, self.state.use, silent) if reclaims else NO_PRESSURE
+                pressure(quotas, reports, pending, templates, now, self.state.use, silent, progress)
+                if reclaims
+                else NO_PRESSURE
             )
-            return replace(needs, needed=needed(idle, reports, pending, templates))
+            return replace(needs, needed=needed(idle, reports, pending, templates, progress))
         except Exception:
             # other idle actions are still due
             log.exception("The units that waiting spawns need are unknown")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from gpushare_spawner.idle.keep import exempts, holds
 from gpushare_spawner.idle.policy import UnitsNeeded, first_work_delay
 from gpushare_spawner.idle.use import Observation, RecentUse
+from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.quota import Quota, Quotas
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import IdleCause, Tier
@@ -22,7 +23,7 @@ from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.request import Conditions, PlacementRequest, suitable_models
 from gpushare_spawner.quota.accounts import Account, QuotaAccounts, QuotaUsage
 from gpushare_spawner.quota.order import Asking, divided
-from gpushare_spawner.quota.reclaim import OverQuota, reclaimed
+from gpushare_spawner.quota.reclaim import Lacking, OverQuota, reclaimed
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.templates import SessionTemplates
 from gpushare_spawner.service.waiting import quota_use, waiting_spawns
@@ -44,6 +45,10 @@ class Pressure:
 
 NO_PRESSURE = Pressure()
 
+ProgressOf = Mapping[tuple[str, str], QueueProgress]
+"""The progress that the hub shows to the users of waiting spawns, by user and server name."""
+NO_PROGRESS: ProgressOf = {}
+
 
 def may_matter(quotas: Quotas | None, reports: Sequence[Report]) -> bool:
     """Return whether the hub's list of pending spawns is needed, because reading it costs the hub a request."""
@@ -62,18 +67,27 @@ def pressure(
     now: float,
     use: RecentUse | None = None,
     silent: Sequence[Report] = (),
+    progress: ProgressOf = NO_PROGRESS,
 ) -> Pressure:
     """Return which sessions make way for spawns in quota.
 
     ``reports``: those of all available agents. ``pending``: the hub's pending spawns, longest wait first. ``use``: the
     GPU work that counted as use; None: all work. ``silent``: the last reports of other agents, which count only for the
-    quotas. A spawn whose quota is unknown, because the hub does not show the user's groups, reclaims no units.
+    quotas. ``progress``: the spawns' progress in the queue, with the nodes that have CPU and memory for them. A spawn
+    whose quota is unknown, because the hub does not show the user's groups, reclaims no units.
     """
     yielding = [(report, session) for report in reports for session in report.sessions if session.yields]
     if quotas is None or not quotas.reclaim.enabled:
         return Pressure(free_again=frozenset(session.id for _, session in yielding))
     usage = quota_use(quotas, [*reports, *silent])
-    asking = _asking(reports, pending, templates, lambda server: _account_of(usage.accounts, server))
+    asking = _asking(
+        reports,
+        pending,
+        templates,
+        progress,
+        lambda server: _account_of(usage.accounts, server),
+        anywhere=quotas.reclaim.stop_after is not None,
+    )
     waiting = list(divided(list(asking), usage)[0])
     if not waiting:
         kept: dict[str, int] = {}
@@ -138,8 +152,8 @@ def _over_quota(
             template = each.of_user(session.template, session.user)
             if template is not None and template.idle.dry_run:
                 continue  # a session in a dry run keeps its units, but others can make way
-            steps = _steps(session, template, idle, quotas.reclaim.active_units)
-            if not steps:
+            least = 0 if idle else quotas.reclaim.active_units
+            if session.effective_units <= least:
                 continue
             notified = session.notice is not None and session.notice.cause is IdleCause.RECLAIM
             yield OverQuota(
@@ -147,19 +161,13 @@ def _over_quota(
                 usage.accounts.find(session.quota, session.user).key,
                 report.node,
                 session.effective_units,
-                steps,
+                range(session.effective_units - 1, least - 1, -1),
                 seen.gpu_idle_since if idle else None,
+                session.user,
+                session.gpus,
                 notified,
                 session.begun,
             )
-
-
-def _steps(session: SessionReport, template: Template | None, idle: bool, least: int) -> Sequence[int]:
-    """Return the units that a session can keep, in descending order."""
-    if not idle:
-        return range(session.effective_units - 1, least - 1, -1)
-    smaller = template.idle.units(Tier.DOWNGRADED, session.share) if template is not None else 0
-    return [smaller, 0] if 0 < smaller < session.effective_units else [0]
 
 
 class SupposedGpus:
@@ -173,30 +181,37 @@ class SupposedGpus:
     def kind(self, spawn: ReclaimingSpawn) -> Hashable:
         return spawn.request
 
-    def place(self, spawn: ReclaimingSpawn) -> bool:
-        nodes = self._supposed.nodes
-        if any(self._supposed.place(spawn.name, spawn.request, node) is not None for node in sorted(nodes)):
-            return True
-        placement = self._ledger.place(replace(spawn.request, left_out=nodes))
-        return placement is not None and self._supposed.place(spawn.name, spawn.request, placement.node) is not None
+    def place(self, spawn: ReclaimingSpawn) -> str | None:
+        changed = sorted(self._supposed.nodes)
+        node = next((node for node in changed if self._supposed.place(spawn.name, spawn.request, node)), None)
+        if node is not None:
+            return node
+        placement = self._ledger.place(replace(spawn.request, left_out=frozenset(changed)))
+        if placement is None or self._supposed.place(spawn.name, spawn.request, placement.node) is None:
+            return None
+        return placement.node
 
-    def fits(self, spawn: ReclaimingSpawn, node: str, kept: Mapping[str, int]) -> bool:
-        trial = self._supposed.copy_of(node)
-        self._suppose(trial, node, kept)
-        return trial.place(spawn.name, spawn.request, node) is not None
+    def lacking(self, spawn: ReclaimingSpawn, node: str) -> Iterator[Lacking]:
+        ledger = self._supposed.now(node)
+        demand = ledger.capacity.resolved(spawn.request.demand)
+        if node in demand.ineligible:
+            return
+        for model, gpus in ledger.capacity.nodes[node].healthy.items():
+            # `left_for` returns the GPU itself if its sessions need only give up units
+            able = [gpu.uuid for gpu in gpus if gpu.capacity >= demand.units and gpu.left_for(demand) is gpu]
+            if demand.accepts(model) and len(able) >= demand.count:
+                yield Lacking(demand.count, {uuid: ledger.missing_units(uuid, demand.units) for uuid in able})
 
     def make_way(self, spawn: ReclaimingSpawn, node: str, kept: Mapping[str, int]) -> None:
-        self._suppose(self._supposed, node, kept)
+        (self._supposed.lending if self._lent else self._supposed.yielding)(kept, node)
         self._supposed.place(spawn.name, spawn.request, node)
-
-    def _suppose(self, ledger: SupposedLedger, node: str, kept: Mapping[str, int]) -> None:
-        (ledger.lending if self._lent else ledger.yielding)(kept, node)
 
 
 def _still_needed(session: SessionReport, report: Report, waiting: Sequence[ReclaimingSpawn]) -> bool:
     """Return whether a waiting spawn could use the GPUs of a session that yields."""
     models = {gpu.model for gpu in report.gpus if gpu.uuid in session.gpus}
-    return any(spawn.request.models is None or not models.isdisjoint(spawn.request.models) for spawn in waiting)
+    requests = [spawn.request for spawn in waiting if report.node not in spawn.request.ineligible]
+    return any(request.models is None or not models.isdisjoint(request.models) for request in requests)
 
 
 def _server_starts(session: SessionReport, report: Report) -> bool:
@@ -228,8 +243,9 @@ def candidates(
             idle_seconds = now - seen.gpu_idle_since - first_work_delay(template.idle, seen)
             steps = [] if seen.gpu_in_use else list(_pressure_steps(template.idle, session, idle_seconds))
             if steps:
+                since, held = seen.gpu_idle_since, session.effective_units
                 idle_sessions.append(
-                    OverQuota(session.id, session.id, report.node, session.effective_units, steps, seen.gpu_idle_since)
+                    OverQuota(session.id, session.id, report.node, held, steps, since, session.user, session.gpus)
                 )
     return idle_sessions
 
@@ -247,13 +263,14 @@ def needed(
     reports: Sequence[Report],
     pending: Sequence[HubServer],
     templates: Mapping[str, Template],
+    progress: ProgressOf = NO_PROGRESS,
 ) -> Mapping[str, int]:
     """Return the units that waiting spawns leave to the idle sessions, by session.
 
-    The sessions that have been idle longest come first, and only needed units are taken. ``reports``: those of all
-    agents; ``pending``: the hub's pending spawns, longest wait first.
+    As few users as possible lose units, and only needed units are taken. ``reports``: those of all agents;
+    ``pending``: the hub's pending spawns, longest wait first; ``progress``: see `pressure`.
     """
-    waiting = list(_asking(reports, pending, templates))
+    waiting = list(_asking(reports, pending, templates, progress))
     if not waiting or not idle_sessions:
         return {}
     ledger = LedgerFeed().follow(reports)
@@ -265,17 +282,26 @@ def _asking(
     reports: Sequence[Report],
     pending: Sequence[HubServer],
     templates: Mapping[str, Template],
+    progress: ProgressOf,
     account_of: Callable[[HubServer], Account | None] = lambda server: _NO_ACCOUNT,
+    anywhere: bool = False,
 ) -> Iterator[Asking[ReclaimingSpawn]]:
-    """Yield the waiting spawns with a known account that can use native units, which are useless to other layers."""
+    """Yield the waiting spawns with a known account that can use native units, which are useless to other layers.
+
+    ``anywhere``: if no node has CPU and memory for a spawn, sessions of any node make way, so that they are stopped.
+    """
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
+    names = frozenset(report.node for report in reports)
     for spawn in waiting_spawns(pending, reports, templates):
         account, gpu = account_of(spawn.server), spawn.template.gpu
         if account is not None and gpu is not None and SessionTemplates.of(templates).native(spawn.template):
+            known = progress.get((spawn.server.user, spawn.server.name))
+            nodes = known.nodes if known is not None else None
             request = PlacementRequest(
                 gpu.share,
                 models=suitable_models(gpu, kinds),
                 template=spawn.template.name,
                 conditions=Conditions.of(spawn.template),
+                ineligible=frozenset() if nodes is None or (anywhere and not nodes) else names.difference(nodes),
             )
             yield Asking(ReclaimingSpawn(spawn.server.label, request), account, gpu.share.total_units)

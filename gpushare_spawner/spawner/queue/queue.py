@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -26,7 +26,14 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.capacity import Reason, Unplaceable
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed, first_to_fit, helpful_actions
-from gpushare_spawner.placement.ledger import Ledger, NodeHold, able_nodes, cheapest_hold, preparing_hold
+from gpushare_spawner.placement.ledger import (
+    Ledger,
+    NodeHold,
+    able_nodes,
+    cheapest_hold,
+    preparing_hold,
+    yielding_nodes,
+)
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.placement.strategy import RatingStrategy, Strategy
@@ -72,6 +79,8 @@ class WaitStatus:
     """Whether only other sharing layers can serve the spawn. Their state is largely unknown; without an estimate, the
     user gets a text that says so.
     """
+    nodes: tuple[str, ...] | None = None
+    """Nodes that could take the spawn if sessions there gave up units; None: unknown."""
 
 
 @dataclass(eq=False)
@@ -108,6 +117,8 @@ class Ticket:
     """The node of another layer that is kept for it now; empty: none."""
     elsewhere: bool = False
     """Whether only other layers can serve it."""
+    nodes: tuple[str, ...] | None = None
+    """See `WaitStatus.nodes`."""
 
     @property
     def hold_name(self) -> str:
@@ -136,7 +147,7 @@ class Ticket:
             self.first_since = None
         elif self.first_since is None:
             self.first_since = now
-        status = WaitStatus(self.ahead, self.hint, minutes, startable, gpus, self.elsewhere)
+        status = WaitStatus(self.ahead, self.hint, minutes, startable, gpus, self.elsewhere, self.nodes)
         if status != self.status:
             self.status = status
             self.changed.set()
@@ -506,6 +517,8 @@ class Placer:
         self._kept = KeptNodes()
         self._reached: set[str] = set()
         """Nodes that the spawns with a hold could use if the nodes were empty."""
+        self._yielding: dict[Hashable, tuple[int, tuple[str, ...]]] = {}
+        """Results of `yielding_nodes`, each with its version of the capacity."""
         # a spawn respects the holds of earlier spawns, but not its own hold or those of later spawns
         for name in list(feed.ledger.holds):
             feed.hold(name, None)
@@ -586,6 +599,7 @@ class Placer:
         capacity = check.ledger.capacity
         await breaks.through(preparing_hold(capacity, request))
         able = able_nodes(capacity, request)
+        ticket.nodes = self._yielding_nodes(request)
         if ticket.result.done() or ticket not in self._queue or able <= self._reached:
             return
         hold = await self._first_to_fit(request, breaks) if ticket.moves < MOST_MOVES else None
@@ -596,6 +610,15 @@ class Placer:
             self._reached |= able
             ticket.keeps(hold.node)
             self._feed.hold(ticket.hold_name, hold)
+
+    def _yielding_nodes(self, request: PlacementRequest) -> tuple[str, ...]:
+        """Return the nodes that could take a request if sessions gave up units. Equal requests cost one search."""
+        capacity, key = self._check.ledger.capacity, (request.demand, request.left_out, request.node)
+        version, nodes = self._yielding.get(key, (-1, ()))
+        if version != capacity.version:
+            nodes = yielding_nodes(capacity, request)
+            self._yielding[key] = (capacity.version, nodes)
+        return nodes
 
     async def _first_to_fit(self, request: PlacementRequest, breaks: LoopBreaks) -> NodeHold | None:
         """Return the GPUs on which notified idle actions will first make a request fit; None if no action helps."""

@@ -345,3 +345,20 @@ def test_a_stream_of_fractions_does_not_keep_whole_gpus_from_a_spawn(
 def over(ticket: Ticket) -> bool:
     """Whether the spawn was refused: nothing can take it."""
     return ticket.result.done()
+
+
+async def test_a_spawn_that_waits_names_the_nodes_with_cpu_that_no_earlier_spawn_takes() -> None:
+    machine = Machine()
+    machine.hold("a", 100)
+    machine.hold("b", 100)
+    machine.cpu("a", 500)
+    machine.cpu("b", 1000)
+    first, second = machine.join("first", 0.5, cpu=1.0), machine.join("second", 0.25, cpu=0.5)
+    last = machine.join("last", 0.25)
+    for _ in range(2):
+        assert await one_pass(machine) == {}
+        nodes = (first.nodes, second.nodes, last.nodes)
+        assert nodes == (("b",), ("a",), ("a", "b")), "its own hold counts for others only"
+    first.publish(0.0)
+    assert first.status is not None
+    assert first.status.nodes == ("b",)
