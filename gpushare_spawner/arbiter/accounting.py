@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from gpushare_spawner.arbiter.recent_use import RecentGpuUse, User
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client
+from gpushare_spawner.arbiter.time_limits import NONE, TimeLimits
 
 TOLERANCE = 1e-9
 """Seconds below which lags count as equal, because sums of floats are not exact."""
@@ -74,6 +75,7 @@ class Accounts:
 
     def __init__(self, settings: ArbiterSettings) -> None:
         self._settings = settings
+        self.time_limits = TimeLimits(settings)
         self._accounts: dict[str, _Account] = {}
         self._working: frozenset[str] | None = frozenset()
         """Sessions with work; None: must be recomputed."""
@@ -90,12 +92,13 @@ class Accounts:
     # -- the sessions -----------------------------------------------------------------------------------------------
 
     def add(self, session: str, weight: int) -> None:
-        """Add a session without work. `weight` is at least 1."""
+        """Add a session without work and without a limit. `weight` is at least 1."""
         self._accounts[session] = _Account(weight, deadline=self._clock)
 
     def remove(self, session: str) -> None:
-        """Remove the session and its lag."""
+        """Remove the session with its lag and its limit."""
         del self._accounts[session]
+        self.time_limits.set(session, NONE)
         self._working = self._sums = None
 
     def set_weight(self, session: str, weight: int) -> None:
@@ -166,11 +169,17 @@ class Accounts:
         return account.lag - self._surplus() * account.weight
 
     def parts(self, sessions: Iterable[str]) -> dict[str, float]:
-        """Return each session's fraction of the GPU: by weight, and at most what it can use. The sum is 1."""
+        """Return each session's fraction of the GPU: by weight, and at most what it can use and its limit.
+
+        The sum is 1.
+        """
         accounts = {session: self._accounts[session] for session in sessions}
         return divide(
             {session: account.weight for session, account in accounts.items()},
-            {session: min(1.0, account.demand * GROWTH + FLOOR) for session, account in accounts.items()},
+            {
+                session: min(self.time_limits.part(session), account.demand * GROWTH + FLOOR)
+                for session, account in accounts.items()
+            },
         )
 
     def measured(self, session: str, now: float) -> bool:
@@ -200,6 +209,7 @@ class Accounts:
         received = {session: served * count / total for session, count in processes.items() if count}
         for session, seconds in received.items():
             self._accounts[session].received += seconds
+        self.time_limits.advance(elapsed, received)
         entitled: dict[str, float] = {}
         if len(concerned) < 2:
             self.saturated = True  # the next competition is unknown
@@ -265,6 +275,7 @@ class Accounts:
             self.saturated = True
         else:
             self._learn_demand(measured, received, allowed, idle, held_back > 0.05 * length)
+        self.time_limits.correct({name: seconds - received.get(name, 0.0) for name, seconds in measured.items()})
         if not contended:
             return
         errors = {
@@ -516,7 +527,10 @@ class Charging:
             if count:
                 processes[session.id] = count
         self.recent_use.advance(self._roster.now - elapsed, self._roster.now, self.working)
-        held_back = any(client.parked and self._roster.now >= client.pausing_until for client in self._roster.clients)
+        held_back = any(
+            client.parked and not client.session.at_limit and self._roster.now >= client.pausing_until
+            for client in self._roster.clients
+        )
         self.accounts.advance(self._roster.now, elapsed, processes, time_slices, held_back, memory_short)
 
     def settle(self, time_slices: Mapping[str, float], memory_short: bool = False) -> None:

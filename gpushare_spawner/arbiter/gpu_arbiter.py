@@ -37,6 +37,7 @@ from gpushare_spawner.arbiter.session import (
 )
 from gpushare_spawner.arbiter.suspensions import Suspensions
 from gpushare_spawner.arbiter.time_slices import HandOffCost
+from gpushare_spawner.model.share import UNITS_PER_GPU
 
 NEVER_YET = float("-inf")
 LONGEST_QUIET = 1.5
@@ -72,6 +73,7 @@ class GpuArbiter:
         self._residency = self._roster.residency
         self._charging = Charging(self._roster, settings)
         self._accounts = self._charging.accounts
+        self._time_limits = self._accounts.time_limits
         self._cost = HandOffCost(settings)
         self._schedule = Schedule(self._roster, self._accounts, self._cost, settings)
         self._nested = NestedSets(self._accounts, settings)
@@ -85,12 +87,19 @@ class GpuArbiter:
     # -- sessions ----------------------------------------------------------------------------------------------------
 
     def add_session(
-        self, session: str, weight: int, now: float, *, whole: bool = False, away: bool = False
+        self,
+        session: str,
+        weight: int,
+        now: float,
+        *,
+        whole: bool = False,
+        away: bool = False,
+        time_limit: int = UNITS_PER_GPU,
     ) -> list[Decision]:
         """Add a session with a share of `weight` units (0: released). Raises ValueError if it exists.
 
         `whole`: the session's memory leaves the GPU only as a whole, while the session is suspended (`suspensions`).
-        `away`: the session is suspended now.
+        `away`: the session is suspended now. `time_limit`: see `set_time_limit`.
         """
         if session in self._roster.sessions:
             raise ValueError(f"session {session!r} is on this GPU already")
@@ -99,6 +108,15 @@ class GpuArbiter:
         added = ArbitratedSession(session, weight, whole=whole, presence=Presence.AWAY if away else Presence.ON_GPU)
         self._roster.sessions[session] = added
         self._accounts.add(session, added.weight)
+        return self.set_time_limit(session, time_limit, now)
+
+    def set_time_limit(self, session: str, units: int, now: float) -> list[Decision]:
+        """Limit the session to so many units of 1 % of the GPU's time, also alone; `UNITS_PER_GPU`: no limit."""
+        if not 0 < units <= UNITS_PER_GPU:
+            raise ValueError(f"a limit of GPU time is from 1 to {UNITS_PER_GPU} units, not {units}")
+        record = self._session(session, now)
+        self._time_limits.set(session, units / UNITS_PER_GPU)
+        record.at_limit = record.at_limit and session in self._time_limits
         return self._decide()
 
     def set_weight(self, session: str, weight: int, now: float) -> list[Decision]:
@@ -388,6 +406,11 @@ class GpuArbiter:
         """
         return self._roster.now - self._contended_at < UNPACED_AFTER
 
+    @property
+    def measured(self) -> bool:
+        """Whether the driver's samples matter: sessions compete, or one with a limit of GPU time has work."""
+        return self.contended or any(name in self._time_limits for name in self._accounts.working)
+
     def delivered(self, since: float, until: float, busy: Mapping[str, float], now: float) -> list[Decision]:
         """Record a driver sample: the seconds for which each session's processes used the GPU in an interval.
 
@@ -408,10 +431,13 @@ class GpuArbiter:
     def paces(self) -> list[Pace]:
         """Return the holders' limits on queued work that have changed since the last call."""
         pace = self._pace()
-        changed = [client for client in self._roster.leaseholders if client.held and client.pace != pace]
-        for client in changed:
-            client.pace = pace
-        return [Pace(client.id, client.lease, pace) for client in changed]
+        changed = []
+        for client in self._roster.leaseholders:
+            own = PACE if client.session.id in self._time_limits else pace
+            if client.held and client.pace != own:
+                client.pace = own
+                changed.append(Pace(client.id, client.lease, own))
+        return changed
 
     @property
     def memory_poll_interval(self) -> float | None:
@@ -421,8 +447,9 @@ class GpuArbiter:
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def waiting(self) -> tuple[str, ...]:
-        """Return the sessions with a client that waits for a lease, longest wait first."""
-        by_request = sorted(self._roster.waiting, key=lambda client: client.order)
+        """Return the sessions with a client that waits for others' leases to end, longest wait first."""
+        waiting = [client for client in self._roster.waiting if not client.session.at_limit]
+        by_request = sorted(waiting, key=lambda client: client.order)
         return tuple(dict.fromkeys(client.session.id for client in by_request))
 
     def holders(self) -> tuple[str, ...]:
@@ -474,6 +501,9 @@ class GpuArbiter:
         for client in self._roster.clients:
             if client.parked and not client.lease and not client.waiting:
                 client.parked = self._roster.now + INSTANT < client.keeps_place_until
+        if self._time_limits:
+            time_slices = self._schedule.lengths if self._schedule.memory_short else None
+            self._time_limits.settle(self._roster.sessions, time_slices, self._roster.now)
         self._roster.weigh_needs()
         decisions: list[Decision] = list(self._refuse(self._roster.waited_too_long))
         self._schedule.plan()
@@ -491,6 +521,9 @@ class GpuArbiter:
 
     def _due(self) -> float | None:
         instants = [self._schedule.due(), self._nested.due]
+        if self._time_limits:
+            limited = (session for session in self._roster.sessions.values() if session.id in self._time_limits)
+            instants.append(self._time_limits.due(limited, self._roster.now))
         instants += [
             session.retry_at for session in self._roster.sessions.values() if session.presence is Presence.AWAY
         ]
@@ -549,7 +582,7 @@ class GpuArbiter:
         for client in group:
             paging = client.lease and self._roster.now < client.paging_until
             pausing = client.held and self._roster.now + INSTANT < self._pause_over(client)
-            if (client.waiting or client.bursting or pausing) and not paging:
+            if (client.waiting or client.bursting or pausing) and not paging and not client.session.at_limit:
                 processes[client.session.id] = processes.get(client.session.id, 0) + 1
         if not self._schedule.left_out or len(processes) < 2:
             return self._nested.held_back(self._roster.now, processes)
@@ -563,6 +596,8 @@ class GpuArbiter:
         """Apply the selection: revoke leases, order page-outs, grant leases."""
         roster, budget = self._roster, self._roster.vram_budget()
         held_back = self._held_back(choice.group)
+        if self._time_limits:
+            held_back |= {client.session.id for client in choice.group if client.session.at_limit}
         for client in choice.group:
             self._roster.turn_comes(client)
         parking = [c for c in choice.group if c.session.id in held_back and (c.waiting or c.bursting)]
@@ -570,7 +605,12 @@ class GpuArbiter:
         chosen = set(choice.group)
         leaving = [client for client in roster.staying if client not in chosen]
         outgoing = [client for client in leaving if client.held]
-        outgoing += [client for client in choice.group if self._quiet_too_long(client)]
+        # a quiet lease can be charged, see `Charging.on_device`
+        outgoing += [
+            client
+            for client in choice.group
+            if self._quiet_too_long(client) or (client.session.at_limit and client.held and not client.bursting)
+        ]
         # Memory that moves as a whole is also moved for others during a pause that is worth waiting for.
         pausing = {c for c in leaving if c.session.moves_whole and self._schedule.pauses(c)}
         for client in leaving:
@@ -693,7 +733,7 @@ class GpuArbiter:
         time_slice_seconds = (
             self._schedule.lengths.by_session[time_slice.head.id] if crowded and time_slice is not None else 0.0
         )
-        client.pace = self._pace()
+        client.pace = PACE if session.id in self._time_limits else self._pace()
         return LeaseGrant(client.id, client.lease, time_slice_seconds, prefetch, client.pace)
 
     def _revoke(self, client: Client, reason: RevokeReason, page_out: int) -> Revoke:

@@ -79,6 +79,7 @@ class Roster:
             for client in self._clients.values()
             if client.waiting
             and not client.parked
+            and not client.session.at_limit
             and not (client.session.whole and (self.stuck(client.session) or client.waits_for_a_pin))
         ]
 
@@ -465,14 +466,16 @@ class Roster:
         # a burst begins after its page-in, which is not GPU use, although the lease is charged
         since = (max(client.burst_since, client.paging_until) for client in running)
         unreported = max((max(0.0, now - instant) for instant in since), default=0.0)
+        waiting = any(client.waiting for client in clients)
+        stopped = waiting and record.at_limit  # it waits for no other session, and its burst goes on
         return SessionView(
-            waiting=any(client.waiting for client in clients),
-            running=bool(running),
-            held=any(client.lease for client in clients),
+            waiting=waiting and not stopped,
+            running=bool(running) or stopped,
+            held=any(client.lease for client in clients) or stopped,
             memory_bytes=sum(client.stated_managed + client.stated_plain for client in clients),
             resident_bytes=sum(map(self._resident, clients)),
             gpu_seconds=record.gpu_seconds + unreported,
-            last_activity=now if running else record.last_activity,
+            last_activity=now if running or stopped else record.last_activity,
             delivered=Delivered(entitled, delivered, record.waits.counts),
             paged_out_bytes=sum(self.residency.away(client) for client in clients),
         )

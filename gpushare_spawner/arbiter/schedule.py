@@ -120,6 +120,7 @@ class Schedule:
         if (
             time_slice is not None
             and time_slice.start is None
+            and not time_slice.head.at_limit
             and any(c.waiting and not c.parked for c in time_slice.head.clients.values())
         ):
             return
@@ -158,7 +159,9 @@ class Schedule:
         def by_right(client: Client) -> tuple[bool, tuple[float, int, bool, float, int]]:
             return client.session is not head, keys[client]
 
-        yielding = [client for client in staying if self._gives_way_at(client) <= now + INSTANT]
+        yielding = [
+            client for client in staying if client.session.at_limit or self._gives_way_at(client) <= now + INSTANT
+        ]
         yielding.sort(key=lambda client: -(client.quiet_since or 0.0))
         firm = sorted((client for client in staying if client not in yielding), key=by_right)
         self._in_order = sorted(asking, key=by_order)
@@ -180,10 +183,14 @@ class Schedule:
                 group = budget.fill(waiting, time_slices.group_with(newcomer, firm, budget))
                 if not any(client.session is self.time_slice.head for client in group):
                     self.time_slice = TimeSlice(newcomer.session, None)
-        # Quiet holders stay unless a client needs the memory.
+        # Quiet holders and sessions at their limit stay unless a client needs the memory.
         group = budget.fill(yielding, group)
         inside = set(group)
-        self.left_out = [c for c in self._roster.clients if (c.waiting or c.bursting) and c not in inside]
+        self.left_out = [
+            client
+            for client in self._roster.clients
+            if (client.bursting or (client.waiting and not client.session.at_limit)) and client not in inside
+        ]
         return Selection(group, reason)
 
     def granted(self, client: Client, beside_others: bool) -> None:

@@ -457,6 +457,8 @@ class ArbitratedSession:
     """Expected end of its resumption."""
     revoke_timeout: float | None = None
     """GPU seconds that it may receive after REVOKE before others get leases; None: the usual time."""
+    at_limit: bool = False
+    """Whether it has had its limit of GPU time: none of its clients runs now. See time_limits.py."""
 
     @property
     def weight(self) -> int:

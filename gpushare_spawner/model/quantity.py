@@ -54,6 +54,14 @@ def parse_cores(value: Any) -> float:
     return float(Decimal(match[1]) / (1000 if match[2] else 1))
 
 
+def parse_percent(value: Any) -> int:
+    """Return the units of "25%". Raises ValueError for other text, and for less than 1 % or more than 100 %."""
+    match = re.fullmatch(r"(\d{1,3})\s*%", str(value).strip(), re.ASCII)
+    if match is None or not 1 <= int(match[1]) <= 100:
+        raise ValueError(f"{value!r} is not a percentage: write a whole number from 1% to 100%, like 25%")
+    return int(match[1])
+
+
 def parse_percent_or_bytes(value: Any) -> str:
     """Return "80%" or "12Gi" unchanged. Raises ValueError for other text."""
     resolve_bytes(value, total=2**40)
@@ -98,6 +106,13 @@ Cores = Annotated[
     float, BeforeValidator(parse_cores, json_schema_input_type=_written("cores like 500m", "cores", _CORES_WRITTEN))
 ]
 """CPU cores, written as a Kubernetes quantity."""
+
+Percent = Annotated[
+    int,
+    BeforeValidator(parse_percent, json_schema_input_type=Annotated[str, Field(pattern=r"^\s*\d+\s*%\s*$")]),
+    PlainSerializer(lambda units: f"{units}%", return_type=str),
+]
+"""A whole percentage from 1 % to 100 %, in units of 1 %, written as "25%"."""
 
 PercentOrBytes = Annotated[
     str,

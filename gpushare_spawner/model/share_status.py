@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 
-from gpushare_spawner.model.share import IdleCause, MemoryLimitName, Tier, borrowed_in_use
+from gpushare_spawner.model.share import UNITS_PER_GPU, IdleCause, MemoryLimitName, Tier, borrowed_in_use
 
 if TYPE_CHECKING:
     # these import pydantic, which a notebook cell does not need
@@ -167,6 +167,8 @@ class ShareStatus:
     """Units that idle sessions lend; their owners reclaim them with their next GPU work."""
     guaranteed_units: int = 0
     """The session's current units while all other sessions work."""
+    time_limit_units: int = UNITS_PER_GPU
+    """The most of each GPU's time that the session gets, also alone on the GPU."""
     idle_seconds: float | None = None
     """Time since the last GPU work, 0 during GPU work; None if there has been no GPU work."""
     gpus: tuple[GpuStatus, ...] = field(default=())

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from gpushare_spawner.model.controls import MOST_KEEPS
 from gpushare_spawner.model.layers import LAYERS, Enforcement, IdleReach, Layer, LayerName, MemoryEngine
 from gpushare_spawner.model.part import SHOWN_LINE, SHOWN_TEXT, FilePart, ShownLine, TextPattern
-from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds, resolve_bytes
+from gpushare_spawner.model.quantity import Bytes, Cores, Percent, PercentOrBytes, Seconds, resolve_bytes
 from gpushare_spawner.model.share import NO_RULES, UNITS_PER_GPU, NeighbourRules, Share, Tier, units_from_fraction
 
 IDLE_ORDER = "idle_order"
@@ -93,6 +93,13 @@ class GpuMemory(FilePart):
         return self.oversubscribe, self.engine
 
 
+class GpuTime(FilePart):
+    """GPU time of a session, on each of its GPUs."""
+
+    limit: Percent = UNITS_PER_GPU
+    """At most this part of the GPU's time, also while other sessions are idle; not less than the fraction."""
+
+
 class TemplateGpu(FilePart):
     """A fraction of one GPU, or a number of whole GPUs."""
 
@@ -101,6 +108,8 @@ class TemplateGpu(FilePart):
     are idle. Give either `fraction` or `count`."""
     count: Annotated[int, Field(ge=1, le=64, strict=True)] | None = None
     """Number of whole GPUs, instead of a fraction. Several GPUs are on the same machine and of the same model."""
+    time: GpuTime = GpuTime()
+    """Time of the GPU."""
     memory: GpuMemory = GpuMemory()
     """Memory of the GPU."""
     layer: LayerName | None = None
@@ -116,6 +125,11 @@ class TemplateGpu(FilePart):
             raise ValueError("give either fraction (a part of one GPU) or count (whole GPUs)")
         if self.memory.engine is MemoryEngine.SUSPEND and (self.count or 1) > 1:
             raise ValueError("memory.engine: suspend needs a share of one GPU; leave out the engine, or write count: 1")
+        if self.time.limit < self.share.units:
+            raise ValueError(
+                f"time.limit: {self.time.limit}% is less than the share, {self.share.units}%; write at least "
+                f"{self.share.units}%, or a smaller share"
+            )
         return self
 
     @cached_property
@@ -492,6 +506,9 @@ def _broken_promises(gpu: TemplateGpu, idle: Idle, layer: Layer) -> Iterator[Bro
     """Yield the promises that a layer other than our own cannot keep. Only fields that are given are promises."""
     yield from _of_share(gpu.share, layer)
     yield from _of_memory(gpu, layer)
+    if "limit" in gpu.time.model_fields_set and gpu.time.limit < UNITS_PER_GPU:
+        what = f"{layer.title} does not limit the GPU time of a session in this way"
+        yield BrokenPromise("gpu.time.limit", what, "remove the line")
     kept = f"with {layer.title} an idle server keeps its GPU until it stops"
     for field, after, action in (
         ("downgrade_after", idle.downgrade_after, IdleReach.DOWNGRADE),

@@ -28,6 +28,7 @@ from gpushare_spawner.model.kubernetes.objects import (
 )
 from gpushare_spawner.model.layers import FRAMEWORK_DEFAULTS, LayerName, Placement, engine_environment
 from gpushare_spawner.model.report import ClaimsReport, GpuReport, MountReport
+from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import PodChange, PodSpec, Tenant
 
@@ -88,6 +89,7 @@ def granted_session(
         tier_since=since,
         effective_units=units,
         borrowed_units=placement.borrowed,
+        time_limit_units=template.gpu.time.limit,
         memory_limit=template.gpu.memory.limit,
         oversubscribe=template.gpu.memory.oversubscribe,
         engine=template.gpu.memory.engine,
@@ -125,6 +127,7 @@ def open_request(
         gpus=placement.gpus,
         share_units=template.gpu.share.units,
         borrowed_units=placement.borrowed,
+        time_limit_units=template.gpu.time.limit if native else UNITS_PER_GPU,
         memory_limit=memory.limit if native else own,
         oversubscribe=memory.oversubscribe and native,
         engine=memory.engine,

@@ -75,6 +75,11 @@ def number_of_gpus(units: int, gpus: int = 1) -> str:
     return f"{count:.0f}" if count == round(count) else f"{count:.2f}"
 
 
+def time_limit(units: int) -> str:
+    """Return a limit of GPU time."""
+    return f"at most {units} % of the GPU's time"
+
+
 def guarantee(now: str, full: str, reclaimed: bool = False) -> str:
     """Return the current guarantee of a session on lent units, and when its full share is guaranteed.
 

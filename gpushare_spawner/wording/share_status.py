@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpushare_spawner.model.layers import Layer
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.model.share_status import ControlsStatus, GpuStatus, LimitHit, ShareStatus
 from gpushare_spawner.wording.amounts import (
     clock,
@@ -23,6 +23,7 @@ from gpushare_spawner.wording.amounts import (
     memory_of,
     near_clock,
     plural,
+    time_limit,
 )
 from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, other_layer, when_idle
 from gpushare_spawner.wording.notices import WAITS, notice, while_idle
@@ -270,7 +271,7 @@ def tier_now(status: ShareStatus) -> str:
         case Tier.RELEASED:
             return f"Your GPU share ({share}) is released{while_idle(status)}. {kept}"
         case _ if status.borrowed_now and status.guaranteed_units >= status.share_units:
-            return f"You have {share} now, up to 100 % while others are idle."
+            return f"You have {share} now, {_at_most(status)}."
         case _ if status.borrowed_units:
             now = gpu_share(status.guaranteed_units, gpus)
             left = f"you have {now} now" if status.borrowed_now else f"{now} is guaranteed now"
@@ -279,7 +280,14 @@ def tier_now(status: ShareStatus) -> str:
                 "The dashboard says whether the full share is free elsewhere. If it is, restart the server to get it."
             )
         case _:
-            return f"You have {share}: guaranteed while others work, up to 100 % while others are idle."
+            return f"You have {share}: guaranteed while others work, {_at_most(status)}."
+
+
+def _at_most(status: ShareStatus) -> str:
+    limit = status.time_limit_units
+    if limit >= UNITS_PER_GPU:
+        return "up to 100 % while others are idle"
+    return f"{time_limit(limit)}, also while others are idle"
 
 
 def guaranteed(status: ShareStatus) -> str:
@@ -338,6 +346,8 @@ def terms(status: ShareStatus) -> list[Term]:
     rows = [Term("share", gpu_share(status.share_units, gpus) + borrowed)]
     if layer is None:
         rows += [Term("tier", _tier(status)), Term("guaranteed now", guaranteed(status))]
+        if status.time_limit_units < UNITS_PER_GPU:
+            rows.append(Term("maximum", time_limit(status.time_limit_units)))
     else:
         rows += [Term("shared by", f"{layer.title}. {kept_within(layer)}"), Term("idle actions", when_idle(layer))]
     if status.layer_trouble:
@@ -415,6 +425,8 @@ def why_slow(status: ShareStatus) -> list[str]:
     for number, gpu in enumerate(status.gpus):
         where = f"GPU {number}" if len(status.gpus) > 1 else "the GPU"
         reasons += _from_others(status, gpu, where) + _from_memory(gpu, where)
+    if status.time_limit_units < UNITS_PER_GPU and status.works_now:
+        reasons.append(f"Your share has {time_limit(status.time_limit_units)}, also while no other session computes.")
     if status.lacks_requests:
         reasons.append(LACKING)
     return reasons + _from_delivered(status) or [_from_the_program(status)]

@@ -14,7 +14,7 @@ from gpushare_spawner.model.layers import LAYERS, IdleReach, Layer, LayerName, W
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier
 from gpushare_spawner.model.template import Idle, Resources, Template, TemplateGpu
-from gpushare_spawner.wording.amounts import duration, either, gpu_share, guarantee, memory
+from gpushare_spawner.wording.amounts import duration, either, gpu_share, guarantee, memory, time_limit
 from gpushare_spawner.wording.layers import kept_within
 
 AGENT_SILENT = "the GPU agent of this machine does not answer"
@@ -51,7 +51,9 @@ def _whole_gpus(gpu: TemplateGpu, memory_bytes: int | None) -> str:
 def maximum(gpu: TemplateGpu, memory_bytes: int | None) -> str:
     """Return the maximum that a session can use; empty if all of it is guaranteed."""
     if gpu.share.units < UNITS_PER_GPU:
-        return f"100 % of one GPU's time while others are idle, and {_memory(gpu.memory.limit, memory_bytes)}"
+        most = gpu.time.limit
+        time = time_limit(most) if most < UNITS_PER_GPU else "100 % of one GPU's time while others are idle"
+        return f"{time}, and {_memory(gpu.memory.limit, memory_bytes)}"
     return "" if gpu.memory.limit == "100%" else _memory(gpu.memory.limit, memory_bytes)
 
 

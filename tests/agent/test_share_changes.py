@@ -271,3 +271,23 @@ async def test_share_is_a_whole_gpu_at_most_where_units_are_overcommitted(agent:
     assert await largest_told(agent, path) == 100
     await resize(agent, 100)
     assert units(session(agent)) == (100, 100, 100, 0)
+
+
+async def test_limit_of_gpu_time_is_never_below_the_share_and_comes_back_with_a_smaller_one(agent: Agent) -> None:
+    peer = await agent.peer(agent.open("ada", time_limit_units=30))
+    held = agent.node.sessions["ada"]
+    assert limit_in_force(agent) == held.time_limit_units == 30
+    await resize(agent, 50)
+    assert limit_in_force(agent) == held.time_limit_units == 50
+    await agent.stop()
+    await agent.start()
+    assert limit_in_force(agent) == agent.node.sessions["ada"].time_limit_units == 50
+    await resize(agent, 20)
+    assert limit_in_force(agent) == agent.node.sessions["ada"].time_limit_units == 30
+    peer.close()
+
+
+def limit_in_force(agent: Agent) -> int:
+    """Units of the GPU's time in the arbiter."""
+    arbiter = agent.node.registry.arbitrations[FIRST.uuid]._arbiter
+    return round(100 * arbiter._time_limits.part("ada"))

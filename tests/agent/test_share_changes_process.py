@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -59,6 +62,42 @@ async def test_gpu_time_and_memory_follow_the_new_share_and_programs_go_on(agent
         restored = (await agent.client.report()).session("ada")
         assert restored is not None
         assert (restored.share_units, restored.guaranteed_units, restored.memory_limit_bytes) == (75, 75, 5 * GIB)
+    finally:
+        ada.end()
+        bob.end()
+
+
+async def test_limit_of_gpu_time_holds_alone_beside_others_and_over_a_restart(agent: AgentProcess) -> None:
+    gpu = (await agent.client.report()).gpus[0].uuid
+    limited = await agent.client.open(request_for("ada", gpus=(gpu,), time_limit_units=25))
+    other = await agent.client.open(request_for("bob", gpus=(gpu,)))
+    ada, bob = [Program(merged(os.environ, opened.environment)) for opened in (limited, other)]
+
+    def parts(seconds: float, *programs: Program) -> list[float]:
+        """Percentages of the GPU. A program that is at its limit ends later."""
+        begun = time.monotonic()
+        for program in programs:
+            program.spin(seconds)
+        counts = [program.hear()[1] for program in programs]
+        return [count * 0.01 / (time.monotonic() - begun) * 100 for count in counts]
+
+    try:
+        beside = parts(3.0, ada, bob)
+        assert beside[0] == pytest.approx(25, abs=7)
+        assert beside[1] > 55, "the rest goes to the other session"
+        status = subprocess.run(
+            [sys.executable, "-m", "gpushare_spawner.cli", "status"],
+            env=merged(os.environ, limited.environment),
+            text=True,
+            capture_output=True,
+            check=True,
+        )
+        assert "at most 25 % of the GPU's time" in status.stdout
+        agent.end(signal.SIGKILL)
+        await agent.start()
+        # the program runs without the agent until it has connected again
+        parts(1.0, ada)
+        assert parts(8.0, ada)[0] == pytest.approx(25, abs=4)
     finally:
         ada.end()
         bob.end()

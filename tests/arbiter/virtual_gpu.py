@@ -124,6 +124,9 @@ class VirtualGpu:
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         self.at(self.now + seconds, action)
 
+    def set_time_limit(self, session: str, units: int) -> None:
+        self._apply(self.arbiter.set_time_limit(session, units, self.now))
+
     def set_weight(self, session: str, weight: int) -> None:
         self._apply(self.arbiter.set_weight(session, weight, self.now))
 

@@ -57,6 +57,7 @@ class Script:
     """Allocations that the session's limit refused; the last one was of 2 GiB."""
     use: float | None = None
     """Part of the GPU's time that the session had; None: an agent that does not say."""
+    time_limit: int = 100
     takes_asks: bool = True
     keep_until: float = 0.0
     """Seconds since the epoch; 0: not kept."""
@@ -89,6 +90,7 @@ class Script:
             effective_units=self.effective,
             borrowed_units=self.borrowed,
             guaranteed_units=self.guaranteed,
+            time_limit_units=self.time_limit,
             idle_seconds=self.quiet,
             gpus=tuple(GpuStatus(uuid, *figures) for uuid in self.gpus),
             notice=step,

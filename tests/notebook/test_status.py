@@ -49,6 +49,18 @@ def test_the_status_of_an_active_share(agent: ScriptedAgent) -> None:
     assert (hello.kind, hello.fields[0]) == (Kind.HELLO, Role.NOTEBOOK)
 
 
+def test_a_limit_of_gpu_time_is_said_and_is_a_reason_for_slow_work() -> None:
+    limited = of(time_limit=25, lease="held", quiet=0.0)
+    assert "\nmaximum         at most 25 % of the GPU's time\n" in share_status.page(limited, 0.0)
+    assert share_status.tier_now(limited) == (
+        "You have 0.25 GPU: guaranteed while others work, at most 25 % of the GPU's time, also while others are idle."
+    )
+    reason = "Your share has at most 25 % of the GPU's time, also while no other session computes."
+    assert reason in share_status.why_slow(limited)
+    assert reason not in share_status.why_slow(of(lease="held", quiet=0.0))
+    assert "maximum" not in share_status.page(of(), 0.0)
+
+
 def test_an_announced_step_a_burst_and_two_gpus(agent: ScriptedAgent) -> None:
     script = agent.script
     script.share = script.effective = script.guaranteed = 100

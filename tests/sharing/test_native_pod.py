@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpushare_spawner.agent.kubernetes.pods.pod_watch import open_request
 from gpushare_spawner.model.kubernetes.annotations import labels, pod_session
 from gpushare_spawner.model.kubernetes.container_requests import notebook_container
 from gpushare_spawner.model.kubernetes.objects import node_of
@@ -58,6 +59,14 @@ def test_engine_suspend_stands_in_annotations_and_environment() -> None:
     pod = layer(suspended).render(POD)
     assert pod_session(pod["metadata"]["annotations"]).engine is MemoryEngine.SUSPEND
     assert notebook_container(pod["spec"])["env"][1:] == [{"name": "GPUSHARE_ENGINE", "value": "suspend"}]
+
+
+def test_limit_of_gpu_time_stands_in_annotations() -> None:
+    gpu = {"fraction": 0.25, "time": {"limit": "40%"}}
+    pod = layer(Template.model_validate({"name": "e", "display_name": "E", "gpu": gpu})).render(POD)
+    assert pod["metadata"]["annotations"]["gpushare-spawner.io/time-limit"] == "40"
+    annotated = pod_session(pod["metadata"]["annotations"])
+    assert open_request(annotated, ("GPU-a",)).time_limit_units == 40
 
 
 def test_several_gpus_are_named_in_the_environment() -> None:

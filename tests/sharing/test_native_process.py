@@ -48,6 +48,17 @@ def test_engine_of_the_template_is_asked_for_and_the_default_is_left_out() -> No
     assert "engine" not in open_request(Tenant("ada"), QUARTER, placement).model_dump(mode="json")
 
 
+def test_limit_of_gpu_time_is_asked_for_and_the_default_is_left_out() -> None:
+    limited = QUARTER.model_copy(
+        update={"gpu": TemplateGpu.model_validate({"fraction": 0.25, "time": {"limit": "40%"}})}
+    )
+    placement = Placement("here", ("GPU-1",))
+    asked = open_request(Tenant("ada"), limited, placement).model_dump(mode="json")
+    assert OpenRequest.model_validate(asked).time_limit_units == 40
+    # an agent that does not know limits of GPU time refuses a request that names one
+    assert "time_limit_units" not in open_request(Tenant("ada"), QUARTER, placement).model_dump(mode="json")
+
+
 @pytest.mark.parametrize(("memory", "limit"), [({}, "25%"), ({"guarantee": "10Gi"}, "10Gi")])
 def test_template_with_mps_asks_for_its_guarantee_and_no_more(memory: dict[str, str], limit: str) -> None:
     gpu = TemplateGpu.model_validate({"fraction": 0.25, "layer": "mps", "memory": memory})

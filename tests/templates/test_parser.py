@@ -75,7 +75,7 @@ def test_a_good_template() -> None:
         ("gpu: {count: '1'}", 'x.yaml:3: gpu.count: must be a whole number, not "1"; write a number without quotes'),
         (
             "gpu: 0.25",
-            "x.yaml:3: gpu: must have fields, not 0.25; its fields are fraction, count, memory, layer, models",
+            "x.yaml:3: gpu: must have fields, not 0.25; its fields are fraction, count, time, memory, layer, models",
         ),
         ("gpu:\n  fraction: 0.5\n  modles: [a]", "x.yaml:5: gpu.modles: unknown field; did you mean 'models'?"),
         ("gpu: {fraction: 0.5, models: a100}", "x.yaml:3: gpu.models: must be a list, not a100; write [a100]"),
@@ -118,6 +118,14 @@ def test_a_good_template() -> None:
         (
             "gpu:\n  fraction: 0.5\n  memory:\n    oversubscribe: false\n    engine: suspend",
             "x.yaml:7: gpu.memory.engine: suspend is a way to oversubscribe; leave out oversubscribe: false",
+        ),
+        (
+            "gpu: {fraction: 0.25, time: {limit: 20%}}",
+            "x.yaml:3: gpu.time.limit: 20% is less than the share, 25%; write at least 25%, or a smaller share",
+        ),
+        (
+            "gpu: {fraction: 0.25, time: {limit: 0.3}}",
+            "x.yaml:3: gpu.time.limit: 0.3 is not a percentage; write a whole number from 1% to 100%, like 25%",
         ),
         ("access: {groups: ml}", "x.yaml:3: access.groups: must be a list, not ml; write [ml]"),
         (

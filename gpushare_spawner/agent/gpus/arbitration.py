@@ -22,6 +22,7 @@ from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.recent_use import RecentGpuUse, Use
 from gpushare_spawner.arbiter.session import ArbiterSettings, Decision, LeaseGrant, PageOut, Refuse, Revoke, SessionView
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
+from gpushare_spawner.model.share import UNITS_PER_GPU
 
 SAMPLED_LATELY = 2.5
 """Seconds for which work counts as running after the end of a sample with GPU work.
@@ -293,14 +294,22 @@ class GpuArbitration:
         """Add a session on a GPU that another layer shares: it needs no lease, and its weight has no effect."""
         self._observed.add(session, self._clock())
 
-    def add_session(self, session: str, weight: int, whole: bool = False, away: bool = False) -> None:
-        """Add a session. `weight`: in share units.
+    def add_session(
+        self, session: str, weight: int, whole: bool = False, away: bool = False, time_limit: int = UNITS_PER_GPU
+    ) -> None:
+        """Add a session. `weight`, `time_limit`: in share units.
 
         `whole`: the session's memory leaves the GPU only while it is suspended. `away`: the session is suspended now.
         """
         if away:
             self._away[session] = None
-        self._carry_out(self._arbiter.add_session(session, weight, self._clock(), whole=whole, away=away))
+        now = self._clock()
+        self._carry_out(self._arbiter.add_session(session, weight, now, whole=whole, away=away, time_limit=time_limit))
+
+    def set_time_limit(self, session: str, units: int) -> None:
+        """Set the most units of the GPU's time that the session gets, also while it is alone."""
+        if session not in self._observed:
+            self._carry_out(self._arbiter.set_time_limit(session, units, self._clock()))
 
     def set_weight(self, session: str, weight: int) -> None:
         """Set the weight; 0 releases the session: it holds no lease until its next burst.
@@ -459,8 +468,8 @@ class GpuArbitration:
 
     @property
     def contended(self) -> bool:
-        """Whether several sessions have work, or had work a moment ago."""
-        return self._arbiter.contended
+        """Whether several sessions have work, or had a moment ago, or one with a limit of GPU time has work."""
+        return self._arbiter.measured
 
     def delivered(
         self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
@@ -554,7 +563,7 @@ class GpuArbitration:
             if client.paced and client.session not in self._away:
                 pace = round(change.seconds * NANOSECONDS)
                 client.process.send(Kind.GRANT, change.lease, 0, 0, pace, gpu=self._raw)
-        if self._delivery is not None and self._arbiter.contended:
+        if self._delivery is not None and self._arbiter.measured:
             self._delivery.request()
         if self._memory_queries is not None:
             self._memory_queries.request()

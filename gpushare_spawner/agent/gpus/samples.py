@@ -104,7 +104,7 @@ class Competition(Protocol):
 
     @property
     def contended(self) -> bool:
-        """Whether several sessions have work."""
+        """Whether samples matter: several sessions have work, or one with a limit of GPU time."""
 
     def delivered(
         self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
@@ -143,7 +143,7 @@ class Delivery(_Queries):
         """End of the last sample, in seconds since the epoch."""
 
     def request(self) -> None:
-        """Read samples until sessions no longer compete."""
+        """Read samples until they no longer matter."""
         if self._timer is None and not self._asking and not self._closed:
             self._since = self._clock()
             self._timer = self._loop.call_later(self._every, self._ask)

@@ -394,6 +394,7 @@ class Conversation:
             effective_units=record.effective_units,
             borrowed_units=record.borrowed_units,
             guaranteed_units=session.guaranteed_units,
+            time_limit_units=session.time_limit_units,
             idle_seconds=None if last is None else max(0.0, now - last),
             gpus=tuple(gpus) if native else own_gpus(gpus, len(report.gpus)),
             notice=None if record.notice is None else PendingAction.of(record.notice),

@@ -290,6 +290,11 @@ class Session:
         return self.record.request.oversubscribe and not self.suspends
 
     @property
+    def time_limit_units(self) -> int:
+        """The most of each GPU's time, also alone on the GPU: never below its share, which can have grown."""
+        return max(self.record.request.time_limit_units, self.record.request.share_units)
+
+    @property
     def memory_limits(self) -> dict[str, int]:
         """The memory limits, keyed by GPU UUID."""
         return {gpu.uuid: self.memory_limit(gpu) for gpu in self.gpus}

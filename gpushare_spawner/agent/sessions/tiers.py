@@ -125,12 +125,16 @@ class Shares:
                 self.arbitrations[gpu.uuid].observe(session.id)
                 continue
             away = session.record.suspension is not None
-            self.arbitrations[gpu.uuid].add_session(session.id, session.weight, whole=session.suspends, away=away)
+            self.arbitrations[gpu.uuid].add_session(
+                session.id, session.weight, session.suspends, away, session.time_limit_units
+            )
         return self._recount(session)
 
     def change(self, session: Session) -> list[Session]:
-        """Apply a change of tier. Returns the sessions with changed borrowed or guaranteed units."""
+        """Apply a change of tier or share. Returns the sessions with changed borrowed or guaranteed units."""
         self._ledger.replace(_allocation(session))
+        for gpu in session.gpus:
+            self.arbitrations[gpu.uuid].set_time_limit(session.id, session.time_limit_units)
         return self._recount(session)
 
     def work_on_lent_units(self, session: Session, works: bool) -> None:

@@ -129,6 +129,8 @@ YIELDS_UNTIL = PREFIX + "yields-until"
 spawns in quota, and GPU work does not restore them."""
 NEIGHBOURS = PREFIX + "neighbours"
 """Annotation: JSON of `model.share.NeighbourRules`; absent: no labels and no rules."""
+TIME_LIMIT = PREFIX + "time-limit"
+"""Annotation: the most units of 1 % of each GPU's time, also alone on the GPU; absent: 100."""
 MEMORY_LIMIT = PREFIX + "memory-limit"
 """Annotation: each GPU's total memory as CUDA reports it, as "80%" or "12Gi"; absent: the whole GPU."""
 OVERSUBSCRIBE = PREFIX + "oversubscribe"
@@ -192,6 +194,8 @@ class PodSession:
     """The GPU work that restores the share. None: any work restores it."""
     yields_until: float | None = None
     """Time until which the units that the tier took are reserved for spawns in quota; None: they are not reserved."""
+    time_limit_units: int = UNITS_PER_GPU
+    """The most of each GPU's time, also alone on the GPU."""
     memory_limit: str = WHOLE_MEMORY
     """Each GPU's total memory as CUDA reports it, in percent or bytes."""
     oversubscribe: bool = True
@@ -374,6 +378,7 @@ _ANNOTATIONS = {
     IF_GPU_SECONDS: _Annotation("if_gpu_seconds", _instant, _written_guard),
     USE: _json("use", UseRule),
     YIELDS_UNTIL: _Annotation("yields_until", _instant, _written_instant),
+    TIME_LIMIT: _Annotation("time_limit_units", _units_from(1)),
     MEMORY_LIMIT: _Annotation("memory_limit", parse_percent_or_bytes),
     OVERSUBSCRIBE: _Annotation("oversubscribe", _truth, _written_truth),
     ENGINE: _Annotation("engine", _one_of(MemoryEngine), str),

@@ -70,6 +70,7 @@ def sessions(draw: some.DrawFn) -> PodSession:
         effective_units=draw(some.integers(0, share)),
         borrowed_units=draw(some.integers(0, share)),
         memory_limit=draw(some.sampled_from(["100%", "80%", "12Gi"])),
+        time_limit_units=draw(some.integers(1, 100)),
         oversubscribe=draw(some.booleans()),
         engine=draw(some.sampled_from(MemoryEngine)),
         quota=draw(some.text()),
@@ -110,6 +111,7 @@ def test_what_the_annotations_look_like() -> None:
     [
         ("memory-engine", "swap", "write one of managed, suspend"),
         ("share", "0", "from 1 to 100"),
+        ("time-limit", "0", "from 1 to 100"),
         ("share", "25%", "from 1 to 100"),
         ("share", "٢", "from 1 to 100"),
         ("share", None, "missing"),

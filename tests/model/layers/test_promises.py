@@ -46,6 +46,8 @@ def test_memory_promises_need_a_layer_that_keeps_them(layer: str) -> None:
     assert broken(layer, OVERSUBSCRIBED) == ["gpu.memory.oversubscribe"] * (not declared.oversubscribes)
     assert broken(layer, LIMITED) == ["gpu.memory.limit"] * (layer != "native")
     assert broken(layer, GUARANTEED) == ["gpu.memory.guarantee"] * (declared.memory is Enforcement.NONE)
+    limited = {"fraction": 0.25, "time": {"limit": "50%"}}
+    assert "gpu.time.limit" in broken(layer, limited) or layer == "native"
     engine = {"fraction": 0.25, "memory": {"engine": "managed"}}
     assert broken(layer, engine) == ["gpu.memory.engine"] * (layer != "native")
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.model.template import Template
-from gpushare_spawner.wording.spawn_form import idle_actions
+from gpushare_spawner.model.template import Template, TemplateGpu
+from gpushare_spawner.wording.spawn_form import idle_actions, maximum
+
+
+def test_a_card_says_the_limit_of_gpu_time() -> None:
+    gpu = {"fraction": 0.25, "time": {"limit": "25%"}}
+    assert maximum(TemplateGpu.model_validate(gpu), None) == "at most 25 % of the GPU's time, and all of its memory"
 
 
 def test_a_template_that_waits_for_pressure_says_so_of_downgrade_and_release() -> None:

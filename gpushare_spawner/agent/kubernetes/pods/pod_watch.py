@@ -89,6 +89,7 @@ def open_request(annotated: PodSession, gpus: tuple[str, ...]) -> OpenRequest:
         gpus=gpus,
         share_units=annotated.share_units,
         borrowed_units=annotated.borrowed_units,
+        time_limit_units=annotated.time_limit_units,
         memory_limit=annotated.memory_limit,
         oversubscribe=annotated.oversubscribe,
         engine=annotated.engine,
