@@ -221,7 +221,7 @@ class GpuArbiter:
 
         If the session's memory moves as a whole, `plain` may include the next memory allocation: the driver has
         rejected `short` bytes of it for lack of memory. If these bytes do not fit next to memory that cannot leave the
-        GPU (other than briefly), or do not fit within `memory_timeout` and `longest_memory_wait`, the client gets the
+        GPU (other than briefly), or do not fit within `MEMORY_TIMEOUT` and `LONGEST_MEMORY_WAIT`, the client gets the
         lease without them, or a refusal.
         """
         record = self._client(client, now)
@@ -400,7 +400,7 @@ class GpuArbiter:
 
     @property
     def contended(self) -> bool:
-        """Whether several sessions have work, or had work within the last `unpaced_after` seconds.
+        """Whether several sessions have work, or had work within the last `UNPACED_AFTER` seconds.
 
         The driver's samples matter only then.
         """
@@ -513,7 +513,7 @@ class GpuArbiter:
         if self._shared:
             self._shared_at = self._roster.now
         self._schedule.settle_time_slice()
-        decisions += self._carry_out(self._schedule.choose())
+        decisions += self._apply(self._schedule.choose())
         # a suspended session without a grant cannot be resumed now
         decisions += self._refuse(lambda client: client.session.presence is Presence.AWAY)
         self._wakeup = self._due()
@@ -592,7 +592,7 @@ class GpuArbiter:
         takers = {c.session.id for waiter in waiters.values() for c in budget.blockers(waiter, group)}
         return self._nested.held_back(self._roster.now, processes, frozenset(takers))
 
-    def _carry_out(self, choice: Selection) -> list[Decision]:
+    def _apply(self, choice: Selection) -> list[Decision]:
         """Apply the selection: revoke leases, order page-outs, grant leases."""
         roster, budget = self._roster, self._roster.vram_budget()
         held_back = self._held_back(choice.group)

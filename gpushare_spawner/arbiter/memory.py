@@ -260,8 +260,7 @@ def page_out_order(
     First come idle clients whose page-in is already noticeable, with all their memory. Then come idle clients up to the
     unnoticed amount, then all clients. Within each step the least recently used client comes first; waiting and parked
     clients come last. `capacity`: bytes for managed pages. `page_in_bandwidth`: bytes per second. The client of a
-    session that moves
-    as a whole represents the session.
+    session that moves as a whole represents the session.
     """
     order = sorted(clients, key=lambda client: (client.parked, client.waiting, client.last_used))
     idle = [

@@ -382,7 +382,7 @@ class Roster:
     def seen_at_work(self, session: str, since: float) -> None:
         """Treat quiet clients of a session as working if the driver shows work since an instant.
 
-        This applies if all its clients with a lease had been quiet for `surely_quiet` at that instant. No effect for an
+        This applies if all its clients with a lease had been quiet for `SURELY_QUIET` at that instant. No effect for an
         unknown session.
         """
         record = self.sessions.get(session)

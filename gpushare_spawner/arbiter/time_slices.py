@@ -1,6 +1,7 @@
 """Cost of a hand-off, length of time slices, credit for early ends, REVOKE time-outs, and interactive sessions.
 
-schedule.py uses these to choose the sessions; gpu_arbiter.py grants the leases. This module has no clock.
+schedule.py uses these to choose the sessions, and has the current `TimeSlice`; gpu_arbiter.py grants the leases and
+marks a holder that keeps a revoked lease too long as overdue (`_decide`). This module has no clock.
 
 Time slices may end early for interactive sessions, by least attained service. Attained service is the time for which a
 session has held a lease and worked since its last pause. A session that returns after a pause has an attained service

@@ -1,4 +1,5 @@
-/* Connects the layers. cuInit starts everything; before that this library has no thread, no socket and no file. */
+/* Connects the layers. cuInit starts everything; before that this library has no thread, no socket and no file.
+   A forked child starts again: RESET_IN_CHILD in platform/libc.h. */
 #include <pthread.h>
 
 #include "contexts/captures.h"

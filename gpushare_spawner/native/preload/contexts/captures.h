@@ -1,4 +1,5 @@
 /* Stream capture: a call that is recorded into a graph is not work, and must be neither delayed nor disturbed.
+   gate/launch.c lets such a call pass (is_recorded); gate/gate.c closes the fast path while a capture is in progress.
 
    Unless stated otherwise, functions take a lock of this file briefly and may be called with any other lock held. */
 #pragma once
