@@ -284,9 +284,13 @@ class Cluster:
 
     def _decide(self, session: _Session) -> None:
         idle = self.sharing.template.idle
-        leaves = self._needed.get(session.name)
-        held = idle.when == "pressure" and leaves is None
-        decision = decide(idle, Observation.of(session.report), self.clock.now, held=held, leaves=leaves)
+        decision = decide(
+            idle,
+            Observation.of(session.report),
+            self.clock.now,
+            waits_for_need=idle.when == "pressure",
+            units_left=self._needed.get(session.name),
+        )
         session.decided += 1
         if decision.no_action is None:
             self._account(session)

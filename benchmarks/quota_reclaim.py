@@ -243,7 +243,7 @@ class Cluster:
         found = pressure(self.quotas, self._reports(), pending, {QUARTER.name: QUARTER}, self.now)
         for session in list(self.sessions.values()):
             claim = found.reclaimed.get(session.id)
-            decision = decide(QUARTER.idle, Observation.of(session), self.now, claim=claim)
+            decision = decide(QUARTER.idle, Observation.of(session), self.now, reclaimed=claim)
             coming = decision.notice
             if decision.no_action is not None:
                 notice = None

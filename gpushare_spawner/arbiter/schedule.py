@@ -159,11 +159,11 @@ class Schedule:
         def by_right(client: Client) -> tuple[bool, tuple[float, int, bool, float, int]]:
             return client.session is not head, keys[client]
 
-        yielding = [
+        giving_way = [
             client for client in staying if client.session.at_limit or self._gives_way_at(client) <= now + INSTANT
         ]
-        yielding.sort(key=lambda client: -(client.quiet_since or 0.0))
-        firm = sorted((client for client in staying if client not in yielding), key=by_right)
+        giving_way.sort(key=lambda client: -(client.quiet_since or 0.0))
+        firm = sorted((client for client in staying if client not in giving_way), key=by_right)
         self._in_order = sorted(asking, key=by_order)
         waiting = [client for client in self._in_order if client.session is head]
         waiting += [client for client in self._in_order if client.session is not head]
@@ -184,7 +184,7 @@ class Schedule:
                 if not any(client.session is self.time_slice.head for client in group):
                     self.time_slice = TimeSlice(newcomer.session, None)
         # Quiet holders and sessions at their limit stay unless a client needs the memory.
-        group = budget.fill(yielding, group)
+        group = budget.fill(giving_way, group)
         inside = set(group)
         self.left_out = [
             client

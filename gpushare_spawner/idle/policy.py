@@ -103,24 +103,24 @@ class IdleAction:
 def next_idle_action(
     idle: Idle,
     session: Observation,
-    held: bool = False,
+    waits_for_need: bool = False,
     quiet_until: QuietUntil = never_quiet,
-    leaves: int | None = None,
+    units_left: int | None = None,
 ) -> IdleAction | NoAction:
     """Return an idle session's next action.
 
     The action leads to the template's next deeper tier, or to the tier after that if quiet hours delay the next tier
     longer. The time of a downgrade or release counts from the last use of the GPU. A session without GPU work has a
     longer first notice, see `FIRST_WORK`. The time of a stop counts from the last activity of any kind, and a session
-    is never stopped while the GPU or a kernel is busy. ``held``: no downgrade or release is due now. ``leaves``: the
-    units that a waiting spawn leaves to the session; None if no spawn needs its units. The action takes all needed
-    units in one step, and at least as many as the user's notice states, because another notice would delay the spawn.
+    is never stopped while the GPU or a kernel is busy. ``waits_for_need``, ``units_left``: see `decide`. The action
+    takes all needed units in one step, and at least as many as the user's notice states, because another notice would
+    delay the spawn.
     """
     if session.gpu_in_use:
         return NoAction.GPU_BUSY
     sent = session.notice
-    if leaves is not None and sent is not None and sent.cause is IdleCause.IDLE and sent.tier is not Tier.STOPPED:
-        leaves = min(leaves, sent.effective_units)
+    if units_left is not None and sent is not None and sent.cause is IdleCause.IDLE and sent.tier is not Tier.STOPPED:
+        units_left = min(units_left, sent.effective_units)
     none = NoAction.NO_FURTHER_ACTION
     soonest: IdleAction | None = None
     previous = 0.0  # idle seconds at which the preceding action was due
@@ -131,16 +131,16 @@ def next_idle_action(
         units = idle.units(tier, session.share)
         # the template has changed since the session was opened, and a downgrade would take no units
         pointless = tier is Tier.DOWNGRADED and units >= session.effective_units
-        too_little = leaves is not None and tier is not Tier.STOPPED and units > leaves
+        too_little = units_left is not None and tier is not Tier.STOPPED and units > units_left
         further = tier.depth > session.tier.depth and not pointless and not too_little
-        if further and held and tier is not Tier.STOPPED:
+        if further and waits_for_need and units_left is None and tier is not Tier.STOPPED:
             none = NoAction.NOT_NEEDED
         elif further:
             notice = fair_notice(idle.warn_before, after - previous)
             later = first_work_delay(idle, session) if tier is not Tier.STOPPED else 0.0
             if not previous:
                 notice += later
-            if leaves is not None and tier is not Tier.STOPPED:
+            if units_left is not None and tier is not Tier.STOPPED:
                 notice = min(notice, PRESSURE_NOTICE)
             due = _due(tier, units, after + later, notice, session)
             if isinstance(due, NoAction):
@@ -300,15 +300,15 @@ class UnitsNeeded:
     """The quotas' rules in force."""
 
 
-def reclaim_action(claim: UnitsNeeded, session: Observation) -> IdleAction | None:
+def reclaim_action(reclaimed: UnitsNeeded, session: Observation) -> IdleAction | None:
     """Return the action by which the session makes way; None if it has made way and no more may be taken.
 
     A busy session makes way too, because it loses no data. A stop is due only after that, and never while a kernel is
     busy.
     """
-    rules = claim.rules
-    if session.effective_units > claim.units:
-        units = _kept(claim, session)
+    rules = reclaimed.rules
+    if session.effective_units > reclaimed.units:
+        units = _kept(reclaimed, session)
         tier = Tier.DOWNGRADED if units else Tier.RELEASED
         return IdleAction(tier, units, session.opened_at, 0.0, IdleCause.RECLAIM, notice=rules.notice)
     quiet = session.quiet_since
@@ -319,7 +319,7 @@ def reclaim_action(claim: UnitsNeeded, session: Observation) -> IdleAction | Non
     return IdleAction(Tier.STOPPED, 0, stop_at, after, IdleCause.RECLAIM, notice=rules.stop_notice)
 
 
-def _kept(claim: UnitsNeeded, session: Observation) -> int:
+def _kept(reclaimed: UnitsNeeded, session: Observation) -> int:
     """Return the units that the session keeps, at least those in its notice.
 
     The units that the spawn needs from the session change with those of neighboring sessions. If each increase caused a
@@ -328,8 +328,8 @@ def _kept(claim: UnitsNeeded, session: Observation) -> int:
     """
     notice = session.notice
     if not is_reclaim_notice(notice) or notice.effective_units >= session.effective_units:
-        return claim.units
-    return max(claim.units, notice.effective_units)
+        return reclaimed.units
+    return max(reclaimed.units, notice.effective_units)
 
 
 def is_reclaim_notice(notice: Notice | None) -> TypeGuard[Notice]:
@@ -368,42 +368,42 @@ def decide(
     session: Observation,
     now: float,
     max_age: float = 0.0,
-    claim: UnitsNeeded | None = None,
-    held: bool = False,
+    reclaimed: UnitsNeeded | None = None,
+    waits_for_need: bool = False,
     quiet_until: QuietUntil = never_quiet,
-    leaves: int | None = None,
+    units_left: int | None = None,
 ) -> Decision:
     """Decide the tier and the notice of one session.
 
     ``idle``: idle actions of its template; None if the template was removed. ``now`` and all instants are seconds since
     the epoch. ``max_age`` (seconds, 0: none) stops older servers even if they are busy, like jupyterhub-idle-culler's
-    option of the same name. ``claim``: the session's units that spawns in quota need, or None. ``held``: the idle share
-    is taken only for a waiting spawn that can use it, and no such spawn waits. ``quiet_until``: the earliest time of an
-    idle action; it does not apply to ``claim``. ``leaves``: the units that a waiting spawn leaves to a session whose
-    share is taken only for such a spawn; None if no spawn needs the share, or if it is taken in any case.
+    option of the same name. ``reclaimed``: the session's units that spawns in quota need, or None. ``waits_for_need``:
+    the idle share is taken only for a waiting spawn that can use it. ``units_left``: the units that such a spawn leaves
+    to the session; None if no spawn needs the share, or if it is taken in any case. ``quiet_until``: the earliest time
+    of an idle action; it does not apply to ``reclaimed``.
 
     An action is due only when its notice's time has come and no work has run since the notice. A late notice delays the
     action, so users always have their notice period. Instants in the future, or a clock that was set back, make a
     session appear less idle, never more.
 
-    A keep prevents the template's idle actions, but not those due to ``max_age`` and ``claim``. An exemption prevents
-    all idle actions.
+    A keep prevents the template's idle actions, but not those due to ``max_age`` and ``reclaimed``. An exemption
+    prevents all idle actions.
     """
     if session.exemption is not None and exempts(session.exemption, now):
         return _stay(session, NoAction.EXEMPT, decide_again_at=session.exemption.until)
-    made_way = claim is not None and session.yields and session.effective_units <= claim.units
+    made_way = reclaimed is not None and session.yields and session.effective_units <= reclaimed.units
     due: IdleAction | NoAction = NoAction.TEMPLATE_GONE
     kept_until: float | None = None
     if session.keep is not None and holds(session.keep, now) and idle is not None:
         due, kept_until = NoAction.KEPT, session.keep.until
     elif idle is not None:
-        due = next_idle_action(idle, session, held, quiet_until, leaves)
+        due = next_idle_action(idle, session, waits_for_need, quiet_until, units_left)
     stops = isinstance(due, IdleAction) and due.tier is Tier.STOPPED and now >= due.tell_at
     if made_way and not stops:
         # the spawns need these units, so a tier in between does not help; the template can still stop the session
         due, kept_until = NoAction.YIELDS, None
-    if claim is not None:
-        due = _sooner(due, reclaim_action(claim, session), session, now)
+    if reclaimed is not None:
+        due = _sooner(due, reclaim_action(reclaimed, session), session, now)
     if idle is None:
         return _stay(session, due) if isinstance(due, NoAction) else _approach(due, session, now)
     end = max_age_action(idle, session, max_age).outside(quiet_until) if max_age > 0 else None

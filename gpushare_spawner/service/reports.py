@@ -1,7 +1,7 @@
 """The service's interface to the agents, and the reports of all agents.
 
 `Agent` and `Agents` are the interfaces. The agent of this machine is implemented here; the agents of a cluster are in
-`service.kubernetes`.
+`service.kubernetes`; `service.kubernetes.cluster` also applies the limit on a report's age.
 """
 
 from __future__ import annotations

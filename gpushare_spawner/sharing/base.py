@@ -551,9 +551,9 @@ class PodChange:
     mounts: Sequence[Mapping[str, Any]] = ()
     """Mounts of the volumes in the notebook server's container."""
 
-    def apply(self, form: PodSpec) -> PodSpec:
+    def apply(self, pod: PodSpec) -> PodSpec:
         """Return the pod with these additions. Raises ValueError for a pod without containers."""
-        metadata, spec = form.get("metadata") or {}, form.get("spec") or {}
+        metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
         notebook = notebook_container(spec)
         changed = self._container(notebook)
         named = {
@@ -579,7 +579,7 @@ class PodChange:
         if self.volumes:
             volumes = [{"name": name, **source} for name, source in self.volumes.items()]
             new_spec["volumes"] = _replaced(spec.get("volumes") or [], volumes)
-        return {**form, "metadata": {**metadata, **named}, "spec": new_spec}
+        return {**pod, "metadata": {**metadata, **named}, "spec": new_spec}
 
     def _container(self, notebook: dict[str, Any]) -> dict[str, Any]:
         resources = dict(notebook.get("resources") or {})

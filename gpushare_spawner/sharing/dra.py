@@ -72,11 +72,11 @@ class _Pool:
     counters: dict[_Counter, int] = field(default_factory=dict)
 
 
-def render(form: PodSpec, request: LayerRequest) -> PodSpec:
+def render(pod: PodSpec, request: LayerRequest) -> PodSpec:
     """Return the pod with a claim from the template that `objects` returns. Raises LayerCannot like `objects`."""
     (template,) = objects(request)
     claims = {CLAIM: template["metadata"]["name"]}
-    return PodChange(claim_templates=claims, node_labels=request.rule_labels()).apply(form)
+    return PodChange(claim_templates=claims, node_labels=request.rule_labels()).apply(pod)
 
 
 def objects(request: LayerRequest) -> tuple[dict[str, Any], ...]:

@@ -61,7 +61,7 @@ class HamiGpu:
     healthy: bool
 
 
-def render(form: PodSpec, request: LayerRequest) -> PodSpec:
+def render(pod: PodSpec, request: LayerRequest) -> PodSpec:
     """Return the pod with the three resources and HAMi's scheduler.
 
     The scheduler's name is set because HAMi's webhook skips a pod with another name. Raises nothing.
@@ -84,7 +84,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
         annotations[USE_TYPE] = ",".join(types or (pattern.strip("*") for pattern in request.models))
     return PodChange(
         annotations=annotations, limits=limits, node_labels=request.rule_labels(), scheduler=options.scheduler
-    ).apply(form)
+    ).apply(pod)
 
 
 def free(request: LayerRequest) -> LayerCapacity:

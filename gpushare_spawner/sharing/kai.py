@@ -50,7 +50,7 @@ RESERVATIONS = "kai-resource-reservation"
 _MEBIBYTE = 2**20
 
 
-def render(form: PodSpec, request: LayerRequest) -> PodSpec:
+def render(pod: PodSpec, request: LayerRequest) -> PodSpec:
     """Return the pod with the fraction or the GPUs, queue, scheduler and priority class.
 
     Raises LayerCannot if the memory needs a whole GPU and the share is a fraction.
@@ -65,7 +65,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
         limits[GPU] = str(share.count)
     else:
         annotations = _part(request)
-        annotations[CONTAINER] = notebook_container(form.get("spec") or {})["name"]
+        annotations[CONTAINER] = notebook_container(pod.get("spec") or {})["name"]
     return PodChange(
         annotations=annotations,
         labels=labels,
@@ -73,7 +73,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
         node_labels=request.node_labels(),
         scheduler=options.scheduler,
         priority_class=options.priority_class,
-    ).apply(form)
+    ).apply(pod)
 
 
 def free(request: LayerRequest) -> LayerCapacity:

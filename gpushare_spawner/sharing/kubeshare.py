@@ -34,7 +34,7 @@ UUID = DOMAIN + "gpu_uuid"
 """Annotation with the GPU that the scheduler chose."""
 
 
-def render(form: PodSpec, request: LayerRequest) -> PodSpec:
+def render(pod: PodSpec, request: LayerRequest) -> PodSpec:
     """Return the pod with the labels. Raises LayerCannot for memory as a percentage of GPUs of unknown size."""
     share = request.gpu.share
     # above 1, request and limit must be the same whole number
@@ -44,7 +44,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
     guarantee = request.gpu.memory.guarantee
     if guarantee is not None:
         labels[MEMORY] = str(_memory(request))
-    return PodChange(labels=labels, node_labels=request.node_labels(), scheduler=SCHEDULER).apply(form)
+    return PodChange(labels=labels, node_labels=request.node_labels(), scheduler=SCHEDULER).apply(pod)
 
 
 def free(request: LayerRequest) -> LayerCapacity:

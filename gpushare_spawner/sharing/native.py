@@ -43,7 +43,7 @@ class NativePodLayer:
     unit_size: int = 1
     """The number of units of 1 % that one device of the agent's plugin represents."""
 
-    def render(self, form: PodSpec) -> PodSpec:
+    def render(self, pod: PodSpec) -> PodSpec:
         """Return the pod with the share: annotations and labels, limits of the notebook's container, and its node.
 
         The agent's device plugin adds the rest when the kubelet allocates the devices. Raises ValueError for a pod
@@ -61,7 +61,7 @@ class NativePodLayer:
             limits=resource_limits(session.share_units, session.gpu_indices, self.unit_size),
             variables=variables,
             node=self.node,
-        ).apply(form)
+        ).apply(pod)
 
 
 def granted_session(
@@ -176,7 +176,7 @@ class NativeClaimLayer:
     claim: str
     """The claim's name."""
 
-    def render(self, form: PodSpec) -> PodSpec:
+    def render(self, pod: PodSpec) -> PodSpec:
         """Return the pod with the share: annotations and labels, its claim and its node.
 
         The notebook's container gets the environment and files of the session. Raises ValueError for a pod without
@@ -184,7 +184,7 @@ class NativeClaimLayer:
         """
         folder = posixpath.join(self.claims.folder, claim_folder(self.namespace, self.claim))
         mounts = [MountReport(host_path=folder, container_path=folder), *self.claims.mounts]
-        variables = self._variables(notebook_container(form.get("spec") or {}), folder)
+        variables = self._variables(notebook_container(pod.get("spec") or {}), folder)
         named = {f"{_VOLUME}-{number}": mount for number, mount in enumerate(mounts)}
         return PodChange(
             annotations=self.session.annotations(),
@@ -197,7 +197,7 @@ class NativeClaimLayer:
                 {"name": name, "mountPath": mount.container_path, "readOnly": mount.read_only}
                 for name, mount in named.items()
             ],
-        ).apply(form)
+        ).apply(pod)
 
     def manifest(self, pod_name: str, pod_uid: str) -> dict[str, Any]:
         """Return the claim of the pod, which is deleted with the pod."""

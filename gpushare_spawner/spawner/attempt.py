@@ -225,7 +225,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         return self.hub_task is not None and self.hub_task.cancelled()
 
     @property
-    def settled(self) -> bool:
+    def chosen(self) -> bool:
         """Whether this spawn's options have been checked and applied, and its start has not finished."""
         return self.phase in (SpawnPhase.READY, SpawnPhase.STARTING)
 
@@ -239,7 +239,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         """Whether the server must not see a GPU because its template has none."""
         return self.template is not None and self.template.gpu is None
 
-    def chose(self, choice: Choice) -> None:
+    def record_choice(self, choice: Choice) -> None:
         """Record the choice. Only templates are saved with the server's state."""
         self.choice = choice
         self.template_name = choice.profile.slug if choice.profile.template is not None else ""
@@ -247,10 +247,10 @@ class SpawnAttempt(ABC, Generic[Reserved]):
     def apply(self, choice: Choice) -> None:
         """Record the choice and set its traits. Raises SpawnRefused, see `Overrides.apply`."""
         self.overrides.undo()
-        self.chose(choice)
+        self.record_choice(choice)
         self.overrides.apply_choice(choice)
 
-    def settle(self, choice: Choice) -> None:
+    def choose(self, choice: Choice) -> None:
         """Apply the choice without `placing`, for a script that starts a spawner without a hub."""
         self.apply(choice)
         self.phase = SpawnPhase.READY

@@ -359,7 +359,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
                 attempt.progress.add(note, progress=0)
             await maybe_future(hook())
             choice = await self._accepted_choice()
-            attempt.chose(choice)
+            attempt.record_choice(choice)
             attempt.progress.add_template(choice.profile.slug, choice.profile.title)
             if choice.profile.template is None or choice.profile.template.gpu is None:
                 self._decided.set()
@@ -432,8 +432,8 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     def _chosen(self, offered: Sequence[Profile], options: Any) -> Choice:
         """Check options against the offered profiles. Raises SpawnRefused.
 
-        Callers must not await between this method and `SpawnAttempt.chose`, so that two simultaneous spawns see each
-        other.
+        Callers must not await between this method and `SpawnAttempt.record_choice`, so that two simultaneous spawns see
+        each other.
         """
         others = set(self.other_options)
         if isinstance(self.apply_user_options, dict):

@@ -155,7 +155,7 @@ def test_nothing_at_all_comes_to_an_exempt_session(
     until = None if length is None else now + length
     exempt = replace(session, exemption=Exemption(until=until, by="root"))
     for template in (idle, None):
-        decision = decide(template, exempt, now, max_age=1.0, claim=UnitsNeeded(0, Reclaim(enabled=True)))
+        decision = decide(template, exempt, now, max_age=1.0, reclaimed=UnitsNeeded(0, Reclaim(enabled=True)))
         assert (decision.tier, decision.notice, decision.no_action) == (session.tier, None, NoAction.EXEMPT)
         assert decision.decide_again_at == until
 
@@ -164,7 +164,7 @@ def test_a_keep_does_not_hold_against_max_age_nor_against_a_claim() -> None:
     session = observed(keep=kept(100 * HOUR))
     aged = decide(IDLE, session, 24 * HOUR, max_age=24 * HOUR)
     assert present(aged.notice).tier is Tier.STOPPED
-    claimed = decide(IDLE, session, HOUR, claim=UnitsNeeded(0, Reclaim(enabled=True)))
+    claimed = decide(IDLE, session, HOUR, reclaimed=UnitsNeeded(0, Reclaim(enabled=True)))
     assert present(claimed.notice).tier is Tier.RELEASED
 
 

@@ -77,7 +77,7 @@ def test_the_oldest_servers_wait_too_and_a_spawn_in_quota_does_not() -> None:
     old = decide(Idle(), observed(gpu_busy=True), 5 * HOUR, max_age=HOUR, quiet_until=night)
     assert old.upcoming is not None
     assert (old.upcoming.cause, old.upcoming.at) == (IdleCause.MAX_AGE, 10 * HOUR)
-    claimed = decide(IDLE, observed(), HOUR, claim=UnitsNeeded(0, Reclaim(notice=60)), quiet_until=night)
+    claimed = decide(IDLE, observed(), HOUR, reclaimed=UnitsNeeded(0, Reclaim(notice=60)), quiet_until=night)
     assert claimed.notice is not None
     assert (claimed.notice.cause, claimed.notice.at) == (IdleCause.RECLAIM, HOUR + 60)
 

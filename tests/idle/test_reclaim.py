@@ -16,7 +16,7 @@ STOPS = Reclaim.model_validate({"stop_after": "30m", "stop_notice": "5m"})
 
 
 def with_claim(now: float, units: int = 0, rules: Reclaim = RULES, idle: Idle | None = NEVER, **seen: Any) -> Decision:
-    return decide(idle, observed(**seen), now, claim=UnitsNeeded(units, rules))
+    return decide(idle, observed(**seen), now, reclaimed=UnitsNeeded(units, rules))
 
 
 def test_an_idle_session_without_idle_actions_is_told_and_then_released() -> None:

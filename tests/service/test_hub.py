@@ -20,14 +20,14 @@ async def test_servers_with_their_activity(hub: Hub, hub_server: FakeHub) -> Non
     hub_server.add("bob", None, admin=True)
     (ann,) = await hub.users()
     first, second = ann.servers
-    assert (first.name, first.last_activity, first.seen, first.profile, first.settled) == (
+    assert (first.name, first.last_activity, first.seen, first.profile, first.not_pending) == (
         "",
         250.5,
         250.5,
         "quarter",
         True,
     )
-    assert (second.name, second.seen, second.settled, second.label) == ("two", 100.0, False, "ann/two")
+    assert (second.name, second.seen, second.not_pending, second.label) == ("two", 100.0, False, "ann/two")
     assert [user.name for user in await hub.users(with_ready_servers=False)] == ["ann", "bob"]
 
 

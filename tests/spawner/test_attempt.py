@@ -57,7 +57,7 @@ async def place(attempt: Attempt, failure: Exception | None = None) -> None:
 async def test_a_placed_spawn_is_ready_and_has_told_all(attempt: Attempt) -> None:
     await place(attempt)
     assert attempt.phase is SpawnPhase.READY
-    assert attempt.settled
+    assert attempt.chosen
     assert (attempt.traits.size, attempt.template_name) == (7, "t")
     assert [event async for event in attempt.progress.events()] == []
 
@@ -98,7 +98,7 @@ async def test_a_start_that_fails_keeps_its_traits_until_the_attempt_is_cancelle
 
     def start() -> None:
         with attempt.starting():
-            assert attempt.settled
+            assert attempt.chosen
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -111,11 +111,11 @@ async def test_a_start_that_fails_keeps_its_traits_until_the_attempt_is_cancelle
 
 
 async def test_a_started_server_is_not_settled_any_more(attempt: Attempt) -> None:
-    attempt.settle(Choice(PROFILE))
+    attempt.choose(Choice(PROFILE))
     with attempt.starting():
         assert attempt.phase is SpawnPhase.STARTING
     assert attempt.phase is SpawnPhase.STARTED  # type: ignore[comparison-overlap]
-    assert not attempt.settled
+    assert not attempt.chosen
 
 
 def test_the_state_of_a_server_is_its_template(attempt: Attempt) -> None:
@@ -128,10 +128,10 @@ def test_the_state_of_a_server_is_its_template(attempt: Attempt) -> None:
 
 
 def test_a_profile_of_the_admins_own_is_not_remembered(attempt: Attempt) -> None:
-    attempt.chose(Choice(Profile(slug="own", display_name="Own")))
+    attempt.record_choice(Choice(Profile(slug="own", display_name="Own")))
     assert attempt.state() == {}
     assert not attempt.hides_gpus
-    attempt.chose(Choice(PROFILE))
+    attempt.record_choice(Choice(PROFILE))
     assert attempt.hides_gpus
 
 

@@ -69,14 +69,14 @@ class ObservedPods:
     def end_holders(self, devices: frozenset[str]) -> None:
         """End the sessions of pods that had any of these devices: the kubelet is assigning them to another pod."""
         for session in list(self._node.sessions.values()):
-            hold = session.record.pod
-            if hold is not None and any(not devices.isdisjoint(ids) for ids in hold.grants):
+            owner = session.record.pod
+            if owner is not None and any(not devices.isdisjoint(ids) for ids in owner.grants):
                 self._node.registry.end(session.id, "the kubelet gave its devices to another pod")
 
     def folders(self) -> set[str]:
         """Return the names of the folders mounted by sessions' pods."""
-        holds = (session.record.pod for session in self._node.sessions.values())
-        return {name for hold in holds if hold is not None for name in folder_names(hold)}
+        pods = (session.record.pod for session in self._node.sessions.values())
+        return {name for owner in pods if owner is not None for name in folder_names(owner)}
 
     def close(self) -> None:
         """Stop."""
@@ -111,29 +111,29 @@ class ObservedPods:
 
     def _end_gone_sessions(self) -> None:
         for session in list(self._node.sessions.values()):
-            hold = session.record.pod
-            if hold is None or self._pods.of(hold) is None:
-                name = "its server" if hold is None else f"pod {hold.namespace}/{hold.name}"
+            owner = session.record.pod
+            if owner is None or self._pods.of(owner) is None:
+                name = "its server" if owner is None else f"pod {owner.namespace}/{owner.name}"
                 self._node.registry.end(session.id, f"{name} is gone")
 
     def _reconcile_pod(self, pod: Pod, annotated: PodSession) -> None:
         given = _grants(self._given.get((pod.namespace, pod.name), ()))
         session = self._node.sessions.get(annotated.session)
-        hold = session.record.pod if session is not None else None
-        if session is None or hold is None or hold.uid != pod.uid:
+        owner = session.record.pod if session is not None else None
+        if session is None or owner is None or owner.uid != pod.uid:
             session = self._node.registry.add_and_listen(observed_record(pod, annotated, given))
             how = "its library and the driver" if given else "the driver"
             log.info("session %s is pod %s/%s, observed by %s", session.id, pod.namespace, pod.name, how)
-        elif given and hold.given != given:
-            hold.given = given
+        elif given and owner.given != given:
+            owner.given = given
             self._node.registry.save(session)
             self._node.registry.listen_again(session)
         self._follow(session, annotated)
 
     def _follow(self, session: Session, annotated: PodSession) -> None:
         registry = self._node.registry
-        hold = session.record.pod
-        notice = hold.notice_of_now(annotated.notice) if hold is not None else annotated.notice
+        owner = session.record.pod
+        notice = owner.notice_of_now(annotated.notice) if owner is not None else annotated.notice
         if notice != session.record.notice:
             registry.tiers.notify(session, NoticeRequest.of(session.id, notice))
         registry.controls.follow(session, annotated.controls, annotated.messages, annotated.answers)
@@ -375,8 +375,8 @@ class ObservingNode:
         return report.model_copy(update={"gpus": (), "host_memory": None, "sessions": sessions})
 
     def _is_observed(self, session: str) -> bool:
-        hold = self._node.sessions[session].record.pod
-        return self.use.tells or (hold is not None and bool(hold.given))
+        owner = self._node.sessions[session].record.pod
+        return self.use.tells or (owner is not None and bool(owner.given))
 
     def _changed(self) -> None:
         self.sessions.changed()

@@ -297,7 +297,7 @@ class Conversation:
             self._memory_timer = self._loop.call_at(self._memory_at + MEMORY_EVERY, self._pass_memory)
 
     def _kernels_reported(self, connection: Connection, kernels: Kernels | None) -> None:
-        """Record an observer's report about the session's kernels. None if the observer has disconnected."""
+        """Record a notebook server's report about the session's kernels. None if the server has disconnected."""
         session = self._session
         worked = any(reported.busy for reported in session.reported_kernels.values())
         if kernels is None:
@@ -309,7 +309,7 @@ class Conversation:
             self._registry.changed()
 
     def _take_ask(self, connection: Connection, number: int, kind: int, value: int) -> None:
-        """Accept an observer's ask for the service, or answer it here."""
+        """Accept a notebook server's ask for the service, or answer it here."""
         if not 0 < number < 2**32:
             raise FrameRefused(MALFORMED, f"ASK with the number {number}")
         answer = self._session.asks.take(number, kind, value)

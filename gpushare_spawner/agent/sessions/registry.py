@@ -2,7 +2,7 @@
 
 Does not decide whether a share fits (node.py). Only the endpoint factory distinguishes processes and pods.
 `ProcessWatch` detects the end of a session's notebook server. `SessionControls` stores the service's decisions for
-users and admins, and notifies the session's observers. It neither takes nor restores units; see tiers.py.
+users and admins, and notifies the notebook server. It neither takes nor restores units; see tiers.py.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class SessionControls:
                 self.answer(session, answer)
 
     def answer(self, session: Session, answer: AskAnswer) -> None:
-        """Pass an answer to the session's observers, once."""
+        """Pass an answer to the session's notebook servers, once."""
         if not session.asks.answered(answer):
             return
         if session.conversation is not None:
@@ -327,7 +327,7 @@ class SessionRegistry:
             log.error("cannot create the socket of session %s: %s", session.id, reason)
 
     def ask_came(self) -> None:
-        """Wake the waiter: an observer has sent an ask for the service."""
+        """Wake the waiter: a notebook server has sent an ask for the service."""
         self._ask_event.set()
         self.changed()
 

@@ -1,6 +1,6 @@
 """A session of the running agent. session_records.py defines the part that survives a restart.
 
-`PendingAsks` holds a notebook server's asks for the service: received from observers, passed on in the report,
+`PendingAsks` holds a notebook server's asks for the service: received from its connections, passed on in the report,
 answered. Any process of the session's user can send asks without limit. Therefore only a few wait at a time, and only a
 few per minute reach the service; the agent itself answers the others. The service decides each ask.
 
@@ -238,10 +238,10 @@ class Session:
         if self.last_end is not None:
             self.last_end += by
         self.reported_kernels = {
-            observer: replace(reported, last_activity=reported.last_activity + by)
+            notebook: replace(reported, last_activity=reported.last_activity + by)
             if reported.last_activity is not None
             else reported
-            for observer, reported in self.reported_kernels.items()
+            for notebook, reported in self.reported_kernels.items()
         }
 
     @property

@@ -1,8 +1,8 @@
 """The steps of a suspension and a resumption.
 
 Suspension: all of the session's processes receive SUSPEND, then are locked, then checkpointed. A failed step raises
-CannotSuspend. Processes that are locked or checkpointed then stay in that state until `ResumeSteps` restores and
-unlocks them.
+CannotSuspend. Processes that are locked or checkpointed then stay in that state until `ResumeSteps`, which
+`suspender.Suspender._suspension_failed` starts, restores and unlocks them.
 
 Resumption: wait for free memory, then restore and unlock the processes. `ResumeSteps` resumes sessions' processes.
 `LeftoverProcesses` uses it for suspended processes that outlive their session or could not be resumed with it. Each of

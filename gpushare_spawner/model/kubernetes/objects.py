@@ -53,7 +53,8 @@ PUBLISHED_AT = PREFIX + "published-at"
 REPORT_REFRESH_SECONDS = 60.0
 """Maximum interval between two publications of an agent's report, even if nothing has changed."""
 REPORT_STALE_SECONDS = 120.0
-"""Age above which a report is stale, and nothing is placed on its node."""
+"""Age above which a report is stale: the hub places nothing on its node (spawner/kubernetes/cluster/snapshot.py), and
+the service treats its agent as unreachable (service/kubernetes/cluster.py)."""
 
 CORDON = PREFIX + "cordon"
 """Annotation of a report's ConfigMap, written by the service: JSON of the node's `model.controls.Cordon`. For a GPU's

@@ -129,7 +129,7 @@ async def _restart(context: ActionContext, target: Target, actor: Actor, name: s
     with refusals():
         servers = await context.hub.servers(session.user)
     old = next((server for server in servers if server.name == session.server), None)
-    if old is None or not old.settled:
+    if old is None or not old.not_pending:
         raise ActionRefused(words.NOT_SETTLED, RefusalCode.BUSY)
     others = [server for server in servers if server.name != session.server]
     options = await _options(context, session, old, others, name, actor)

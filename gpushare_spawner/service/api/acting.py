@@ -1,7 +1,7 @@
 """The operations that act on a session, on a waiting spawn, or on GPUs and nodes (cordon, drain).
 
-They check that the caller may act on the target, and convert refusals to HTTP errors. `service.actions` carries out the
-actions; `reading` has the operations that only return data.
+Each declares the right that it needs; `router.Needs.check` checks it. They convert refusals to HTTP errors.
+`service.actions` carries out the actions; `reading` has the operations that only return data.
 """
 
 from __future__ import annotations

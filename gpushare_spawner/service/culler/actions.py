@@ -189,7 +189,7 @@ def judge(
     ``agents_answered``: whether no report is missing. If one is missing, a server that may have a share is not stopped:
     its GPU work is unknown, and a training run without output must not count as idle.
     """
-    if not server.settled:
+    if not server.not_pending:
         return ServerVerdict()
     each = SessionTemplates.of(templates)
     if each.quiet_until(Tier.STOPPED, now) > now:
@@ -246,7 +246,7 @@ class HubActions:
         server = await self._context.hub.server(session.user, session.server)
         snapshot = await ask(decision.agent)
         current = snapshot.report.session(session.id) if snapshot.report is not None else None
-        if snapshot.report is None or current is None or server is None or not server.settled:
+        if snapshot.report is None or current is None or server is None or not server.not_pending:
             return False
         if self._too_old(snapshot.age):
             return False

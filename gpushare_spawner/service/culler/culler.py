@@ -408,4 +408,4 @@ def _short_work(decisions: Sequence[SessionDecision]) -> Iterator[tuple[str, str
 
 
 def _starts_or_stops(decision: SessionDecision) -> bool:
-    return not decision.session.confirmed or (decision.server is not None and not decision.server.settled)
+    return not decision.session.confirmed or (decision.server is not None and not decision.server.not_pending)

@@ -181,9 +181,8 @@ def decide_session(
         observation = state.dry_run.observe(session.id, observation)
     waits_for_need = idle is not None and idle.when == "pressure"
     reclaimed = state.pressure.reclaimed.get(session.id)
-    leaves = state.pressure.needed.get(session.id) if waits_for_need else None
-    held = waits_for_need and leaves is None
-    decision = decide(idle, observation, now, settings.max_age, reclaimed, held, each.quiet_until, leaves)
+    units_left = state.pressure.needed.get(session.id) if waits_for_need else None
+    decision = decide(idle, observation, now, settings.max_age, reclaimed, waits_for_need, each.quiet_until, units_left)
     return SessionDecision(
         agent, report, session, server, template, decision, now, observation, dry_run=dry, reclaimed=reclaimed
     )

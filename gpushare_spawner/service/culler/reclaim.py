@@ -2,7 +2,7 @@
 
 There are two cases. Spawns in quota reclaim units of sessions over quota. Waiting spawns need units of idle sessions
 whose templates take idle shares only under pressure. `quota.reclaim` selects the sessions; `idle.policy` decides when
-their idle actions are due.
+their idle actions are due: `idle.policy.reclaim_action` applies the notice period (`model.quota.Reclaim.notice`).
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class HubServer:
         return f"{self.user}/{self.name}" if self.name else self.user
 
     @property
-    def settled(self) -> bool:
+    def not_pending(self) -> bool:
         """Whether the server runs and the hub is not starting or stopping it."""
         return self.ready and not self.pending
 

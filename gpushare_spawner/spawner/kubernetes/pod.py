@@ -64,7 +64,7 @@ _VOLUME = "gpushare-session"
 _RESOURCES = {"extra_resource_limits": "limits", "extra_resource_guarantees": "requests"}
 
 
-def rendered_elsewhere(form: PodSpec, share: PodShare, offer: LayerOffer, since: float) -> PodSpec:
+def rendered_elsewhere(pod: PodSpec, share: PodShare, offer: LayerOffer, since: float) -> PodSpec:
     """Return a pod whose share a layer's own scheduler places.
 
     ``since``: when the share was granted, in seconds since the epoch.
@@ -83,14 +83,14 @@ def rendered_elsewhere(form: PodSpec, share: PodShare, offer: LayerOffer, since:
         effective_units=gpu_share.units,
         layer=offer.layer,
     )
-    made = POD_LAYERS[offer.layer].render(form, request)
+    made = POD_LAYERS[offer.layer].render(pod, request)
     made = PodChange(
         variables={LAYER_VARIABLE: str(offer.layer), ANNOTATIONS_VARIABLE: SESSION_FILES_FOLDER},
         limits={OBSERVER: "1"} if share.observed and observable(offer) else {},
         volumes={_VOLUME: session_files_volume()},
         mounts=[{"name": _VOLUME, "mountPath": SESSION_FILES_FOLDER, "readOnly": True}],
     ).apply(made)
-    made = with_last_word(form, made, request.template.kubespawner_override)
+    made = with_last_word(pod, made, request.template.kubespawner_override)
     if offer.kept_off:
         # even if the template sets its own affinity; otherwise an earlier spawn would wait forever
         affinity = kept_off(made["spec"].get("affinity"), offer.kept_off)
@@ -117,20 +117,20 @@ def observable(offer: LayerOffer) -> bool:
     return by_library and bool(nodes) and all(facts.free(node, OBSERVER) for node in nodes)
 
 
-def with_last_word(form: PodSpec, made: PodSpec, override: Mapping[str, Any]) -> PodSpec:
+def with_last_word(pod: PodSpec, made: PodSpec, override: Mapping[str, Any]) -> PodSpec:
     """Return a layer's result with the original values of all settings in an admin's override."""
     spec, metadata = dict(made["spec"]), {name: dict(made["metadata"][name]) for name in ("annotations", "labels")}
     extra: Mapping[str, Any] = override.get("extra_pod_config") or {}
     for setting, field in _SPEC.items():
         if setting in override or field in extra or setting in extra:
-            spec[field] = form["spec"].get(field)
+            spec[field] = pod["spec"].get(field)
     for setting, (part, field) in _BY_KEY.items():
-        own = {key: form[part].get(field, {}).get(key) for key in override.get(setting) or {}}
+        own = {key: pod[part].get(field, {}).get(key) for key in override.get(setting) or {}}
         if own and part == "metadata":
             metadata[field].update(own)
         elif own:
             spec[field] = {**(spec.get(field) or {}), **own}
-    (before,), (container,) = form["spec"]["containers"], spec["containers"]
+    (before,), (container,) = pod["spec"]["containers"], spec["containers"]
     resources = dict(container["resources"])
     for setting, field in _RESOURCES.items():
         own = {key: before["resources"].get(field, {}).get(key) for key in override.get(setting) or {}}
@@ -139,18 +139,18 @@ def with_last_word(form: PodSpec, made: PodSpec, override: Mapping[str, Any]) ->
     return {**made, "metadata": {**made["metadata"], **metadata}, "spec": spec}
 
 
-def rendered(form: PodSpec, share: PodShare, unit_size: int, pod: str, namespace: str) -> PodSpec:
+def rendered(pod: PodSpec, share: PodShare, unit_size: int, name: str, namespace: str) -> PodSpec:
     """Return the pod with its share, as the sharing layer renders it. Raises LayerCannot.
 
-    ``unit_size``: units of 1 % of one device of the agent's plugin; ``pod``: the name of the pod in ``namespace``.
+    ``unit_size``: units of 1 % of one device of the agent's plugin; ``name``: the name of the pod in ``namespace``.
     """
     since = time.time()
     if share.offer is not None:
-        return rendered_elsewhere(form, share, share.offer, since)
-    claims = claim_layer(share, since, pod, namespace)
+        return rendered_elsewhere(pod, share, share.offer, since)
+    claims = claim_layer(share, since, name, namespace)
     if claims is not None:
-        return claims.render(form)
-    return NativePodLayer(_session(share, since), share.placement.node, unit_size).render(form)
+        return claims.render(pod)
+    return NativePodLayer(_session(share, since), share.placement.node, unit_size).render(pod)
 
 
 def _session(share: PodShare, since: float) -> PodSession:

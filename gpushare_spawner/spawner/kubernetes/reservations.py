@@ -1,5 +1,7 @@
 """Shares in flight in a cluster, from their placement until a pod's annotations contain the share.
 
+After that, and after a restart of the hub, `cluster.snapshot` counts the pod.
+
 `Exclusions` contains the nodes that one server's spawns avoid for minutes because they did not admit its pod.
 """
 
@@ -110,7 +112,7 @@ class PodReservations(Reservations[PodShare]):
 
     def in_flight(self) -> Iterable[Allocation]:
         """Return the places whose pods are not confirmed to run or may still appear."""
-        self._settle()
+        self._drop_lingering()
         reserved = {**self._in_flight, **{token: allocation for token, (_, allocation) in self._lingering.items()}}
         counted = self.cluster.capacity.bound()
         return [
@@ -166,7 +168,7 @@ class PodReservations(Reservations[PodShare]):
 
     def _pending(self) -> Mapping[str, Pending]:
         """Return the reservations on GPUs of other layers, by the annotation of their pods."""
-        self._settle()
+        self._drop_lingering()
         kept = self._in_flight.keys() | self._lingering.keys()
         self._elsewhere = {token: pending for token, pending in self._elsewhere.items() if token in kept}
         return self._elsewhere
@@ -181,7 +183,7 @@ class PodReservations(Reservations[PodShare]):
         allocation = self._in_flight.pop(reservation.token, None)
         if allocation is not None:
             self._lingering[reservation.token] = (time.monotonic() + LINGER_SECONDS, allocation)
-            self._settle()
+            self._drop_lingering()
             self.place_soon()
 
     async def late_pods(self, token: str) -> AsyncIterator[Mapping[str, Any]]:
@@ -210,7 +212,7 @@ class PodReservations(Reservations[PodShare]):
         self._in_flight.pop(reservation.token, None)
         return True
 
-    def _settle(self) -> None:
+    def _drop_lingering(self) -> None:
         """Remove places that waited for a pod which is now counted or can no longer appear."""
         now = time.monotonic()
         for token, (until, _) in list(self._lingering.items()):

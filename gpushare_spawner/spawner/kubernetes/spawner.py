@@ -397,9 +397,9 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         attempt.progress.end()
         try:
             with refusals_reported(self):
-                if not attempt.settled and (choice := await self._template_choice()) is not None:
-                    attempt.settle(choice)
-                if not attempt.settled:
+                if not attempt.chosen and (choice := await self._template_choice()) is not None:
+                    attempt.choose(choice)
+                if not attempt.chosen:
                     return await self._kube.start_pod()
                 with attempt.starting():
                     return await self._start_chosen(attempt)
@@ -446,7 +446,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     async def load_user_options(self) -> None:
         """Apply the chosen template if the options name one; otherwise do as KubeSpawner does."""
         attempt = self._attempt
-        if attempt.settled:
+        if attempt.chosen:
             if attempt.template is None:
                 await super().load_user_options()
             return

@@ -56,8 +56,8 @@ def follow_share(session: Session, annotated: PodSession, held: HeldDevices, reg
 
     `held` also contains grants without a session.
     """
-    hold, change, request = session.record.pod, annotated.resize, session.record.request
-    if hold is None or change is None or (hold.resized is not None and hold.resized.number == change.number):
+    owner, change, request = session.record.pod, annotated.resize, session.record.request
+    if owner is None or change is None or (owner.resized is not None and owner.resized.number == change.number):
         return
     before, free = request.share_units, held.free_for(session)
     refused: Failure | None = None
@@ -72,19 +72,19 @@ def follow_share(session: Session, annotated: PodSession, held: HeldDevices, reg
     except ControlRefused as error:
         refused = Failure(code=error.code, message=error.message)
     else:
-        if hold.placed_units is None:
-            hold.placed_units = before
-    hold.resized = ShareChangeAnswer(number=change.number, refused=refused)
+        if owner.placed_units is None:
+            owner.placed_units = before
+    owner.resized = ShareChangeAnswer(number=change.number, refused=refused)
     registry.save(session)
 
 
 def needed_share_patch(annotated: PodSession, record: SessionRecord) -> dict[str, str | None]:
     """Return the patch that writes the record's share to the annotations; empty if no patch is needed."""
     patch: dict[str, str | None] = {}
-    hold, request = record.pod, record.request
-    if hold is None or hold.resized is None:
+    owner, request = record.pod, record.request
+    if owner is None or owner.resized is None:
         return patch
-    placed = hold.placed_units or request.share_units
+    placed = owner.placed_units or request.share_units
     have = (annotated.share_units, annotated.placed_units or annotated.share_units, annotated.memory_limit)
     if have != (request.share_units, placed, str(request.memory_limit)):
         patch |= share_patch(request.share_units, placed, str(request.memory_limit))
@@ -93,9 +93,9 @@ def needed_share_patch(annotated: PodSession, record: SessionRecord) -> dict[str
             record.tier, record.tier_since, record.effective_units, yields_until=record.yields_until, use=record.use
         )
         patch |= borrowed_patch(record.borrowed_units)
-    if annotated.resized != hold.resized:
-        patch |= resized_patch(hold.resized)
-        if annotated.resize is not None and annotated.resize.number != hold.resized.number:
+    if annotated.resized != owner.resized:
+        patch |= resized_patch(owner.resized)
+        if annotated.resize is not None and annotated.resize.number != owner.resized.number:
             del patch[RESIZE]  # a newer request
     return patch
 
@@ -111,15 +111,15 @@ def follow_tier(
 
     `annotated`: the parsed `annotations`.
     """
-    hold = session.record.pod
-    assert hold is not None
-    fresh = [decision for decision in decisions(annotations) if decision not in hold.seen]
+    owner = session.record.pod
+    assert owner is not None
+    fresh = [decision for decision in decisions(annotations) if decision not in owner.seen]
     if fresh:
         # Remember the decisions first: carrying one out saves the record, which triggers another comparison.
-        remember(hold, fresh)
+        remember(owner, fresh)
         _move_tier(session, annotated, registry)
         registry.save(session)
-    _show_notice(session, hold, hold.notice_of_now(annotated.notice), registry)
+    _show_notice(session, owner, owner.notice_of_now(annotated.notice), registry)
 
 
 def _move_tier(session: Session, annotated: PodSession, registry: SessionRegistry) -> None:
@@ -145,16 +145,16 @@ def _move_tier(session: Session, annotated: PodSession, registry: SessionRegistr
     )
 
 
-def _show_notice(session: Session, hold: PodOwner, notice: Notice | None, registry: SessionRegistry) -> None:
+def _show_notice(session: Session, owner: PodOwner, notice: Notice | None, registry: SessionRegistry) -> None:
     """Show the notice in the annotations, unless it was averted."""
-    if notice is not None and notice == hold.averted:
+    if notice is not None and notice == owner.averted:
         return
     all_work_counts = notice is not None and notice.averted_by_work and notice.use is None
     averted = all_work_counts and registry.activity(session).busy
     shown, withdrawn = (None, notice) if averted else (notice, None)
-    if (shown, withdrawn) == (session.record.notice, hold.averted):
+    if (shown, withdrawn) == (session.record.notice, owner.averted):
         return
-    hold.averted = withdrawn
+    owner.averted = withdrawn
     if shown == session.record.notice:
         registry.save(session)
     else:
@@ -167,8 +167,10 @@ def needed_patch(annotated: PodSession, record: SessionRecord, now: float) -> di
     `annotated`: the current annotations. `now`: seconds since the epoch.
     """
     patch: dict[str, str | None] = {}
-    hold = record.pod
-    averted = annotated.notice is not None and hold is not None and hold.notice_of_now(annotated.notice) == hold.averted
+    owner = record.pod
+    averted = (
+        annotated.notice is not None and owner is not None and owner.notice_of_now(annotated.notice) == owner.averted
+    )
     if _tier_of(annotated) != _tier_of(record):
         since, units = record.tier_since, record.effective_units
         patch |= tier_patch(record.tier, since, units, yields_until=record.yields_until, use=record.use)
@@ -196,9 +198,9 @@ def _tier_of(session: PodSession | SessionRecord) -> tuple[Tier, int, float | No
     return session.tier, session.effective_units, session.yields_until
 
 
-def remember(hold: PodOwner, dealt_with: Iterable[str]) -> None:
+def remember(owner: PodOwner, dealt_with: Iterable[str]) -> None:
     """Add decisions that need no more action to the record, and retain the last `MAX_SEEN`."""
-    hold.seen = (*hold.seen, *(decision for decision in dealt_with if decision not in hold.seen))[-MAX_SEEN:]
+    owner.seen = (*owner.seen, *(decision for decision in dealt_with if decision not in owner.seen))[-MAX_SEEN:]
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0

@@ -295,33 +295,33 @@ class PodSessions:
 
     def _end_gone_sessions(self) -> None:
         for session in list(self._node.sessions.values()):
-            hold = session.record.pod
-            if hold is None:
+            owner = session.record.pod
+            if owner is None:
                 continue
-            if hold.uid:
+            if owner.uid:
                 # Before the first list of pods, no pod counts as deleted.
-                if self._pods.listed_at is not None and self._pods.of(hold) is None:
-                    self.end(session, f"pod {hold.namespace}/{hold.name} is gone")
-            elif self._listed.has_ended(hold.key):
-                self.end(session, f"the kubelet no longer lists pod {hold.namespace}/{hold.name}")
+                if self._pods.listed_at is not None and self._pods.of(owner) is None:
+                    self.end(session, f"pod {owner.namespace}/{owner.name} is gone")
+            elif self._listed.has_ended(owner.key):
+                self.end(session, f"the kubelet no longer lists pod {owner.namespace}/{owner.name}")
 
     def end(self, session: Session, reason: str) -> None:
         """End the session of a pod that no longer exists. The kubelet's last list does not reopen it."""
-        hold = session.record.pod
+        owner = session.record.pod
         self._node.registry.end(session.id, reason)
-        if hold is not None and self._listed.drop(hold.key):
+        if owner is not None and self._listed.drop(owner.key):
             self._ask_kubelet()
 
     def _reconcile_pod(self, key: PodKey, devices: Mapping[str, Given]) -> None:
         pod = self._pods.named(*key)
         session = self._session_of(key)
         if session is not None:
-            hold = session.record.pod
-            assert hold is not None
-            if pod is None or hold.uid == pod.uid:
-                self._settle(session, hold, devices)
+            owner = session.record.pod
+            assert owner is not None
+            if pod is None or owner.uid == pod.uid:
+                self._settle(session, owner, devices)
                 return
-            if hold.uid or sorted(hold.grants) != sorted(grants_of(devices)):
+            if owner.uid or sorted(owner.grants) != sorted(grants_of(devices)):
                 self.end(session, f"another pod has the name {key[0]}/{key[1]}")
                 return
             # The API server showed the pod late. It is the same pod, and its folders are mounted.
@@ -371,15 +371,15 @@ class PodSessions:
             "session %s is pod %s/%s: %d units on GPU %s", record.request.id, *key, record.request.share_units, indices
         )
 
-    def _settle(self, session: Session, hold: PodOwner, devices: Mapping[str, Given]) -> None:
+    def _settle(self, session: Session, owner: PodOwner, devices: Mapping[str, Given]) -> None:
         """Adopt the devices that the kubelet lists for a session's pod."""
-        if set(devices) != set(hold.devices):
+        if set(devices) != set(owner.devices):
             self._warnings.about(f"session {session.id} now holds devices of different GPUs: {', '.join(devices)}")
-        listed = {gpu: given for gpu, given in devices.items() if gpu in hold.devices}
-        if set(listed) == set(hold.devices):
+        listed = {gpu: given for gpu, given in devices.items() if gpu in owner.devices}
+        if set(listed) == set(owner.devices):
             grants, ids = grants_of(listed), ids_by_gpu(listed)
-            if (sorted(hold.grants), hold.devices) != (sorted(grants), ids):
-                hold.devices, hold.given = ids, grants
+            if (sorted(owner.grants), owner.devices) != (sorted(grants), ids):
+                owner.devices, owner.given = ids, grants
                 self._node.registry.save(session)
                 self._node.registry.listen_again(session)
         for gpu, given in devices.items():
@@ -425,8 +425,8 @@ class PodSessions:
 
     def _is_older(self, session: Session, pod: Pod | None) -> bool:
         """Return whether a session's pod must yield to this pod."""
-        hold = session.record.pod
-        theirs = self._pods.of(hold) if hold is not None else None
+        owner = session.record.pod
+        theirs = self._pods.of(owner) if owner is not None else None
         return theirs is None or (pod is not None and theirs.created < pod.created)
 
     def _session_of(self, key: PodKey) -> Session | None:
@@ -450,8 +450,8 @@ class PodSessions:
         self._writer.patch_if_needed(session)
 
     def _pod_of(self, session: Session) -> Pod | None:
-        hold = session.record.pod
-        return self._pods.of(hold) if hold is not None else None
+        owner = session.record.pod
+        return self._pods.of(owner) if owner is not None else None
 
     def _needed_patch(self, session: Session) -> dict[str, str | None]:
         pod = self._pod_of(session)
@@ -463,9 +463,9 @@ class PodSessions:
     def _written(self, session: Session, item: Json) -> None:
         """Process the pod from the API server's answer to a patch; its decisions need no more action."""
         self._pods.put(item)
-        hold = session.record.pod
-        if hold is not None:
-            remember(hold, decisions(item["metadata"].get("annotations") or {}))
+        owner = session.record.pod
+        if owner is not None:
+            remember(owner, decisions(item["metadata"].get("annotations") or {}))
         self._node.registry.save(session)
 
     def _check_again(self, seconds: float) -> None:

@@ -1,4 +1,5 @@
-/* A launch on its way through the gate.
+/* A launch on its way through the gate. A lane is a stream of a context; a passage is the record of a thread that
+   launches (contexts/lanes.h).
 
    The fast path takes no lock, makes no system call and has no atomic read-modify-write. A thread marks itself inside
    (a plain store to its own cache line), checks that the gate is open (a load of a line that is not written meanwhile),

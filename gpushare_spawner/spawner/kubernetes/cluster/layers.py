@@ -78,10 +78,10 @@ class PodLayer:
 def _by_resource(choose: Callable[[LayerRequest], ResourceChoice]) -> PodLayer:
     """Return the functions of a layer with an extended resource. Both raise LayerCannot like ``choose``."""
 
-    def render(form: PodSpec, request: LayerRequest) -> PodSpec:
+    def render(pod: PodSpec, request: LayerRequest) -> PodSpec:
         choice = choose(request)
         labels = {**request.node_labels(), **choice.labels}
-        return PodChange(limits={choice.resource: str(choice.amount)}, node_labels=labels).apply(form)
+        return PodChange(limits={choice.resource: str(choice.amount)}, node_labels=labels).apply(pod)
 
     return PodLayer(render, lambda request: request.resource_capacity(choose(request)))
 
