@@ -23,6 +23,7 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,51 +92,43 @@ def simulate(case: Case) -> Refused:
     return Refused(sum(refused.values()) / sum(requested.values()), refused[True] / max(1, requested[True]))
 
 
-def run(cases: Sequence[Case]) -> list[Refused]:
-    """Simulate on all cores; results in the order of the cases."""
-    with ProcessPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(simulate, cases))
-
-
 Figures = dict[str, dict[str, dict[str, float]]]
 """By list, load and strategy."""
 
 
 def measure(options: argparse.Namespace, data: Path) -> tuple[Figures, Figures]:
-    """Return what is refused: of all requests, and of those for several GPUs; prints a table."""
-    all_cases = [
+    """Return what is refused, of all requests and of those for several GPUs; print each line when it is complete."""
+    print(f"\nGPU demand refused in percent (of requests for several GPUs), mean of {len(options.seeds)} seeds")
+    print(f"{'list':12}{'load':6}" + "".join(f"{strategy:>16}" for strategy in STRATEGIES), flush=True)
+    rows = [(trace, load) for trace in options.lists for load in options.loads]
+    cases = [
         Case(data, trace, load, strategy, seed, options.every, options.warm_up, options.measured)
-        for trace in options.lists
-        for load in options.loads
+        for trace, load in rows
         for strategy in STRATEGIES
         for seed in options.seeds
     ]
-    of_all: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
-    of_several: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for case, result in zip(all_cases, run(all_cases), strict=True):
-        key = (case.trace, f"{case.load:.2f}", case.strategy)
-        of_all[key].append(result.of_all)
-        of_several[key].append(result.of_several)
-    print(f"\nGPU demand refused in percent (of requests for several GPUs), mean of {len(options.seeds)} seeds")
-    print(f"{'list':12}{'load':6}" + "".join(f"{strategy:>16}" for strategy in STRATEGIES))
-    for trace in options.lists:
-        for load in options.loads:
-            keys = [(trace, f"{load:.2f}", strategy) for strategy in STRATEGIES]
-            columns = [f"{100 * mean(of_all[key]):.2f} ({100 * mean(of_several[key]):.1f})" for key in keys]
-            print(f"{trace:12}{load:<6.2f}" + "".join(f"{column:>16}" for column in columns))
-    return _nested(of_all), _nested(of_several)
+    of_all: Figures = {}
+    of_several: Figures = {}
+    with ProcessPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        results = pool.map(simulate, cases)
+        for trace, load in rows:
+            columns = ""
+            for strategy in STRATEGIES:
+                refused = list(islice(results, len(options.seeds)))
+                for figures, values in (
+                    (of_all, [result.of_all for result in refused]),
+                    (of_several, [result.of_several for result in refused]),
+                ):
+                    figures.setdefault(trace, {}).setdefault(f"{load:.2f}", {})[strategy] = round(mean(values), 5)
+                both = (100 * figures[trace][f"{load:.2f}"][strategy] for figures in (of_all, of_several))
+                columns += f"{'{:.2f} ({:.1f})'.format(*both):>16}"
+            print(f"{trace:12}{load:<6.2f}{columns}", flush=True)
+    return of_all, of_several
 
 
 def mean(values: Sequence[float]) -> float:
     """The mean of at least one value."""
     return math.fsum(values) / len(values)
-
-
-def _nested(figures: dict[tuple[str, str, str], list[float]]) -> Figures:
-    nested: Figures = {}
-    for (trace, load, strategy), values in figures.items():
-        nested.setdefault(trace, {}).setdefault(load, {})[strategy] = round(mean(values), 5)
-    return nested
 
 
 def main() -> int:
