@@ -78,7 +78,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Part]]] = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose subcommands report a misspelled option themselves, with their own usage."""
+    """A parser with subcommands that report a misspelled option themselves, with their own usage."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse; an unknown argument is an error."""

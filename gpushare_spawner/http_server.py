@@ -33,8 +33,8 @@ from gpushare_spawner.log_once import LogOnce
 class BoundedHTTPServer(HTTPServer):
     """Serves an application on a bounded number of connections.
 
-    If all are in use, the server closes the oldest connection without a complete request, or else a connection whose
-    peer does not read the response. A complete request always gets a response.
+    If all are in use, the server closes the oldest connection without a complete request, or else a connection to a
+    peer that does not read the response. A complete request always gets a response.
     """
 
     def initialize(  # type: ignore[override]  # tornado's own options follow

@@ -44,7 +44,7 @@ def boot_id() -> str:
 def named(pid: int) -> ProcessName | None:
     """Return the process that currently has this pid; None if there is none, or only an unreaped zombie.
 
-    A process whose first thread has exited continues in its other threads, and has the state of a zombie.
+    A process continues in its other threads after its first thread has exited, and has the state of a zombie.
     """
     stat = _stat(pid)
     if stat is None or (stat[0] in ("Z", "X") and int(stat[_THREADS]) <= 1):

@@ -150,7 +150,7 @@ class Allowances(Generic[Process]):
         return max(self.limit // PIECES, SMALLEST_PIECE)
 
     def surplus(self) -> list[tuple[Process, int]]:
-        """Return the processes whose allowance exceeds their use by two pieces, and their bytes beyond one piece."""
+        """Return the processes with an allowance of two pieces beyond their use, and their bytes beyond one piece."""
         return [
             (process, held.granted - held.allocated - self.piece)
             for process, held in self._held.items()
@@ -204,7 +204,7 @@ class MemoryHolds:
 RECALL_WITHIN = 0.5
 """Seconds within which other processes must return unused memory; the requesting process waits for a second."""
 ASK_AGAIN = 1.5
-"""Seconds after which a process must repeat a request whose answer has to wait.
+"""Seconds after which a process must repeat a request if its answer has to wait.
 
 The process allocates without the agent after 2 s, and repeats the request 16 times.
 """

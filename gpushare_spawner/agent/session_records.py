@@ -452,7 +452,7 @@ class Store:
 
 
 CORDON_AUTHOR = "gpushare-agent"
-"""Author of the cordon set on a node whose cordons are unknown."""
+"""Author of the cordon set on a node with unknown cordons."""
 _CORDONS = TypeAdapter(tuple[Cordon, ...])
 
 

@@ -64,7 +64,7 @@ KEPT_FOR_READING = FRAMES_IN_STORE / 2
 
 A program whose bursts begin and end 150 times a second sends 300 frames per second, and with 50 other sessions the
 arbiter takes 0.8 ms for each frame. The arbiter then gets fewer frames (conversation.py), but all frames are still
-read. A program whose frames are not read loses its connection: its socket's buffer holds 278 frames.
+read. A program loses its connection if its frames are not read: its socket's buffer holds 278 frames.
 """
 MOST_CPU_COST = 200
 """Maximum cost of a frame's CPU time, in frames: the agent may have collected garbage meanwhile."""

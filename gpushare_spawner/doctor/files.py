@@ -171,7 +171,7 @@ def _mps_findings(folder: Path, policy: Policy, machine: Machine) -> list[Findin
 
 
 def _refused_findings(folder: Path, policy: Policy) -> list[Finding]:
-    """Return findings on templates whose layer needs Kubernetes, or allows fewer GPUs on one machine."""
+    """Return findings on templates with a layer that needs Kubernetes, or allows fewer GPUs on one machine."""
     remedy = "Nothing to do if the folder is that of a cluster's hub."
     return [
         note(str(folder / policy.files[template.name]), cannot, remedy)

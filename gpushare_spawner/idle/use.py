@@ -27,7 +27,7 @@ LEAST_USE = 1 / 60
 minutes. A session that uses the GPU for less than 0.1 % of 4 hours then keeps its full share for less than 10 % of that
 time: its GPU seconds suffice for the initial period and for two more."""
 MOST_MIN_USE = 15.0
-"""GPU seconds. Our choice: a user who returns to a template with long idle times waits no longer than this for the full
+"""GPU seconds. Our choice: a returning user of a template with long idle times waits no longer than this for the full
 share, and 0.1 % of 4 hours is 14.4 s."""
 
 

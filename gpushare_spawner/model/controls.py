@@ -23,7 +23,7 @@ from gpushare_spawner.model.quantity import Instant
 MOST_KEEPS = 16
 """Maximum number of recorded start times of keeps, for the limit on keeps within 24 hours."""
 MOST_ASKS = 4
-"""Maximum number of a session's asks that wait at the same time: of those that act, and of those that only read."""
+"""Maximum number of a session's asks that wait at the same time: of asks to act, and of asks that only read."""
 ASK_SECONDS = 60.0
 """Seconds after which an ask is dropped, because its sender has timed out by then."""
 

@@ -183,7 +183,7 @@ class Quotas(FilePart):
     users: dict[Name, Quota] = {}
     """Quotas by user name."""
     default: Quota = Quota()
-    """The quota of each user who has no quota as a user or through a group. Each of these users has this quota
+    """The quota of each user without a quota as a user or through a group. Each of these users has this quota
     separately. Not given: no guarantee and no maximum."""
     half_life: Seconds = HALF_LIFE_SECONDS
     """Time after which use over quota has half the weight for the order in the queue."""

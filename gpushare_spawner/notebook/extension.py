@@ -87,7 +87,7 @@ POLL_SECONDS = 30.0
 """Seconds between reads of the kernels' state. The hub gets the activity every 5 minutes (JupyterHub's
 `SingleUserNotebookApp.hub_activity_interval`)."""
 ACTIVITY = "gpushare_kernels"
-"""The key in jupyter_server's setting `last_activity_times`, whose latest time is the server's last activity."""
+"""The key in jupyter_server's setting `last_activity_times`; its latest time is the server's last activity."""
 
 
 async def keep_active_while_busy(

@@ -1,6 +1,6 @@
 """``gpushare smi``: shows the share in the server's terminal like nvidia-smi, as if it were a separate GPU.
 
-Memory figures are those that CUDA and NVML report to the session's programs: the memory of all its processes, with its
+Memory figures are as CUDA and NVML report them to the session's programs: the memory of all its processes, with its
 limit as the total. `driver_figures` adds NVML's figures for the session's GPUs, if NVML is available.
 """
 

@@ -212,7 +212,7 @@ def choices_of_sessions(caller: Caller, templates: Iterable[Template]) -> Mappin
     """Return the choices for the lists in sessions' dialogs, as values with their texts.
 
     They are the same for all sessions that a caller may act on: the templates that the caller may use, or all templates
-    for a caller who may act on all sessions.
+    for a caller with the right to act on all sessions.
     """
     allowed = [
         template for template in templates if caller.acts_on_all or template.access.allows(caller.name, caller.groups)

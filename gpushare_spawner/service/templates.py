@@ -1,8 +1,8 @@
 """The templates in force under the admin's idle policy, and the quotas, for the culler and the dashboard.
 
 `SessionTemplates` has the templates with the idle actions that apply to each user's sessions. The functions at the end
-select the templates to whose share a running session can change. `service.actions.share` checks whether the units are
-free and whether a quota allows them.
+select the templates with a share to which a running session can change. `service.actions.share` checks whether the
+units are free and whether a quota allows them.
 """
 
 from __future__ import annotations

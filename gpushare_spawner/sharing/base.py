@@ -48,8 +48,8 @@ def amounts(written: Mapping[str, Any] | None) -> dict[str, int]:
 def gpu_part(written: str) -> Fraction:
     """Return an amount of GPUs, such as 0.25, from a label or annotation of a pod. Raises ValueError for other text.
 
-    Users who may create pods write these texts: a negative amount would free capacity, and computing the exact value of
-    1e999999999 takes hours.
+    Users with the right to create pods write these texts: a negative amount would free capacity, and computing the
+    exact value of 1e999999999 takes hours.
     """
     if not _PART.fullmatch(written):
         raise ValueError(f"{written[:20]!r} is not an amount of GPUs like 0.25")

@@ -162,7 +162,7 @@ _VOLUME = "gpushare"
 
 @dataclass(frozen=True)
 class NativeClaimLayer:
-    """A share of GPUs on a node whose agent is a DRA driver."""
+    """A share of GPUs on a node with an agent that is a DRA driver."""
 
     session: PodSession
     """The content of the pod's annotations, see `granted_session`."""

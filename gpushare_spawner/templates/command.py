@@ -116,7 +116,7 @@ def _label_notes(policy: Policy) -> Iterator[str]:
 
 
 def legacy_notes(policy: Policy) -> list[str]:
-    """Return a warning for each layer in use whose project is no longer maintained."""
+    """Return a warning for each layer in use if its project is no longer maintained."""
     named = [template.gpu.layer for template in policy.templates if template.gpu is not None]
     used = {*named, *(rule.layer for rule in policy.layers.rules)} if policy.layers is not None else {*named}
     return [

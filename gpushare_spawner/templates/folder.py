@@ -64,7 +64,7 @@ class WatchedFile(Generic[Content]):
     def read(
         cls, kind: FileKind[Content], path: Path, signature: Signature | None, previous: WatchedFile[Content] | None
     ) -> WatchedFile[Content]:
-        """Read the file now. ``previous``: the previous reading, whose objects are reused if nothing has changed."""
+        """Read the file now. ``previous``: the previous reading; its objects are reused if nothing has changed."""
         read_at = time.time()
         parsed = read_file(kind, path)
         if previous is not None and parsed == previous.parsed:
@@ -223,7 +223,7 @@ class PolicyFolder:
     """The ``*.yaml`` and ``*.yml`` files of one folder, without its subfolders and without hidden files.
 
     A file with an error does not affect the others. If the file was valid before, its last valid version stays in
-    force, which the problem's text states. If two files have the same template name, the file whose name sorts first
+    force, which the problem's text states. If two files have the same template name, the first file by name
     counts. Problems and warnings are logged once, when they appear.
     """
 

@@ -30,7 +30,7 @@ def annotations_unreadable(why: str) -> str:
 
 
 def other_layer(name: str) -> Layer | None:
-    """Return the other sharing layer with that name; None: our own layer, or one that only a newer agent knows."""
+    """Return the other sharing layer with that name; None: our own layer, or a layer known only to a newer agent."""
     return LAYERS[LayerName(name)] if name in LAYERS and name != LayerName.NATIVE else None
 
 

@@ -201,7 +201,7 @@ OVER_QUOTA_WAITS = "Your spawn is over quota: spawns in quota come first."
 
 
 def exceeded_departments(quotas: Quotas) -> Mapping[str, str]:
-    """Return a problem for each department whose limit is lower than the sum of its teams' guarantees."""
+    """Return a problem for each department with a limit below the sum of its teams' guarantees."""
     problems = {}
     for name, group in quotas.groups.items():
         limits = {"guarantee": group.guaranteed_units, "maximum": group.maximum_units}

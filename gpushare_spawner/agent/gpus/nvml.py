@@ -4,7 +4,7 @@
 Errors" (docs.nvidia.com/deploy/xid-errors).
 
 `RecordedGpus` stores this machine's GPUs on disk: a lost GPU is unhealthy and stays listed when the agent restarts.
-Without this record, an agent whose only GPU is lost could not start, and its sessions and tiers would be lost.
+Without this record, an agent that lost its only GPU could not start, and its sessions and tiers would be lost.
 
 Here, a MIG instance is a GPU instance with one compute instance, as created by `nvidia-smi mig -cgi ... -C`. GPU
 instances with several compute instances are omitted, because these share memory. The agent neither creates nor destroys
@@ -97,7 +97,7 @@ OLD_UUID = "MIG-GPU-"
 """Prefix of MIG devices' UUIDs in older drivers, which consist of the GPU's and instance's IDs (NVIDIA MIG user guide).
 """
 MOST_COMPUTE_SLICES = 7
-"""Compute slices of a GPU whose profiles the driver does not report.
+"""Compute slices of a GPU without reported profiles.
 
 An instance then counts as at most its true size.
 """
@@ -303,7 +303,7 @@ class Nvml:
         """
         self._xids = XidEvents(())
         self._watched: set[str] = set()
-        """UUIDs of the GPUs whose events are collected."""
+        """UUIDs of the GPUs from which events are collected."""
         self._missing: str | None = None
         """Reason why NVML is not open; None while it is open."""
         self._opened_at = time.monotonic()

@@ -223,7 +223,7 @@ class Pids:
         self._left = {name: left for name, left in self._left.items() if left[0] != session}
 
     def ended(self) -> list[tuple[int, str]]:
-        """Return the disconnected clients whose processes have ended, each with its session."""
+        """Return the disconnected clients with ended processes, each with its session."""
         gone = [name for name in self._left if not self._alive(name)]
         return [(client, session) for session, client in map(self._left.pop, gone)]
 

@@ -160,7 +160,7 @@ class OnKubernetes:
 
 
 async def answer_in_cluster(node: Node, request: Request) -> dict[str, Any]:
-    """Answer a request on the control socket of an agent whose sessions are pods. Raises ControlRefused.
+    """Answer a request on the control socket of an agent with pods as sessions. Raises ControlRefused.
 
     Sessions cannot be opened, confirmed, closed or resized here, and GPUs cannot be cordoned.
     """

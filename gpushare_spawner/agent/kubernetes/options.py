@@ -262,7 +262,7 @@ class WithoutProcesses:
 
 
 def matched(source: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
-    """Return a source whose pids are in the agent's pid namespace: this source, or a source without processes.
+    """Return a source with pids of the agent's pid namespace: this source, or a source without processes.
 
     The simulated driver uses the pids that processes see themselves.
     """

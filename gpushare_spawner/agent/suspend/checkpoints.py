@@ -1,7 +1,7 @@
 """The driver's checkpoint functions (cuCheckpointProcess*, CUDA 12.8 and driver 570 or later).
 
 A call can hang indefinitely, so the agent makes no call itself. `DriverCheckpoints` starts workers
-(checkpoint_worker.py), and kills a worker whose call takes too long. The state of the process then remains as it is,
+(checkpoint_worker.py), and kills a worker if its call takes too long. The state of the process then remains as it is,
 and another call can continue from there. steps.py defines the order of the calls.
 """
 

@@ -179,7 +179,7 @@ class Suspender:
     def ready(self, session: Session, connection: Connection, frame: Frame) -> None:
         """Handle SUSPEND_READY of a CUDA process.
 
-        With number 0, a process whose connection had ended asks whether it is suspended.
+        With number 0, a process that had lost its connection asks whether it is suspended.
         """
         progress = self._progress.get(session.id)
         number = frame.fields[0]

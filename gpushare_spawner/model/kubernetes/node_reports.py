@@ -25,8 +25,8 @@ from gpushare_spawner.model.report import Report, with_reported_since
 IDENTITY = (SESSION, TEMPLATE, QUOTA, HUB)
 """Annotations that the hub writes when it creates a pod and that never change."""
 MOST_GONE = 1000
-"""Maximum number of pods recorded after they have left the watch: a pod whose label is removed and set again is not
-new."""
+"""Maximum number of pods recorded after they have left the watch: a pod with a label that is removed and set again is
+not new."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from gpushare_spawner.wording import actions as words
 
 @dataclass(frozen=True)
 class Actor:
-    """The person who acts, or a program on a person's behalf."""
+    """The acting person, or a program on a person's behalf."""
 
     name: str
     is_admin: bool = False
@@ -82,7 +82,7 @@ class RefusalCode(StrEnum):
 class ActionRefused(Exception):
     """A refused action: nothing was changed. The text is a sentence for the actor.
 
-    ``to_admins``: a more detailed sentence for readers who may see everything.
+    ``to_admins``: a more detailed sentence for readers with the right to see everything.
     """
 
     def __init__(self, text: str, code: RefusalCode, to_admins: str | None = None) -> None:
@@ -394,7 +394,7 @@ def answer_to(received: ReceivedAsk | None, text: str, at: float) -> AskAnswer |
 
 
 SAME = 5.0
-"""Seconds. A decision whose end differs by at most this from the current decision's is the same request, sent twice."""
+"""Seconds. A decision is the same request sent twice if its end differs by at most this from the current decision's."""
 
 
 def same_instant(end: float | None, other: float | None) -> bool:

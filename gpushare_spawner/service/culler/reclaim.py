@@ -40,7 +40,7 @@ class Pressure:
     kept_on: frozenset[str] = frozenset()
     """Sessions that must continue to yield units."""
     needed: Mapping[str, int] = field(default_factory=dict)
-    """Units left to idle sessions whose templates take shares only under pressure, see the function `needed`."""
+    """Units left to idle sessions with templates that take shares only under pressure, see the function `needed`."""
 
 
 NO_PRESSURE = Pressure()

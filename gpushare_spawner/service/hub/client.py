@@ -197,7 +197,7 @@ class Hub:
         # asyncio must not log an exception that no task awaits any longer
         fetching.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
-            # tornado logs the error of a request whose future was cancelled as a bug
+            # tornado logs the error of a request with a cancelled future as a bug
             await asyncio.shield(fetching)
         except HTTPClientError as error:
             if error.code != 599:

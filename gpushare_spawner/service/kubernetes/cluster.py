@@ -85,7 +85,7 @@ class _NodePods:
     sessions: dict[str, SessionPod] = field(default_factory=dict)
     """Pods by session id. If a session has two pods, even on different nodes, `_precedence` selects one."""
     others: list[SessionPod] = field(default_factory=list)
-    """Pods whose units alone count: other hubs' pods, and a session's other pods."""
+    """Pods that count only with their units: other hubs' pods, and a session's other pods."""
 
 
 class Cluster:
@@ -133,7 +133,7 @@ class Cluster:
         self._by_report: dict[str, tuple[str, NodeReport]] | None = None
         self._bad_pods = EachOnce(log)
         self._warned: set[str] = set()
-        """Nodes whose unconfirmed sessions have been logged."""
+        """Nodes with unconfirmed sessions that have been logged."""
         self._news = asyncio.Event()
 
     @property

@@ -161,9 +161,9 @@ def joined_report(
 
     The pod determines a session's user and promised share; the report adds figures. While a session's pod starts or
     stops, or while the agent has not reported the session, it is not confirmed, so there are no actions on it. A
-    session of another layer needs only its pod, because no agent has to observe it. ``others`` are pods whose units
-    alone count: other hubs' pods, and a session's other pods. Reported sessions without a pod are unconfirmed as of
-    ``now`` (seconds since the epoch).
+    session of another layer needs only its pod, because no agent has to observe it. ``others`` are pods that count
+    only with their units: other hubs' pods, and a session's other pods. Reported sessions without a pod are unconfirmed
+    as of ``now`` (seconds since the epoch).
     """
     reported: dict[str, SessionReport] = {}
     for session in report.sessions:

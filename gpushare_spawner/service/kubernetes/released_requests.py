@@ -93,7 +93,7 @@ class ReleasedRequests(Background):
         self._woken = asyncio.Event()
         self._resize_api = ResizeApi(nodes.api, clock, log)
         self._without_effect: set[tuple[str, str]] = set()
-        """Templates whose release_resources has no effect on a pod, each with the reason, which is logged once."""
+        """Templates, each with the reason why its release_resources has no effect on a pod, which is logged once."""
         self._done: dict[str, str] = {}
         """The version for which a patch was sent, by pod. While it is unchanged, the watch lacks the result."""
         self._refused: dict[str, tuple[str, float]] = {}

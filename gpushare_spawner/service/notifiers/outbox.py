@@ -34,7 +34,7 @@ from gpushare_spawner.wording.amounts import reason, utc
 DAY, MINUTE = 86400.0, 60.0
 MOST_PER_DAY = 6
 """Maximum messages to one user within 24 hours. Our choice: a server has one or two stops a day; more indicate a
-template with very short idle times, whose user has read the first messages."""
+template with very short idle times; its user has read the first messages."""
 MOST_PER_MINUTE = 60
 """Maximum messages to all users within a minute. Our choice: mail servers and chats accept one per second. Further
 messages are sent later if the action is still upcoming."""

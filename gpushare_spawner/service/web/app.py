@@ -33,10 +33,10 @@ FULL_ADMIN = "admin:servers"
 
 @dataclass(frozen=True)
 class Caller:
-    """A user with a browser login or a token, or a program whose token does not belong to a user."""
+    """A user with a browser login or a token, or a program with a token of its own."""
 
     name: str
-    """The user's name; empty for a program whose token does not belong to a user."""
+    """The user's name; empty for a program."""
     label: str = ""
     """Name for logs: the user's name, or the word "service" and the service's name."""
     is_admin: bool = False
@@ -114,7 +114,7 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
 
     @property
     def caller(self) -> Caller:
-        """The user who sent the request, or a program whose token does not belong to a user."""
+        """The sender of the request: a user or a program."""
         # available only as this attribute of the handler (jupyterhub/services/auth.py, HubAuth._get_user)
         by_token = bool(getattr(self, "_token_authenticated", False))
         return Caller.of(self.current_user, by_token)

@@ -349,7 +349,7 @@ class PodAttempt(SpawnAttempt[PodShare]):
         try:
             return await request_succeeded(request, f"Pod {name} is not created yet", log)
         except ApiException:
-            # The refusal is final. Only an earlier request whose response was lost can have created a pod.
+            # The refusal is final. Only an earlier request with a lost response can have created a pod.
             self.perhaps_created = before
             raise
 

@@ -58,7 +58,7 @@ class Offer:
         return next((card for card in self.cards if card.slug == slug), None)
 
     def default_of(self, cards: Sequence[Profile]) -> Profile | None:
-        """Return the card for a spawn without a profile in its options. ``cards``: those that the user may start.
+        """Return the card for a spawn without a profile in its options. ``cards``: the cards that the user may start.
 
         The order is: the profile that the admin marked as default, the template marked as default, KubeSpawner's
         default (its first profile), the first template.

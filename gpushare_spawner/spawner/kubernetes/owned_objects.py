@@ -51,9 +51,9 @@ OfOwner = Callable[[str], Object]
 def token_secret(pod: V1Pod, token: str) -> OfOwner | None:
     """Move the variables that contain the server's token from the pod's containers to a new Secret. Return the Secret.
 
-    Otherwise every user who may read pods could read the values. JupyterHub writes the token into two variables.
-    Returns None if no variable contains it, or if the pod's layer replaces the pod, because the Secret would be deleted
-    with it. The same values in an admin's containers are moved too.
+    Otherwise every user with the right to read pods could read the values. JupyterHub writes the token into two
+    variables. Returns None if no variable contains it, or if the pod's layer replaces the pod, because the Secret would
+    be deleted with it. The same values in an admin's containers are moved too.
     """
     layer = (pod.metadata.labels or {}).get(LAYER)
     if layer is not None and LAYERS[LayerName(layer)].replaces_pods:

@@ -65,7 +65,7 @@ _RESOURCES = {"extra_resource_limits": "limits", "extra_resource_guarantees": "r
 
 
 def rendered_elsewhere(pod: PodSpec, share: PodShare, offer: LayerOffer, since: float) -> PodSpec:
-    """Return a pod whose share a layer's own scheduler places.
+    """Return a pod with a share that a layer's own scheduler places.
 
     ``since``: when the share was granted, in seconds since the epoch.
 

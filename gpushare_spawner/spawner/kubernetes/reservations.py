@@ -56,7 +56,7 @@ class Exclusions:
 
 LINGER_SECONDS = 20.0
 """Seconds for which a place is kept if its pod may have been created but has not been seen: the API server finishes a
-request whose response was lost within its own time limits, and the reflector shows a new pod within a second.
+request with a lost response within its own time limits, and the reflector shows a new pod within a second.
 """
 SHOWN_SECONDS = 5.0
 """Seconds for which a place is kept after its late pod was seen; longer than reading the pods of a large cluster."""
@@ -111,7 +111,7 @@ class PodReservations(Reservations[PodShare]):
         return replace(share, units=self.cluster.whole_devices(share.units))
 
     def in_flight(self) -> Iterable[Allocation]:
-        """Return the places whose pods are not confirmed to run or may still appear."""
+        """Return the places of pods that are not confirmed to run or may still appear."""
         self._drop_lingering()
         reserved = {**self._in_flight, **{token: allocation for token, (_, allocation) in self._lingering.items()}}
         counted = self.cluster.capacity.bound()
@@ -187,7 +187,7 @@ class PodReservations(Reservations[PodShare]):
             self.place_soon()
 
     async def late_pods(self, token: str) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield the pods of a reservation whose start failed, repeatedly until they are being deleted."""
+        """Yield the pods of a reservation after a failed start, repeatedly until they are being deleted."""
         until = time.monotonic() + LINGER_SECONDS
         breaks = LoopBreaks()
         while time.monotonic() < until:

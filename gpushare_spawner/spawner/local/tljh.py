@@ -1,4 +1,4 @@
-"""Spawner for The Littlest JupyterHub (TLJH), whose users are users of the machine, named jupyter-NAME.
+"""Spawner for The Littlest JupyterHub (TLJH); its users are users of the machine, named jupyter-NAME.
 
 Requires the package ``tljh``, which is part of TLJH's hub environment and not on any package index.
 """

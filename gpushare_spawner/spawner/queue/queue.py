@@ -126,7 +126,7 @@ class Ticket:
         return f"{self.request.session}#{id(self)}"
 
     def keeps(self, node: str) -> None:
-        """Record the node whose GPUs are kept for this spawn."""
+        """Record the node with the GPUs that are kept for this spawn."""
         self.moves += self.kept not in ("", node)
         self.kept = node
 
@@ -230,8 +230,8 @@ hub's own callbacks take about as long.
 
 
 MOST_FREEZES = 10000
-"""Maximum number of breaks at which objects are excluded from garbage collection, also for a hub whose first reads
-fail. Measured: each of the two first reads of 100,000 GPUs has 2,000 to 3,500 breaks.
+"""Maximum number of breaks at which objects are excluded from garbage collection, also if a hub's first reads fail.
+Measured: each of the two first reads of 100,000 GPUs has 2,000 to 3,500 breaks.
 """
 
 

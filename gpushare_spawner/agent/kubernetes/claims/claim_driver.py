@@ -167,7 +167,7 @@ class ClaimDriver:
         return prepared.devices
 
     async def unprepare(self, key: ClaimKey) -> None:
-        """Free the devices of a claim whose pod has ended. Raises DevicesRefused."""
+        """Free the devices of an ended pod's claim. Raises DevicesRefused."""
         async with self._claims_lock:
             claim = self._prepared.get(key.uid)
             if claim is None:

@@ -73,7 +73,7 @@ class ClaimPlugin(services.DRAPluginServicer):
     async def NodeUnprepareResources(
         self, request: messages.NodeUnprepareResourcesRequest, context: grpc.aio.ServicerContext
     ) -> messages.NodeUnprepareResourcesResponse:
-        """Unprepare claims whose pods have ended."""
+        """Unprepare the claims of ended pods."""
         response = messages.NodeUnprepareResourcesResponse()
         for claim in request.claims:
             answer = response.claims[claim.uid]

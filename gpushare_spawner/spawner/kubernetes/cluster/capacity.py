@@ -327,7 +327,7 @@ class ClusterCapacity:
         return self._free
 
     def bound(self) -> Set[str]:
-        """Return the reservations whose pod is counted on its node, as of the last `count`."""
+        """Return the reservations with a pod that is counted on its node, as of the last `count`."""
         return self._bound
 
     def gpu_devices(self, node: str) -> Mapping[int, int] | None:

@@ -156,7 +156,7 @@ MOST_STOPS = 32
 over all pods, and a session has a notice for only a few minutes.
 """
 _LOGGED: set[LayerName] = set()
-"""Layers whose error has been logged, because each snapshot would log it again."""
+"""Layers with an error that has been logged, because each snapshot would log it again."""
 
 
 def layers_in_force(file: LayersFile | None, templates: Iterable[Template]) -> frozenset[LayerName]:

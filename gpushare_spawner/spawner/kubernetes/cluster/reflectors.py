@@ -130,9 +130,9 @@ def has_listed(reflector: Any) -> bool:
 async def freshen(reflector: Any) -> None:
     """Make sure that a reflector is up to date. Cheap if it already is.
 
-    A reflector whose first list failed stays empty forever, and a reflector that has given up no longer changes;
-    KubeSpawner keeps both. This function restarts them, and also a reflector whose watch hangs or is behind. Raises
-    SnapshotStale.
+    A reflector stays empty forever after its first list failed, and a reflector that has given up no longer changes;
+    KubeSpawner keeps both. This function restarts them, and also a reflector with a watch that hangs or is behind.
+    Raises SnapshotStale.
     """
     if is_watching(reflector) and (not isinstance(reflector, Dated) or reflector.up_to_date):
         return

@@ -58,7 +58,7 @@ DROPPED_AT_ONCE = 50
 """Number of reservations that are dropped from the ledger in one piece: about 2 ms."""
 
 REPORTS_AT_ONCE = 1000
-"""Number of reports whose age is checked in one piece: less than 1 ms."""
+"""Number of reports checked for their age in one piece: less than 1 ms."""
 
 CLOSED_SECONDS = 60.0
 """Seconds until the next attempt in a namespace that the hub may not read."""
