@@ -98,7 +98,7 @@ async def test_the_hubs_pages_say_who_stopped_a_server_until_it_is_started_again
     await stop_as_root(hub, "ada", "The exam <begins>.")
     assert all(STOPPED in page for page in (await pages(browser)).values())
     assert "gpushareTimes" in (await pages(browser))["user"], "times are the reader's"
-    assert "nothing is started: the hub's pages now say why" in caplog.text
+    assert "no server is started; the hub's pages now show why the server was stopped" in caplog.text
     assert present(hub.app).tornado_settings.get("failure_count", 0) == 0
     assert not agent.sessions
 
