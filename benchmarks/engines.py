@@ -82,9 +82,7 @@ def main() -> int:
     with multiprocessing.Pool(1) as computing, multiprocessing.Pool(1) as sleeping:
         seeds = interactive.SEEDS
         waits = computing.map_async(
-            run,
-            [functools.partial(delays, seed, cost) for cost in (None, checkpoints) for seed in seeds],
-            chunksize=1,
+            run, [functools.partial(delays, seed, cost) for cost in (None, checkpoints) for seed in seeds], chunksize=1
         )
         makespans = sleeping.map(
             run,

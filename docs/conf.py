@@ -15,14 +15,7 @@ copyright = "the gpushare-spawner contributors. MIT licence"
 release = version = __version__
 source_url = "https://github.com/gpushare-spawner/gpushare-spawner"
 
-extensions = [
-    "myst_parser",
-    "sphinx_copybutton",
-    "sphinx_design",
-    "source_links",
-    "inline_svg",
-    "generated",
-]
+extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "source_links", "inline_svg", "generated"]
 exclude_patterns = ["_ext", "_static"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]

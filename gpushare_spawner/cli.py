@@ -32,8 +32,7 @@ def _agent() -> Part:
     from gpushare_spawner.agent.kubernetes import options as cluster
 
     return Part(
-        partial(command.configure, configure_cluster=cluster.configure),
-        partial(command.run, read_cluster=cluster.read),
+        partial(command.configure, configure_cluster=cluster.configure), partial(command.run, read_cluster=cluster.read)
     )
 
 

@@ -43,11 +43,7 @@ class Acceptor:
     """Accepts a socket's connections on the event loop, a few in each iteration."""
 
     def __init__(
-        self,
-        listener: socket.socket,
-        accepted: Callable[[socket.socket], None],
-        trouble: LogOnce,
-        at_once: int = 16,
+        self, listener: socket.socket, accepted: Callable[[socket.socket], None], trouble: LogOnce, at_once: int = 16
     ) -> None:
         """Start accepting.
 

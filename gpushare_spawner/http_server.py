@@ -66,10 +66,7 @@ class BoundedHTTPServer(HTTPServer):
             lasts=60.0,
         )
         self._trouble = LogOnce(
-            log,
-            f"No connection to {title} can be accepted",
-            f"Connections to {title} are accepted again",
-            lasts=60.0,
+            log, f"No connection to {title} can be accepted", f"Connections to {title} are accepted again", lasts=60.0
         )
         self._most_body_bytes, self._too_large = most_body_bytes, too_large
         self._acceptors: list[Acceptor] = []

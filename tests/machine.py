@@ -68,11 +68,7 @@ TOLD = frozenset({"GPUSHARE_Z2JH", "GPUSHARE_PROMETHEUS", "GPUSHARE_OPENB", "KUB
 """What whoever runs the tests tells them: folders with data and programs."""
 
 RENAMED: Mapping[str, str] = MappingProxyType(
-    {
-        "KUBECONFIG": "GPUSHARE_TEST_KUBECONFIG",
-        "https_proxy": "PIP_PROXY",
-        "HTTPS_PROXY": "PIP_PROXY",
-    }
+    {"KUBECONFIG": "GPUSHARE_TEST_KUBECONFIG", "https_proxy": "PIP_PROXY", "HTTPS_PROXY": "PIP_PROXY"}
 )
 """What only some programs need: tests/kubernetes a cluster, and pip, which alone downloads something, a proxy."""
 

@@ -219,12 +219,7 @@ ENVIRONMENT: dict[str, tuple[tuple[str, str, str, str], ...]] = {
         ("GPUSHARE_TEMPLATES", "path", "`/etc/gpushare/templates`", "folder of compute templates"),
         ("GPUSHARE_CONTROL", "path", "`/run/gpushare/control.sock`", "the agent's control socket"),
         ("GPUSHARE_NAMESPACE", "name", "`$POD_NAMESPACE`", "namespace of the users' pods in a cluster"),
-        (
-            "GPUSHARE_SERVICE_URL",
-            "URL",
-            "`http://127.0.0.1:10190`",
-            "where the dashboard listens for the hub's proxy",
-        ),
+        ("GPUSHARE_SERVICE_URL", "URL", "`http://127.0.0.1:10190`", "where the dashboard listens for the hub's proxy"),
         (
             "GPUSHARE_HISTORY",
             "SQLAlchemy URL; `false`: no history",

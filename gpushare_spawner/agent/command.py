@@ -164,12 +164,7 @@ def configure(parser: argparse.ArgumentParser, configure_cluster: Callable[[argp
         action="store_true",
         help="run one session at a time on each GPU, even if the memory of all sessions fits: slower, for measurements",
     )
-    parser.add_argument(
-        "--metrics-port",
-        type=_port,
-        metavar="PORT",
-        help="serve Prometheus metrics on this port",
-    )
+    parser.add_argument("--metrics-port", type=_port, metavar="PORT", help="serve Prometheus metrics on this port")
     parser.add_argument(
         "--metrics-address",
         default="127.0.0.1",

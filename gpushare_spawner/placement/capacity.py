@@ -657,12 +657,7 @@ class FreeCapacity:
             self._changed(node)
 
     def update(
-        self,
-        uuid: str,
-        unowned: int,
-        free: int,
-        layer: LayerName | None = None,
-        neighbours: NeighbourRules = NO_RULES,
+        self, uuid: str, unowned: int, free: int, layer: LayerName | None = None, neighbours: NeighbourRules = NO_RULES
     ) -> None:
         """Set the free units of a GPU, and layer, labels and rules of its sessions.
 

@@ -160,9 +160,7 @@ class DialogTargets:
             if all_sessions
             else keeps_left(
                 KeepsLeft(
-                    limits.left,
-                    KeepRule(limits.longest_seconds, limits.per_day, limits.at_once),
-                    limits.again_at,
+                    limits.left, KeepRule(limits.longest_seconds, limits.per_day, limits.at_once), limits.again_at
                 ),
                 self.now,
             ),

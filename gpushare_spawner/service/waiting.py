@@ -48,9 +48,7 @@ class WaitingSpawn:
 
 
 def waiting_spawns(
-    pending: Sequence[HubServer],
-    reports: Sequence[Report],
-    templates: Mapping[str, Template],
+    pending: Sequence[HubServer], reports: Sequence[Report], templates: Mapping[str, Template]
 ) -> list[WaitingSpawn]:
     """Return the waiting spawns.
 

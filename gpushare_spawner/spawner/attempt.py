@@ -44,10 +44,7 @@ class SpawnProgress:
         self._ended = False
 
     def add(
-        self,
-        *paragraphs: str | Paragraph,
-        progress: int | None = None,
-        queue: QueueProgress | None = None,
+        self, *paragraphs: str | Paragraph, progress: int | None = None, queue: QueueProgress | None = None
     ) -> None:
         """Add an event with a text and the progress of the spawn (0 to 100). Empty paragraphs are left out.
 

@@ -104,7 +104,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         others: the hub's log and ``gpushare templates check`` report the mistake, its location and the correction.
 
         Default: ``$GPUSHARE_TEMPLATES``, else ``/etc/gpushare/templates``.
-        """,
+        """
     ).tag(config=True)
 
     @traitlets.default("templates_dir")

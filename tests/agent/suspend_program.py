@@ -54,10 +54,7 @@ class Machine:
         while rounds == 0 or time.monotonic() < end:
             rounds += 1
             for block, mib in self.blocks.values():
-                arguments = (
-                    (int(block) + mib * MIB // 2, 1, 1),
-                    (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32),
-                )
+                arguments = ((int(block) + mib * MIB // 2, 1, 1), (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32))
                 checked(cuda.cuLaunchKernel(self.add, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0))
             checked(cuda.cuCtxSynchronize())
         return rounds

@@ -11,13 +11,7 @@ import pytest
 
 from gpushare_spawner.agent import session_socket
 from gpushare_spawner.agent.gpus.arbitration import CudaClient
-from gpushare_spawner.agent.session_socket import (
-    COSTS,
-    CPU_SHARE,
-    FRAMES_IN_STORE,
-    FRAMES_PER_SECOND,
-    FairReading,
-)
+from gpushare_spawner.agent.session_socket import COSTS, CPU_SHARE, FRAMES_IN_STORE, FRAMES_PER_SECOND, FairReading
 from gpushare_spawner.agent.sessions.conversation import BurstFrames
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind
 from tests.agent.conftest import Agent, Eventually

@@ -140,10 +140,7 @@ async def test_report_waits_for_no_disk(parts: Parts) -> None:
     ("request_", "done"),
     [
         (CloseRequest(id="ada"), ["end ada: closed", "flush"]),
-        (
-            TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"),
-            ["ada to released", "flush"],
-        ),
+        (TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"), ["ada to released", "flush"]),
         (NoticeRequest(id="ada", tier=Tier.RELEASED), ["notice released to ada", "flush"]),
         (ConfirmRequest(id="ada", pid=os.getpid()), ["confirm ada", "flush"]),
     ],

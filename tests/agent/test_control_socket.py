@@ -17,13 +17,7 @@ import pytest
 from gpushare_spawner.agent import control_socket
 from gpushare_spawner.agent.control_socket import CannotListen, ControlSocket
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import (
-    MAX_LINE_BYTES,
-    AgentUnreachable,
-    ControlRefused,
-    NoticeRequest,
-    TierRequest,
-)
+from gpushare_spawner.model.control import MAX_LINE_BYTES, AgentUnreachable, ControlRefused, NoticeRequest, TierRequest
 from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import Agent, request_for
 from tests.agent.test_hostile_peers import stranger

@@ -271,8 +271,7 @@ async def test_a_server_with_a_memory_limit_has_a_budget_of_its_own(
     (tmp_path / "cgroup.controllers").write_text("memory\n")
     group(tmp_path / "ada.service", str(6 * GIB), 2 * GIB, GIB)
     monkeypatch.setattr(
-        "gpushare_spawner.agent.processes.cgroup",
-        lambda pid: "/agent.service" if pid == "self" else "/ada.service",
+        "gpushare_spawner.agent.processes.cgroup", lambda pid: "/agent.service" if pid == "self" else "/ada.service"
     )
     await agent.stop()
     await agent.start(host_memory=HostMemorySettings(cgroups=tmp_path))
@@ -294,8 +293,7 @@ async def test_a_server_whose_memory_limit_breaks_its_guarantee_is_logged(
     (tmp_path / "cgroup.controllers").write_text("memory\n")
     group(tmp_path / "ada.service", str(limit * GIB), 2 * GIB, GIB)
     monkeypatch.setattr(
-        "gpushare_spawner.agent.processes.cgroup",
-        lambda pid: "/agent.service" if pid == "self" else "/ada.service",
+        "gpushare_spawner.agent.processes.cgroup", lambda pid: "/agent.service" if pid == "self" else "/ada.service"
     )
     await agent.stop()
     await agent.start(host_memory=HostMemorySettings(cgroups=tmp_path))

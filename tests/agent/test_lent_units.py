@@ -67,11 +67,7 @@ def idle(agent: Agent, id: str) -> None:
     ("owned", "kind", "said"),
     [
         (40, "now-free", "0.25 GPU"),
-        (
-            90,
-            "lent",
-            "0.10 GPU while the rest is borrowed from idle sessions; 0.25 GPU after these have stopped",
-        ),
+        (90, "lent", "0.10 GPU while the rest is borrowed from idle sessions; 0.25 GPU after these have stopped"),
         (
             100,
             "lent",

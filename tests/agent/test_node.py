@@ -249,12 +249,7 @@ async def test_an_announced_step_is_gone_once_it_was_taken(agent: Agent) -> None
     agent.node.requests.notify(NoticeRequest(id="ada", tier=Tier.DOWNGRADED, at=5, effective_units=10, reason="idle"))
     notice = session(agent).notice
     assert notice is not None
-    assert (notice.tier, notice.at, notice.reason, notice.effective_units) == (
-        Tier.DOWNGRADED,
-        5,
-        "idle",
-        10,
-    )
+    assert (notice.tier, notice.at, notice.reason, notice.effective_units) == (Tier.DOWNGRADED, 5, "idle", 10)
     to_tier(agent, "ada", Tier.DOWNGRADED, 10)
     assert session(agent).notice is None
 

@@ -158,11 +158,7 @@ def test_older_kernels_name_the_peer_by_pid_and_start_time(
 
 @pytest.mark.parametrize(
     ("answer", "raised"),
-    [
-        (errno.ESRCH, ProcessLookupError),
-        (errno.EINVAL, ProcessLookupError),
-        (errno.EMFILE, OSError),
-    ],
+    [(errno.ESRCH, ProcessLookupError), (errno.EINVAL, ProcessLookupError), (errno.EMFILE, OSError)],
 )
 def test_what_the_kernel_refuses_names_no_process(
     own_connection: socket.socket, monkeypatch: pytest.MonkeyPatch, answer: int, raised: type[OSError]

@@ -211,9 +211,7 @@ async def test_program_that_is_stopped_while_it_waits_for_its_turn_keeps_no_othe
 
 
 @pytest.mark.slow
-async def test_program_that_is_stopped_in_its_restore_goes_on_with_its_contents(
-    short_folder: Path,
-) -> None:
+async def test_program_that_is_stopped_in_its_restore_goes_on_with_its_contents(short_folder: Path) -> None:
     machine = Machine(short_folder)
     machine.agent.environment |= {"SIMGPU_RESTORE_MS": "800"}
     await machine.start()

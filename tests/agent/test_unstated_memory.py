@@ -26,8 +26,7 @@ def session(*stated: tuple[int, int], gpu: Gpu = REAL) -> Session:
     connections: dict[Any, int] = {_Connection(pid): amount for pid, amount in stated}
     memory = SimpleNamespace(stated=lambda connection, uuid: connections[connection] if uuid == gpu.uuid else 0)
     return cast(
-        Session,
-        SimpleNamespace(cuda=set(connections), memory=memory, gpus=(gpu,), suspended=False, context_bytes=0),
+        Session, SimpleNamespace(cuda=set(connections), memory=memory, gpus=(gpu,), suspended=False, context_bytes=0)
     )
 
 

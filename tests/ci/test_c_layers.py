@@ -93,8 +93,7 @@ def test_a_global_symbol_must_begin_with_the_name_of_its_file_or_its_singular(
     c_layers: ModuleType, tmp_path: Path
 ) -> None:
     folder = write(
-        tmp_path,
-        low__lanes="int lanes_all, lane_first, wrapped_cuInit; static int own; int tell(void) { return own; }",
+        tmp_path, low__lanes="int lanes_all, lane_first, wrapped_cuInit; static int own; int tell(void) { return own; }"
     )
     assert c_layers.problems(folder, LAYERS, ("wrapped_",)) == [
         "low/lanes.c defines tell; its name must begin with lane"
@@ -108,9 +107,7 @@ def test_a_folder_that_is_no_layer_is_an_error(c_layers: ModuleType, tmp_path: P
 
 def test_listed_exceptions_of_an_older_library_are_no_violation(c_layers: ModuleType, tmp_path: Path) -> None:
     folder = write(
-        tmp_path,
-        low__a="int b(void); int a(void) { return b(); }",
-        high__b="int a(void); int b(void) { return a(); }",
+        tmp_path, low__a="int b(void); int a(void) { return b(); }", high__b="int a(void); int b(void) { return a(); }"
     )
     circle = ("high/b.c", "low/a.c")
     assert c_layers.new_problems(folder, LAYERS, {"b": "why"}, [circle]) == []

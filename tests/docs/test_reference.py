@@ -180,10 +180,7 @@ def test_every_metric_family_has_a_row_with_a_meaning(part: str) -> None:
 
 def test_metrics_are_named_as_prometheus_sees_them_with_their_labels() -> None:
     shown = {cells[0]: cells for cells in rows(reference_text.metrics(generated.metric_families("service")))}
-    assert shown["`gpushare_session_gpu_seconds_total`"][1:3] == [
-        "counter",
-        "`node`, `user`, `server`, `template`",
-    ]
+    assert shown["`gpushare_session_gpu_seconds_total`"][1:3] == ["counter", "`node`, `user`, `server`, `template`"]
     assert shown["`gpushare_gpu_units`"][1:3] == ["gauge", "`node`, `gpu`, `uuid`, `model`, `kind`"]
 
 
@@ -198,12 +195,7 @@ def test_metrics_of_sessions_are_not_among_those_without_a_token() -> None:
 
 SERVICE = "/services/gpushare"
 ADDRESSES = {
-    "service": [
-        f"{SERVICE}/",
-        SERVICE,
-        f"{SERVICE}/history",
-        f"{SERVICE}/metrics",
-    ],
+    "service": [f"{SERVICE}/", SERVICE, f"{SERVICE}/history", f"{SERVICE}/metrics"],
     "agent": ["/metrics"],
     "notebook": ["/user/ada/gpushare/status"],
 }

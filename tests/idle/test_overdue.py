@@ -19,13 +19,7 @@ from gpushare_spawner.model.share import IdleCause
         (0, 0, 0, 0, None),
         (2000, 2000, 1, 1, None),  # a clock that was set back
         (999, 999, 1, 0, Overdue(IdleCause.IDLE, 1)),
-        (
-            1000,
-            998,
-            0,
-            1,
-            Overdue(IdleCause.MAX_AGE, 2),
-        ),  # the age counts from the start
+        (1000, 998, 0, 1, Overdue(IdleCause.MAX_AGE, 2)),  # the age counts from the start
         (1000, 940, 600, 60, Overdue(IdleCause.MAX_AGE, 60)),
     ],
 )

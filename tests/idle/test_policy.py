@@ -82,11 +82,7 @@ def test_an_action_that_is_due_before_its_full_notice_is_told_at_its_exact_insta
 
 @pytest.mark.parametrize(
     ("tier", "next_tier", "units", "after"),
-    [
-        (ACTIVE, DOWNGRADED, 10, 15 * MINUTE),
-        (DOWNGRADED, RELEASED, 0, 45 * MINUTE),
-        (RELEASED, STOPPED, 0, 8 * HOUR),
-    ],
+    [(ACTIVE, DOWNGRADED, 10, 15 * MINUTE), (DOWNGRADED, RELEASED, 0, 45 * MINUTE), (RELEASED, STOPPED, 0, 8 * HOUR)],
 )
 def test_each_action_says_after_how_much_idleness_it_comes(
     tier: Tier, next_tier: Tier, units: int, after: float
@@ -134,11 +130,7 @@ def test_a_session_is_quiet_since_the_latest_of_its_signs_of_life(latest: str) -
 
 @pytest.mark.parametrize(
     ("tier", "next_tier", "units", "due"),
-    [
-        (ACTIVE, DOWNGRADED, 10, 15 * MINUTE),
-        (DOWNGRADED, RELEASED, 0, 45 * MINUTE),
-        (RELEASED, STOPPED, 0, 8 * HOUR),
-    ],
+    [(ACTIVE, DOWNGRADED, 10, 15 * MINUTE), (DOWNGRADED, RELEASED, 0, 45 * MINUTE), (RELEASED, STOPPED, 0, 8 * HOUR)],
 )
 def test_an_action_comes_when_its_time_has_come_and_the_user_had_notice(
     tier: Tier, next_tier: Tier, units: int, due: float

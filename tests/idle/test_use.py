@@ -40,10 +40,7 @@ class Life:
     def work(self, seconds: float) -> None:
         """A burst that ends now."""
         self.session = replace(
-            self.session,
-            gpu_busy=False,
-            last_gpu_activity=self.now,
-            gpu_seconds=self.session.gpu_seconds + seconds,
+            self.session, gpu_busy=False, last_gpu_activity=self.now, gpu_seconds=self.session.gpu_seconds + seconds
         )
         self._look()
 

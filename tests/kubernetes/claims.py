@@ -54,9 +54,7 @@ async def session_by_claim(
 ) -> dict[str, Any]:
     """The same on any agent, with GPUs that it has reported."""
     said = replace(
-        a_session(name, share=share),
-        gpus=tuple(gpu.uuid for gpu in gpus),
-        gpu_indices=tuple(gpu.index for gpu in gpus),
+        a_session(name, share=share), gpus=tuple(gpu.uuid for gpu in gpus), gpu_indices=tuple(gpu.index for gpu in gpus)
     )
     return await pod_with_claim(cluster, node, name, said, gpus)
 

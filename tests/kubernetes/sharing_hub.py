@@ -37,10 +37,7 @@ from .standin.cluster import HUB_RULES, RBAC, Cluster
 from .standin.own_nodes import LABEL
 from .standin.programs import Listeners, Programs
 
-SHARING_RULES = [
-    *HUB_RULES,
-    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]},
-]
+SHARING_RULES = [*HUB_RULES, {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}]
 """What z2jh's hub may do, and what the chart of this project adds for the spawner."""
 
 MODEL = "Simulated GPU 16 GiB"

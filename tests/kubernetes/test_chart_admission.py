@@ -222,12 +222,7 @@ async def test_a_nodes_credential_makes_no_session_and_changes_no_annotation_of_
             assert "a node may not create pods" in await denied(kubelet.create(pods, forged))
         assert await cluster.pod("forged") is None
         for where in (mine, f"{mine}/status"):
-            for name, text in (
-                (SESSION, "victim"),
-                (SESSION, None),
-                (TIER, "released"),
-                (KEEP, "{}"),
-            ):
+            for name, text in ((SESSION, "victim"), (SESSION, None), (TIER, "released"), (KEEP, "{}")):
                 patch = {"metadata": {"annotations": {name: text}}}
                 assert "a node may not change annotations" in await denied(kubelet.patch(where, patch, "strategic"))
         # what a kubelet does: its static pods, and the status of all its pods

@@ -33,11 +33,7 @@ from .standin.programs import Listeners
 # some thirty hubs, one after the other: seconds each on a machine that has much else to do
 pytestmark = pytest.mark.timeout(600)
 
-TEMPLATES = {
-    "sixty": "gpu: {fraction: 0.6}\n",
-    "forty": "gpu: {fraction: 0.4}\n",
-    "twenty": "gpu: {fraction: 0.2}\n",
-}
+TEMPLATES = {"sixty": "gpu: {fraction: 0.6}\n", "forty": "gpu: {fraction: 0.4}\n", "twenty": "gpu: {fraction: 0.2}\n"}
 USERS = {"ada": "sixty", "bea": "forty", "cy": "sixty", "eve": "twenty"}
 CAPACITY = 100
 

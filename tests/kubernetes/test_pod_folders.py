@@ -132,9 +132,7 @@ async def test_a_pods_end_takes_no_longer_for_whatever_lies_in_its_folder(agent:
 
 
 @pytest.mark.slow
-async def test_the_folder_of_a_pod_that_ended_while_no_agent_ran_is_gone_at_once(
-    agent: NodeAgent,
-) -> None:
+async def test_the_folder_of_a_pod_that_ended_while_no_agent_ran_is_gone_at_once(agent: NodeAgent) -> None:
     stranger = agent.folder / "pods" / owners.grant_name(["gone"])
     owners.make(stranger)
     (stranger / "s").mkdir()

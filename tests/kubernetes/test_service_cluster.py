@@ -330,10 +330,7 @@ class Target:
 
 @pytest.mark.parametrize(
     ("tier", "units", "said"),
-    [
-        (Tier.RELEASED, 0, words.RELEASED),
-        (Tier.DOWNGRADED, 10, "The session is downgraded now and has 0.10 GPU."),
-    ],
+    [(Tier.RELEASED, 0, words.RELEASED), (Tier.DOWNGRADED, 10, "The session is downgraded now and has 0.10 GPU.")],
 )
 @pytest.mark.parametrize("answer", ["follows", "undoes", "undoes an earlier release", "is silent"])
 async def test_the_answer_to_a_change_of_a_tier_says_what_the_agent_did(

@@ -170,10 +170,7 @@ async def test_a_pod_that_goes_counts_until_it_is_gone(
 
 
 async def test_reports_that_are_stale_or_wrong_give_no_place(
-    make_hub: Callable[..., Any],
-    nodes: GpuNodes,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    make_hub: Callable[..., Any], nodes: GpuNodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = await nodes.add(gpus=1)
     monkeypatch.setattr(Reservations, "patience", 0.5)

@@ -9,9 +9,7 @@ from pydantic import ValidationError
 
 from gpushare_spawner.model.control import REQUEST, AnswerRequest, ControlsRequest, MessageRequest
 from gpushare_spawner.model.controls import Ask, AskAnswer, Controls, Exemption, Keep, Message
-from gpushare_spawner.model.frames import (
-    AskKind,
-)
+from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.quantity import LATEST
 from tests.model.test_messages import REPORT
 
@@ -30,9 +28,7 @@ ANSWER = AskAnswer(number=7, done=True, text="Kept.", at=1000)
         AnswerRequest(id="ada", answer=ANSWER),
     ],
 )
-def test_requests_about_controls_survive_json(
-    request_made: ControlsRequest | MessageRequest | AnswerRequest,
-) -> None:
+def test_requests_about_controls_survive_json(request_made: ControlsRequest | MessageRequest | AnswerRequest) -> None:
     assert REQUEST.validate_json(request_made.model_dump_json()) == request_made
 
 

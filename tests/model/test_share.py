@@ -15,8 +15,7 @@ def test_fractions_as_admins_write_them(written: float | str, units: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "written",
-    [0, -0.25, 1.5, "0.25x", math.nan, math.inf, "NaN", "inf", 0.255, "", None, True, [0.25], "1e400", "1/4"],
+    "written", [0, -0.25, 1.5, "0.25x", math.nan, math.inf, "NaN", "inf", 0.255, "", None, True, [0.25], "1e400", "1/4"]
 )
 def test_what_is_no_fraction_says_what_would_be_right(written: object) -> None:
     with pytest.raises(ValueError, match=r"like 0\.25"):
@@ -30,8 +29,7 @@ def test_every_unit_survives_the_way_through_a_float(units: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"units": 0}, {"units": 101}, {"units": 25.0}, {"count": 0}, {"units": 50, "count": 2}, {"units": True}],
+    "wrong", [{"units": 0}, {"units": 101}, {"units": 25.0}, {"count": 0}, {"units": 50, "count": 2}, {"units": True}]
 )
 def test_impossible_shares_are_refused(wrong: dict[str, bool | float]) -> None:
     with pytest.raises(ValueError, match=r"share is on|share has|whole GPUs"):

@@ -74,10 +74,7 @@ def test_mistakes_are_named(wrong: dict[str, Any], says: str) -> None:
 
 
 def releasing(
-    cpu: str | float | None = "100m",
-    memory: str | None = "1Gi",
-    resources: Any = QUARTER["resources"],
-    **idle: Any,
+    cpu: str | float | None = "100m", memory: str | None = "1Gi", resources: Any = QUARTER["resources"], **idle: Any
 ) -> dict[str, Any]:
     kept = {name: amount for name, amount in (("cpu", cpu), ("memory", memory)) if amount is not None}
     return changed(resources=resources, idle={"release_after": "45m", "release_resources": kept, **idle})

@@ -117,9 +117,7 @@ def written(node: ast.expr, constants: dict[str, Any]) -> str | None:
     return None if None in parts else "".join(filter(None, parts))
 
 
-COMPUTED = {
-    "wording/spawn_failures.py": "a table of the module; reasons of Kubernetes' scheduler",
-}
+COMPUTED = {"wording/spawn_failures.py": "a table of the module; reasons of Kubernetes' scheduler"}
 """Module -> what its computed patterns are made of."""
 
 

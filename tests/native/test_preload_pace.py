@@ -160,10 +160,7 @@ def test_pace_for_a_returned_lease_grants_no_lease(start: Start, agent: Scripted
 
 
 def test_paced_work_that_waits_for_a_later_launch_is_let_go_on(
-    start: Start,
-    agent: ScriptedAgent,
-    gpus: list[bytes],
-    fast: dict[str, str],
+    start: Start, agent: ScriptedAgent, gpus: list[bytes], fast: dict[str, str]
 ) -> None:
     """Two launches fill the window behind a host function that waits for a third: it is let through after 5 s."""
     client = start(

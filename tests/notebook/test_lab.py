@@ -137,10 +137,7 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(page: Page, age
     due = time.time() + 300
     script.step = (Tier.DOWNGRADED, due, 10)
     # by the minute, on 24 hours, as everywhere
-    page.wait_for(
-        TOAST,
-        f"Your GPU share will be downgraded to 0.10 GPU at {clock(due, time.time())}: it is idle",
-    )
+    page.wait_for(TOAST, f"Your GPU share will be downgraded to 0.10 GPU at {clock(due, time.time())}: it is idle")
     assert len(page.texts(TOAST)) == 1
 
     script.step, script.tier, script.effective = None, Tier.DOWNGRADED, 10

@@ -13,12 +13,7 @@ from gpushare_spawner.placement.request import PlacementRequest
 
 
 def gpu(
-    uuid: str,
-    index: int = 0,
-    model: str = "A100",
-    capacity: int = 100,
-    healthy: bool = True,
-    cordoned: bool = False,
+    uuid: str, index: int = 0, model: str = "A100", capacity: int = 100, healthy: bool = True, cordoned: bool = False
 ) -> GpuReport:
     """One GPU of 16 GiB."""
     return GpuReport(

@@ -219,12 +219,7 @@ def test_an_index_with_prices_gives_what_a_new_one_gives_while_sessions_come_and
 def test_the_last_places_for_a_request_of_several_gpus_are_kept_while_others_are_free() -> None:
     """Without CPU for it on the other node, the whole node is the last that can take two GPUs."""
     workload = workload_of([(request(50, cpu=2000).demand, 9), (request(count=2, cpu=9000).demand, 1)])
-    ledger = ledger_of(
-        [
-            report("small", [gpu("s0", 0), gpu("s1", 1)]),
-            report("whole", [gpu("w0", 0), gpu("w1", 1)]),
-        ]
-    )
+    ledger = ledger_of([report("small", [gpu("s0", 0), gpu("s1", 1)]), report("whole", [gpu("w0", 0), gpu("w1", 1)])])
     ledger.put_resources("small", NodeResources(cpu=4000))
     ledger.put_resources("whole", NodeResources(cpu=10000))
     strategy = StrandingAwareFgd(workload)

@@ -13,8 +13,7 @@ from gpushare_spawner.placement.strategy import BestFit, Spread
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [Allocation, Demand, NodeResources, PlacementRequest, Requested, Shortage, Unplaceable, Workload],
+    "kind", [Allocation, Demand, NodeResources, PlacementRequest, Requested, Shortage, Unplaceable, Workload]
 )
 def test_a_value_cannot_be_changed(kind: type) -> None:
     with pytest.raises(FrozenInstanceError):

@@ -8,12 +8,7 @@ import pytest
 
 from gpushare_spawner.idle.keep import KeepRule
 from gpushare_spawner.model.template import KeepLimits, Template
-from gpushare_spawner.service.culler.decisions import (
-    CullerSettings,
-    CullerState,
-    SessionDecision,
-    decide_sessions,
-)
+from gpushare_spawner.service.culler.decisions import CullerSettings, CullerState, SessionDecision, decide_sessions
 from gpushare_spawner.service.hub.client import Hub, HubUser
 from tests.service.fake_agent import FakeAgent, fake_agent
 from tests.service.fake_hub import TOKEN, DirectHub, FakeHub

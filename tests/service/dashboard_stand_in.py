@@ -137,11 +137,7 @@ class DashboardStandIn:
         application = service_application(sources, PREFIX, history=self.history, max_age=self._max_age)
         if self._with_hub:
             application.add_handlers(
-                r".*",
-                [
-                    (r"/hub/logo", Logo),
-                    (r"/hub/static/(.*)", StaticFileHandler, {"path": str(HUB_FILES)}),
-                ],
+                r".*", [(r"/hub/logo", Logo), (r"/hub/static/(.*)", StaticFileHandler, {"path": str(HUB_FILES)})]
             )
         return application
 

@@ -76,12 +76,7 @@ async def test_a_server_without_a_share_is_recorded_too(
 
 @pytest.mark.parametrize("whole_service", [True, False])
 async def test_a_dry_run_logs_each_action_once_and_does_nothing(
-    agent: FakeAgent,
-    hub: Hub,
-    hub_server: FakeHub,
-    templates: dict[str, Template],
-    clock: Clock,
-    whole_service: bool,
+    agent: FakeAgent, hub: Hub, hub_server: FakeHub, templates: dict[str, Template], clock: Clock, whole_service: bool
 ) -> None:
     agent.add("ann")
     hub_server.add("ann", last_activity=clock())

@@ -6,11 +6,7 @@ import time
 
 import pytest
 
-from gpushare_spawner.model.control import (
-    NoticeRequest,
-    ServiceRequest,
-    TierRequest,
-)
+from gpushare_spawner.model.control import NoticeRequest, ServiceRequest, TierRequest
 from gpushare_spawner.model.report import GpuReport, SessionReport
 from gpushare_spawner.model.share import session_id
 from gpushare_spawner.model.template import Template

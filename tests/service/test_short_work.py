@@ -201,9 +201,7 @@ async def test_a_session_that_uses_its_gpu_now_and_then_keeps_its_share(
     assert life.full == pytest.approx(life.clock() - begin)
 
 
-async def test_short_work_delays_no_action_and_withdraws_no_notice(
-    make_life: Callable[[dict[str, Any]], Life],
-) -> None:
+async def test_short_work_delays_no_action_and_withdraws_no_notice(make_life: Callable[[dict[str, Any]], Life]) -> None:
     life = make_life(SHIPPED)
     begin = life.clock()
     await life.until(begin + 4 * MINUTE)

@@ -100,10 +100,7 @@ def test_claim_has_what_is_allocated_and_not_what_only_monitors() -> None:
         {"driver": "d", "pool": "a", "device": "gpu-1", "adminAccess": True},
     ]
     claim = ClusterClaim.of(
-        {
-            "metadata": {"name": "c", "namespace": "hub"},
-            "status": {"allocation": {"devices": {"results": results}}},
-        }
+        {"metadata": {"name": "c", "namespace": "hub"}, "status": {"allocation": {"devices": {"results": results}}}}
     )
     assert claim.devices == (ClaimedDevice("d", "a", "gpu-0", {"shares": 25}),)
     assert ClusterClaim.of({"metadata": {"name": "c", "namespace": "hub"}}).devices == ()

@@ -97,10 +97,7 @@ def test_a_department_without_a_guarantee_is_guaranteed_what_its_teams_are() -> 
         ("users: [ada]", "quotas.yaml:1: users: must have fields, not a list; write  field: value  lines below it"),
         ("users: {ada: 1}", "quotas.yaml:1: users.ada: must have fields, not 1; its fields are guarantee, maximum,"),
         ("users:\n  a: {servers: 0}", "quotas.yaml:2: users.a.servers: 0 is too small; write at least 1"),
-        (
-            "users:\n  a: {per_user: {servers: x}}",
-            "quotas.yaml:2: users.a.per_user.servers: must be a whole number",
-        ),
+        ("users:\n  a: {per_user: {servers: x}}", "quotas.yaml:2: users.a.per_user.servers: must be a whole number"),
         ("- ada", "quotas.yaml:1: has a list, not fields; begin with a line like  groups:"),
         ("", "quotas.yaml: the file is empty; write at least  groups: {}  or delete the file"),
         ("users: {}\n---\nusers: {}", "quotas.yaml:2: a second document starts here; write the quotas in one document"),

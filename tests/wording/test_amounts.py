@@ -143,8 +143,7 @@ def test_an_instant_for_all_time_zones_is_shown_in_local_time(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(20, "12:00:20"), (119.9, "12:01:59"), (120, "12:02"), (-1, "11:59:59"), (-120, "11:58")],
+    ("seconds", "said"), [(20, "12:00:20"), (119.9, "12:01:59"), (120, "12:02"), (-1, "11:59:59"), (-120, "11:58")]
 )
 def test_near_instant_has_its_seconds(seconds: float, said: str, in_zone: Callable[[str], None]) -> None:
     in_zone("UTC")

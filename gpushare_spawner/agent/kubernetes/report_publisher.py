@@ -34,11 +34,7 @@ class PublishedReport(Background):
     """
 
     def __init__(
-        self,
-        api: ClusterApi,
-        settings: ClusterSettings,
-        report: Callable[[], Report],
-        cordons: Cordons | None = None,
+        self, api: ClusterApi, settings: ClusterSettings, report: Callable[[], Report], cordons: Cordons | None = None
     ) -> None:
         """`report` creates the newest report.
 

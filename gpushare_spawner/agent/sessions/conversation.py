@@ -21,15 +21,7 @@ from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Kernels, Session
 from gpushare_spawner.arbiter.recent_use import WINDOW
 from gpushare_spawner.model.controls import AskAnswer
-from gpushare_spawner.model.frames import (
-    MAX_TEXT_LETTERS,
-    Feature,
-    Frame,
-    Kind,
-    Role,
-    SessionMemoryTopic,
-    gpu_bytes,
-)
+from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, Feature, Frame, Kind, Role, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share_status import (

@@ -261,9 +261,7 @@ async def requeue(call: Call[Nothing, ReasonBody]) -> Done:
 
 
 async def _on_spawn(
-    call: Call[Any, Any],
-    act: Callable[[ActionContext, str, str, Actor, str], Awaitable[ActionOutcome]],
-    why: str,
+    call: Call[Any, Any], act: Callable[[ActionContext, str, str, Actor, str], Awaitable[ActionOutcome]], why: str
 ) -> Done:
     """Act on the spawn of the server in the request's path. Raises ApiError, also if the caller may not see it."""
     server = HubServer(call.path["user"], server_of(call.path["server"]))

@@ -14,16 +14,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from gpushare_spawner import __version__
 from gpushare_spawner.service.api import acting, reading
 from gpushare_spawner.service.api.answers import Document, Refusal
-from gpushare_spawner.service.api.router import (
-    MOST_LETTERS,
-    Call,
-    Nothing,
-    Operation,
-    Raw,
-    Rule,
-    Services,
-    routes,
-)
+from gpushare_spawner.service.api.router import MOST_LETTERS, Call, Nothing, Operation, Raw, Rule, Services, routes
 
 PARAMETERS = {
     "id": "The id of a session, percent-encoded.",
@@ -135,9 +126,7 @@ def _operation(operation: Operation, refs: Mapping[tuple[Any, JsonSchemaMode], A
     return described
 
 
-def _schemas(
-    operations: Iterable[Operation],
-) -> tuple[dict[str, Any], dict[tuple[Any, JsonSchemaMode], Any]]:
+def _schemas(operations: Iterable[Operation]) -> tuple[dict[str, Any], dict[tuple[Any, JsonSchemaMode], Any]]:
     models: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {(Refusal, "serialization"): None}
     for operation in operations:
         models[operation.answer, "serialization"] = None

@@ -314,9 +314,7 @@ async def nodes(call: Call[NodesQuery, Nothing]) -> answers.NodePage:
     )
     page = listed[call.query.offset : call.query.offset + call.query.limit]
     return answers.NodePage(
-        total=len(listed),
-        offset=call.query.offset,
-        nodes=tuple(node_entry(report, call.caller) for report in page),
+        total=len(listed), offset=call.query.offset, nodes=tuple(node_entry(report, call.caller) for report in page)
     )
 
 

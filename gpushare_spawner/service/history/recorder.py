@@ -116,12 +116,7 @@ class Meter:
         self._ended |= set(ended) - set(self._counted)
 
     def _observe_session(
-        self,
-        key: tuple[str, str],
-        session: SessionReport,
-        now: float,
-        gpus: dict[str, GpuReport],
-        group_of: GroupOf,
+        self, key: tuple[str, str], session: SessionReport, now: float, gpus: dict[str, GpuReport], group_of: GroupOf
     ) -> None:
         before, moved = self._counted.get(key), self._clock_moved.get(key, session.clock_moved)
         self._clock_moved[key] = session.clock_moved

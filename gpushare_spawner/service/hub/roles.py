@@ -61,7 +61,7 @@ _ALWAYS = {
 }
 _FOR_GROUPS = {
     "read:users:groups": "it cannot read users' groups, so no session makes way for a spawn in quota whose user chose "
-    "no quota, and of an idle policy's groups the most generous counts for all users",
+    "no quota, and of an idle policy's groups the most generous counts for all users"
 }
 _TO_CULL_USERS = {
     "read:users:activity": "it cannot read the users' last activity, so --cull-users deletes no user",

@@ -50,13 +50,7 @@ from gpushare_spawner.model.layers import LAYERS, IdleReach, LayerName
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import Tier, voids_idle_action
 from gpushare_spawner.service.kubernetes.clock_steps import PodInstants, moved_report
-from gpushare_spawner.service.kubernetes.pod_sessions import (
-    SessionPod,
-    joined_report,
-    made_by,
-    session_pods,
-    trimmed,
-)
+from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, joined_report, made_by, session_pods, trimmed
 from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
 from gpushare_spawner.wording.actions import out_of_reach
 from gpushare_spawner.wording.amounts import utc

@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from gpushare_spawner.model.kubernetes.annotations import (
-    HUB,
-    PREFIX,
-    AnnotationProblem,
-    PodSession,
-    pod_session,
-)
+from gpushare_spawner.model.kubernetes.annotations import HUB, PREFIX, AnnotationProblem, PodSession, pod_session
 from gpushare_spawner.model.kubernetes.container_requests import (
     RESIZE_PENDING,
     ContainerRequests,

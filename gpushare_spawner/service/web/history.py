@@ -265,12 +265,7 @@ def _moment(text: str) -> float:
 
 MOST_ROWS = 200
 """Maximum rows in a table of the page. The CSV has all."""
-_TABLES = {
-    "group": (By.GROUP,),
-    "user": (By.USER,),
-    "template": (By.TEMPLATE,),
-    "gpu": (By.NODE, By.MODEL, By.GPU),
-}
+_TABLES = {"group": (By.GROUP,), "user": (By.USER,), "template": (By.TEMPLATE,), "gpu": (By.NODE, By.MODEL, By.GPU)}
 """The page's tables, with their keys."""
 
 

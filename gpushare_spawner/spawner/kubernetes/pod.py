@@ -206,10 +206,7 @@ def requested(settings: Mapping[str, Any]) -> Requested:
     """Return the resources that the pod requests from its node."""
     own = {
         "name": NOTEBOOK,
-        "resources": {
-            "requests": _amounts(settings, "guarantee"),
-            "limits": _amounts(settings, "limit"),
-        },
+        "resources": {"requests": _amounts(settings, "guarantee"), "limits": _amounts(settings, "limit")},
     }
     # containers that an admin defines as models are rare, and the scheduler counts them in any case
     others = [container for container in settings["extra_containers"] if isinstance(container, Mapping)]

@@ -102,7 +102,7 @@ class GPUShareMixin(GPUShareBase):
         Control socket of this machine's ``gpushare agent``. The hub must run as the agent's user, or as root.
 
         Default: ``$GPUSHARE_CONTROL``, else ``/run/gpushare/control.sock``.
-        """,
+        """
     ).tag(config=True)
 
     @traitlets.default("agent_socket")

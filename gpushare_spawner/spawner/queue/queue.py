@@ -248,10 +248,7 @@ class LoopBreaks:
     """The number of exclusions so far."""
 
     def __init__(
-        self,
-        longest: float = LONGEST_SECONDS,
-        clock: Callable[[], float] = time.perf_counter,
-        lasting: bool = False,
+        self, longest: float = LONGEST_SECONDS, clock: Callable[[], float] = time.perf_counter, lasting: bool = False
     ) -> None:
         """Start the clock. ``longest``: seconds of work between two breaks; ``clock``: returns seconds.
 

@@ -27,14 +27,7 @@ from gpushare_spawner.quota.order import PREPAID_SECONDS
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow, UnknownNow, WaitEstimates
-from gpushare_spawner.spawner.queue.queue import (
-    LoopBreaks,
-    PlacementCheck,
-    Placer,
-    Reservation,
-    SpawnQueue,
-    Ticket,
-)
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, PlacementCheck, Placer, Reservation, SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas, QuotaHistory
 from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload, GpuSnapshot, SpawnRequest
 from gpushare_spawner.templates.folder import Policy

@@ -6,13 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.pods.annotations import (
-    MAX_SEEN,
-    decisions,
-    follow_tier,
-    needed_patch,
-    remember,
-)
+from gpushare_spawner.agent.kubernetes.pods.annotations import MAX_SEEN, decisions, follow_tier, needed_patch, remember
 from gpushare_spawner.agent.session_records import PodOwner, SessionRecord
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.model.control import NoticeRequest

@@ -214,8 +214,7 @@ class Cluster:
         if not namespace:
             self._cluster_wide += [path(plural, name=metadata["name"], group=RBAC) for plural in (bindings, roles)]
         await self.admin.create(
-            path(roles, namespace, group=RBAC),
-            {"apiVersion": RBAC, "kind": kind, "metadata": metadata, "rules": rules},
+            path(roles, namespace, group=RBAC), {"apiVersion": RBAC, "kind": kind, "metadata": metadata, "rules": rules}
         )
         reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": metadata["name"]}
         binding = {"apiVersion": RBAC, "kind": f"{kind}Binding", "metadata": metadata}

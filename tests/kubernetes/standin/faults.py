@@ -51,12 +51,7 @@ class Faults:
     _random: random.Random | None = None
 
     def fail_next(
-        self,
-        verb: str,
-        resource: str,
-        fault: Fault = "500",
-        times: int = 1,
-        of: Callable[[Ask], bool] = _everything,
+        self, verb: str, resource: str, fault: Fault = "500", times: int = 1, of: Callable[[Ask], bool] = _everything
     ) -> None:
         """The next calls of this verb (as in a Role) for this resource fail, whatever the rate."""
         self._next += [(lambda ask: (ask.verb, ask.resource) == (verb, resource) and of(ask), fault)] * times

@@ -36,12 +36,7 @@ class Acting:
     """The actions, with what they entered in the history."""
 
     def __init__(
-        self,
-        agent: FakeAgent,
-        hub: Hub,
-        templates: dict[str, Template],
-        clock: Clock,
-        journal: History | None = None,
+        self, agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Clock, journal: History | None = None
     ) -> None:
         self.agent = agent
         self.recorded: list[Action] = []

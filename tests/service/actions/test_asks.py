@@ -48,10 +48,7 @@ async def answers(asks: AskResponder, agent: FakeAgent) -> list[AskAnswer]:
 
 
 async def test_a_keep_is_set_and_answered_in_one_request(
-    asks: AskResponder,
-    acting: Acting,
-    agent: FakeAgent,
-    clock: Clock,
+    asks: AskResponder, acting: Acting, agent: FakeAgent, clock: Clock
 ) -> None:
     ask(agent, clock, AskKind.KEEP, 2 * HOUR)
     asked_at = clock()
@@ -65,11 +62,7 @@ async def test_a_keep_is_set_and_answered_in_one_request(
 
 
 async def test_all_kinds_are_carried_out_in_order(
-    asks: AskResponder,
-    acting: Acting,
-    agent: FakeAgent,
-    hub_server: FakeHub,
-    clock: Clock,
+    asks: AskResponder, acting: Acting, agent: FakeAgent, hub_server: FakeHub, clock: Clock
 ) -> None:
     agent.add("ann")
     hub_server.add("ann")
@@ -179,9 +172,7 @@ async def test_a_program_of_an_admin_has_the_limits_of_a_user(
 
 
 async def test_a_service_that_was_killed_before_its_answer_has_no_second_effect(
-    acting: Acting,
-    agent: FakeAgent,
-    clock: Clock,
+    acting: Acting, agent: FakeAgent, clock: Clock
 ) -> None:
     """The keep is set, and the answer is lost with the service; the next service sees the ask again."""
     ask(agent, clock, AskKind.KEEP, HOUR)
@@ -197,9 +188,7 @@ async def test_a_service_that_was_killed_before_its_answer_has_no_second_effect(
 
 
 async def test_a_service_that_was_killed_before_it_acted_leaves_everything_as_it_was(
-    acting: Acting,
-    agent: FakeAgent,
-    clock: Clock,
+    acting: Acting, agent: FakeAgent, clock: Clock
 ) -> None:
     ask(agent, clock, AskKind.KEEP, HOUR)
 
@@ -215,11 +204,7 @@ async def test_a_service_that_was_killed_before_it_acted_leaves_everything_as_it
 
 
 async def test_an_answer_that_is_not_delivered_is_sent_again_without_a_second_action(
-    asks: AskResponder,
-    acting: Acting,
-    agent: FakeAgent,
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
+    asks: AskResponder, acting: Acting, agent: FakeAgent, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpushare_spawner.service.culler.asks.AFTER_FAILURE", 0.0)
     agent.add("ann")
@@ -256,9 +241,7 @@ async def test_a_hub_that_hangs_delays_one_session_only(
 
 
 async def test_nodes_with_other_clocks_keep_for_as_long_as_was_asked(
-    acting: Acting,
-    agent: FakeAgent,
-    clock: Clock,
+    acting: Acting, agent: FakeAgent, clock: Clock
 ) -> None:
     node_clock = Clock()
     node_clock.now = clock() - 3 * HOUR

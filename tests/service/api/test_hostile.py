@@ -154,9 +154,7 @@ async def test_a_body_of_the_largest_size_is_read(api: Client) -> None:
 
 
 async def test_a_large_body_is_not_read_before_the_login(
-    machine: Machine,
-    hub: Hub,
-    monkeypatch: pytest.MonkeyPatch,
+    machine: Machine, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     socket, port = bind_unused_port()
     socket.close()

@@ -268,13 +268,7 @@ async def test_idle_means_the_same_in_plot_hover_text_legend_and_table(
         said = _HOVER.search(hover)
         assert said is not None, hover
         assert [float(one) for one in said.groups()] == pytest.approx(
-            [
-                sum(parts.values()),
-                parts["working"],
-                parts["idle"] + parts["recovered"],
-                parts["recovered"],
-            ],
-            abs=0.02,
+            [sum(parts.values()), parts["working"], parts["idle"] + parts["recovered"], parts["recovered"]], abs=0.02
         )
         hours_of = {name: hours + parts[name] for name, hours in hours_of.items()}
     assert hours_of["idle"] + hours_of["recovered"] == pytest.approx(float(idle), abs=0.05)

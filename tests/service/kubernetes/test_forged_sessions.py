@@ -351,12 +351,7 @@ def test_a_pod_keeps_the_identity_with_which_it_was_seen_first(caplog: pytest.Lo
     world = World(told, pods)
     before = run(World(told, pods))
     for number, changes in enumerate(
-        (
-            {SESSION: "victim"},
-            {SESSION: "victim", QUOTA: "user/victim", TEMPLATE: "gone"},
-            {HUB: "http://theirs"},
-            {},
-        )
+        ({SESSION: "victim"}, {SESSION: "victim", QUOTA: "user/victim", TEMPLATE: "gone"}, {HUB: "http://theirs"}, {})
     ):
         taken = pod("own", HOSTILE, created=OPENED - 60)
         taken["metadata"]["annotations"] |= changes

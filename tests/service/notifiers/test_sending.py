@@ -115,9 +115,7 @@ async def test_a_mail_is_encrypted_and_the_service_logs_in(
     assert len(inbox.mails) == 1
 
 
-async def test_nothing_is_sent_without_the_encryption_that_is_asked_for(
-    smtp: Callable[..., tuple[Inbox, int]],
-) -> None:
+async def test_nothing_is_sent_without_the_encryption_that_is_asked_for(smtp: Callable[..., tuple[Inbox, int]]) -> None:
     inbox, port = smtp()
     with pytest.raises(NotSent, match="STARTTLS"):
         await MailNotifier(email(port, security="starttls")).send(MESSAGE)

@@ -14,13 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.model.kubernetes.annotations import (
-    SESSION,
-    PodSession,
-    gpu_names,
-    labels,
-    pod_session,
-)
+from gpushare_spawner.model.kubernetes.annotations import SESSION, PodSession, gpu_names, labels, pod_session
 from gpushare_spawner.model.kubernetes.objects import (
     MIRROR,
     REPORT_KEY,

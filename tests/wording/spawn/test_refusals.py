@@ -79,10 +79,7 @@ from gpushare_spawner.wording import spawn_failures
             Unplaceable(Reason.FULL, Share(50), best_units=40),
             "Not enough free capacity: this needs 0.50 GPU, and at most 0.40 GPU is free on any GPU.",
         ),
-        (
-            Unplaceable(Reason.FULL, Share(50)),
-            "Not enough free capacity: this needs 0.50 GPU, and none is free.",
-        ),
+        (Unplaceable(Reason.FULL, Share(50)), "Not enough free capacity: this needs 0.50 GPU, and none is free."),
         (
             Unplaceable(Reason.FULL, Share(count=2), best_units=99),
             "Not enough free capacity: this needs 2 GPUs on one node, and no whole GPU is free on any node.",

@@ -230,9 +230,7 @@ class AnnotationWriter:
         self._ended = ended
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._trouble = LogOnce(
-            log,
-            "cannot write tiers to pods' annotations; retrying",
-            "tiers can be written to pods' annotations again",
+            log, "cannot write tiers to pods' annotations; retrying", "tiers can be written to pods' annotations again"
         )
 
     def patch_if_needed(self, session: Session) -> None:

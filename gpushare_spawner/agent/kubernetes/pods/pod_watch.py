@@ -14,12 +14,7 @@ from gpushare_spawner.agent.session_records import PodOwner
 from gpushare_spawner.clients.api import ClusterApi, Json
 from gpushare_spawner.clients.object_watch import Watched, key
 from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.kubernetes.annotations import (
-    SESSION_SELECTOR,
-    AnnotationProblem,
-    PodSession,
-    pod_session,
-)
+from gpushare_spawner.model.kubernetes.annotations import SESSION_SELECTOR, AnnotationProblem, PodSession, pod_session
 from gpushare_spawner.model.kubernetes.container_requests import ContainerRequests, container_requests
 from gpushare_spawner.model.kubernetes.objects import FINISHED, is_mirror
 from gpushare_spawner.model.share import split_session_id
@@ -104,12 +99,7 @@ class Pods(Watched[Pod]):
     """
 
     def __init__(
-        self,
-        api: ClusterApi,
-        namespace: str,
-        node: str,
-        changed: Callable[[], None],
-        selector: str = SESSION_SELECTOR,
+        self, api: ClusterApi, namespace: str, node: str, changed: Callable[[], None], selector: str = SESSION_SELECTOR
     ) -> None:
         """`namespace`: the namespace of the notebooks' pods; empty: all. `changed` is called after each change.
 

@@ -203,9 +203,7 @@ class KubeletList:
             age = now - grant.made_at
             if grant.devices not in listed and (age > GONE_AFTER or not grant.requested):
                 log.info(
-                    "%d allocated devices of GPU %s have no pod; they are free again",
-                    len(grant.devices),
-                    grant.gpu,
+                    "%d allocated devices of GPU %s have no pod; they are free again", len(grant.devices), grant.gpu
                 )
                 self._held.forget(grant)
         self._held.remove_unknown_folders(listed)

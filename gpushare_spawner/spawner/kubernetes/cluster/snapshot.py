@@ -17,13 +17,7 @@ from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.kubernetes.annotations import AnnotationProblem, pod_session
 from gpushare_spawner.model.kubernetes.container_requests import notebook_container
 from gpushare_spawner.model.kubernetes.node_reports import FirstIdentities, NodeReport
-from gpushare_spawner.model.kubernetes.objects import (
-    REPORT_STALE_SECONDS,
-    gpu_index_of,
-    has_claim,
-    is_mirror,
-    node_of,
-)
+from gpushare_spawner.model.kubernetes.objects import REPORT_STALE_SECONDS, gpu_index_of, has_claim, is_mirror, node_of
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import ClaimsReport, Notice, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, split_session_id
