@@ -16,7 +16,7 @@ from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, SessionReport
-from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.template import GpuTime, Template, TemplatePlacement
 from gpushare_spawner.placement.request import suits
 from gpushare_spawner.service.hub.client import HubUser
 from gpushare_spawner.templates.folder import Policy, PolicyFolder, described
@@ -150,17 +150,19 @@ class TemplateSource:
 
 
 def templates_of_kind(
-    session: SessionReport, gpus: Iterable[GpuReport], templates: Mapping[str, Template]
+    session: SessionReport, gpus: Iterable[GpuReport], templates: Mapping[str, Template], any_rules: bool = False
 ) -> list[Template]:
-    """Return the templates with a share of one GPU of the session's kind, and with memory of the same kind.
+    """Return the templates with a share of one GPU of the session's kind, with memory of the same kind and its rules.
 
     ``gpus``: those of the session's node. The result is empty for a session on several GPUs, because it has whole GPUs.
+    ``any_rules``: for admins, also templates with other placement rules, labels or limits of GPU time. A user could
+    evade the rules of the session's own template with the share of such a template.
     """
     on = [gpu for gpu in gpus if gpu.uuid in session.gpus]
     own = templates.get(session.template)
     if len(session.gpus) != 1 or not on:
         return []
-    suitable = []
+    suitable, rules = [], _rules(own)
     for template in templates.values():
         gpu = template.gpu
         if (
@@ -169,9 +171,18 @@ def templates_of_kind(
             or not all(suits(gpu, session_gpu.model, session_gpu.memory_bytes) for session_gpu in on)
         ):
             continue
+        if not any_rules and _rules(template) != rules:
+            continue
         if own is None or own.gpu is None or own.gpu.memory.kind == gpu.memory.kind:
             suitable.append(template)
     return suitable
+
+
+def _rules(template: Template | None) -> tuple[TemplatePlacement, tuple[str, ...], GpuTime]:
+    """Return the rules that a change of the share must keep; none for an unknown template."""
+    if template is None:
+        return TemplatePlacement(), (), GpuTime()
+    return template.placement, template.labels, template.gpu.time if template.gpu is not None else GpuTime()
 
 
 def allowed(templates: Iterable[Template], user: str, groups: Collection[str] | None) -> list[Template]:

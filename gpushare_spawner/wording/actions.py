@@ -314,7 +314,7 @@ def not_allowed(choices: Iterable[int]) -> str:
     """Return which shares a user may change to. ``choices``: in units of 1 %."""
     shares = [gpu_share(units) for units in sorted(set(choices))]
     if not shares:
-        return "No template that you may use has another share of this kind of GPU. Ask the admin."
+        return "No template that you may use has another share of this kind of GPU under the same rules. Ask the admin."
     listed = " or ".join([", ".join(shares[:-1]), shares[-1]]) if len(shares) > 1 else shares[0]
     return f"You can change this share to {listed}, as your templates say. Ask the admin for another share."
 

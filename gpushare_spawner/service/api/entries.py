@@ -265,7 +265,7 @@ def _share_choices(snapshot: ServiceSnapshot, row: SessionDecision, caller: Call
     session = row.session
     if not caller.may_act_on(session):
         return ()
-    choices = templates_of_kind(session, row.report.gpus, snapshot.templates)
+    choices = templates_of_kind(session, row.report.gpus, snapshot.templates, any_rules=caller.acts_on_all)
     if not caller.acts_on_all:
         # a caller without the right to act on all sessions can act on its own
         choices = allowed(choices, session.user, caller.groups)

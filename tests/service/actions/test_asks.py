@@ -116,6 +116,30 @@ async def test_shares_to_choose_from_are_answered_as_a_list_of_units(
     assert acting.history == [], "nothing was changed"
 
 
+async def test_a_session_with_a_limit_of_gpu_time_cannot_ask_for_a_share_without_it(
+    asks: AskResponder,
+    acting: Acting,
+    agent: FakeAgent,
+    hub_server: FakeHub,
+    clock: Clock,
+    templates: dict[str, Template],
+) -> None:
+    agent.add("ann", template="exam")
+    hub_server.add("ann")
+    for name, gpu in {
+        "exam": {"fraction": 0.25, "time": {"limit": "25%"}},
+        "exam-small": {"fraction": 0.1, "time": {"limit": "25%"}},
+        "half": {"fraction": 0.5},
+    }.items():
+        templates[name] = Template(name=name, display_name=name, gpu=gpu)
+    ask(agent, clock, AskKind.SHARES, 0)
+    ask(agent, clock, AskKind.SHARE, 50, 2)
+    offered, changed = await answers(asks, agent)
+    assert (offered.done, offered.text) == (True, "[10]")
+    assert (changed.done, changed.text) == (False, words.not_allowed([10]))
+    assert agent.sessions["ann"].share_units == 25
+
+
 async def test_keeps_that_are_left_are_answered_as_a_sentence_and_none_is_spent(
     asks: AskResponder, acting: Acting, agent: FakeAgent, clock: Clock
 ) -> None:

@@ -82,6 +82,62 @@ async def test_share_of_no_template_that_the_user_may_use_is_refused(acting: Act
     assert "0.10 GPU or 0.50 GPU" in refusal.text
 
 
+RULES: list[dict[str, Any]] = [
+    {"labels": ["exam"]},
+    {"placement": {"alone": True}},
+    {"placement": {"apart_from": ["exam"]}},
+    {"placement": {"near": ["exam"]}},
+    {"placement": {"nodes": ["other"]}},
+    {"placement": {"gpu": "GPU-8f6b2c1e-0000-5000-8000-0123456789ab"}},
+    {"gpu": {"time": {"limit": "60%"}}},
+]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+@pytest.mark.parametrize("own", [True, False], ids=["own", "other"])
+@pytest.mark.usefixtures("ann")
+async def test_share_of_a_template_with_other_rules_is_refused_to_users(
+    acting: Acting, templates: dict[str, Template], rules: dict[str, Any], own: bool
+) -> None:
+    """The rules are those of the session's own template, or of the other one."""
+    templates.clear()
+    templates["quarter"] = template("quarter", 0.25, **(dict(rules) if own else {}))
+    templates["half"] = template("half", 0.5, **({} if own else dict(rules)))
+    one = acting.seen()
+    refusal = await refusal_of(share.change_share(acting.actions, one, ANN, 0.5))
+    assert (refusal.code, refusal.text) == (RefusalCode.LIMIT, words.not_allowed(()))
+    assert (await refusal_of(share.other_shares(acting.actions, one))).text == words.not_allowed(())
+    assert not acting.agent.asked
+    assert (await share.change_share(acting.actions, one, ROOT, 0.5)).changed
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+@pytest.mark.usefixtures("ann")
+async def test_share_of_a_template_with_the_same_rules_is_allowed(
+    acting: Acting, templates: dict[str, Template], rules: dict[str, Any]
+) -> None:
+    templates["quarter"] = template("quarter", 0.25, **rules)
+    templates["more"] = template("more", 0.6, **rules)
+    one = acting.seen()
+    assert await share.other_shares(acting.actions, one) == (60,)
+    assert (await share.change_share(acting.actions, one, ANN, 0.6)).changed
+    # back, and not to a share without the rules: the session still has its own template
+    assert await share.other_shares(acting.actions, acting.seen()) == (25,)
+
+
+@pytest.mark.usefixtures("ann")
+async def test_session_of_an_unknown_template_has_the_shares_of_templates_without_rules(
+    acting: Acting, templates: dict[str, Template]
+) -> None:
+    for number, rules in enumerate(RULES):
+        templates[f"rules-{number}"] = template(f"rules-{number}", (51 + number) / 100, **rules)
+    templates["written"] = template("written", 0.6, labels=[], placement={}, gpu={"time": {"limit": "100%"}})
+    acting.agent.add("ann", template="gone")
+    assert await share.other_shares(acting.actions, acting.seen()) == (10, 40, 50, 60)
+    refusal = await refusal_of(share.change_share(acting.actions, acting.seen(), ANN, 0.51))
+    assert refusal.code is RefusalCode.LIMIT
+
+
 @pytest.mark.usefixtures("ann")
 async def test_shares_to_choose_from_are_those_that_a_change_accepts(acting: Acting) -> None:
     one = acting.seen()

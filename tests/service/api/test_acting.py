@@ -13,7 +13,7 @@ from gpushare_spawner.service.hub.client import Hub
 from tests.present import present
 from tests.service.api.clients import ADMIN, ANN, BOB, CALLERS, Client
 from tests.service.api.conftest import Machine
-from tests.service.dashboards import NOW
+from tests.service.dashboards import NOW, TEMPLATES
 from tests.service.fake_hub import FakeHub
 
 HOUR = 3600.0
@@ -110,6 +110,17 @@ async def test_a_share_is_changed_within_templates_by_its_user_and_to_any_by_an_
     assert [(one.action, one.actor, one.user) for one in machine.recorded] == [
         ("share", "boss", "erin"), ("share", "bob", "bob")
     ]  # fmt: skip
+
+
+async def test_a_user_is_offered_shares_with_the_same_rules_and_an_admin_all(
+    api: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TEMPLATES, "half", TEMPLATES["half"].model_copy(update={"labels": ("exam",)}))
+    assert (await api.get("sessions/bob", BOB))["share_choices"] == [10]
+    refused = await api.ask("PUT", "sessions/bob/share", BOB, {"fraction": 0.5})
+    assert (refused.status, refused.body["code"]) == (409, "limit")
+    assert (await api.get("sessions/bob"))["share_choices"] == [10, 50]
+    assert (await api.ask("PUT", "sessions/bob/share", ADMIN, {"fraction": 0.5})).body["changed"]
 
 
 async def test_a_server_is_stopped_through_the_hub(api: Client, hub_server: FakeHub) -> None:
