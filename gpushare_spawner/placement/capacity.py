@@ -151,7 +151,8 @@ def _lacking_resource(demand: Demand, node: NodeCapacity) -> Lacking | None:
 
 
 MOST_ENTRIES = 1_000_000
-"""Nodes in all indexes together, of about 250 bytes each. The least recently used index is dropped."""
+"""Places and obstacles in all indexes together, of about 450 bytes each; an index counts at least each node once. The
+least recently used index is dropped."""
 
 
 Key = tuple[Any, ...]
@@ -276,7 +277,7 @@ class NodeTotals:
     """Sums over all nodes of the numbers that a rating counts on each."""
 
     def __init__(self, rating: PricedRating, nodes: Mapping[str, NodeCapacity], changes: ChangeLog) -> None:
-        self._rating = rating
+        self.rating = rating
         self._nodes = nodes
         self._changed = _ChangedNodes(nodes, changes)
         self._counts: dict[str, Sequence[int]] = {}
@@ -288,7 +289,7 @@ class NodeTotals:
         chosen = list(islice(changed, limit))
         for name in chosen:
             node = self._nodes.get(name)
-            counts = self._rating.count(node) if node is not None else ()
+            counts = self.rating.count(node) if node is not None else ()
             before = self._counts.pop(name, ())
             if counts:
                 self._counts[name] = counts
@@ -331,6 +332,11 @@ class CapacityIndex:
         self._obstacle_of: dict[str, Obstacle] = {}
         self._obstacles: Counter[Obstacle] = Counter()
         self._equal: dict[Obstacle, Obstacle] = {}
+
+    @property
+    def size(self) -> int:
+        """Number of entries in the heaps, and of nodes with an obstacle."""
+        return self._pushed + len(self._obstacle_of)
 
     def restart(self, rating: Rating) -> None:
         """Reset the index for another rating.
@@ -477,7 +483,7 @@ class FreeCapacity:
         self._reporting: dict[str, set[str]] = {}
         self._indexes: OrderedDict[tuple[Demand, Rating], CapacityIndex] = OrderedDict()
         self._retired: dict[Demand, CapacityIndex] = {}
-        self._totals: dict[PricedRating, NodeTotals] = {}
+        self._totals: NodeTotals | None = None
         self._changes = ChangeLog()
         self.labels: Counter[str] = Counter()
         """Labels of sessions, with the number of the sessions."""
@@ -540,11 +546,10 @@ class FreeCapacity:
     def forgetting(self, rating: object) -> Iterator[None]:
         """Drop in steps all results for a rating that is no longer used. The next rating reuses its indexes."""
         self._retired = {key[0]: self._indexes.pop(key) for key in [*self._indexes] if key[1] == rating}
-        self._totals = {other: totals for other, totals in self._totals.items() if other != rating}
         nodes = list(self._nodes.values())
         for start in range(0, len(nodes), NODES_AT_ONCE):
             for node in nodes[start : start + NODES_AT_ONCE]:
-                node.derived.pop(rating, None)
+                node.forget(rating)
             yield
 
     def prepare_obstacles(self, demand: Demand, limit: int) -> int:
@@ -592,18 +597,21 @@ class FreeCapacity:
         else:
             index.restart(rating)
         self._indexes[key] = index
-        most = max(1, MOST_ENTRIES // max(1, len(self._nodes)))
-        while self._retired and len(self._indexes) + len(self._retired) > most:
+        sizes = [max(other.size, len(self._nodes)) for other in (*self._indexes.values(), *self._retired.values())]
+        entries = sum(sizes)
+        while self._retired and entries > MOST_ENTRIES:
             self._retired.popitem()
-        while len(self._indexes) > most:
+            entries -= sizes.pop()
+        while len(self._indexes) > 1 and entries > MOST_ENTRIES:
             self._indexes.popitem(last=False)
+            entries -= sizes.pop(0)
         return index
 
     def _totals_of(self, rating: PricedRating) -> NodeTotals:
-        totals = self._totals.get(rating)
-        if totals is None:
-            totals = self._totals[rating] = NodeTotals(rating, self._nodes, self._changes)
-        return totals
+        if self._totals is None or self._totals.rating != rating:
+            # one strategy at a time: the totals of an earlier strategy are not needed again
+            self._totals = NodeTotals(rating, self._nodes, self._changes)
+        return self._totals
 
     def _any_index(self, demand: Demand) -> CapacityIndex:
         # obstacles are the same in every index of the nodes that can take the demand

@@ -199,6 +199,9 @@ class NodeCapacity:
     several_layers: bool = False
     """Whether one of its GPUs is a MIG instance, or has had sessions of a layer that is not native."""
 
+    origin: NodeCapacity | None = None
+    """The node of which this is the part left for a demand, with the same GPUs in the same order; None: itself."""
+
     def left_for(self, demand: Demand) -> NodeCapacity:
         """Return the node for the demand's layer and conditions, see `GpuCapacity.left_for`; itself if equal."""
         plain = demand.layer is LayerName.NATIVE and not demand.by_layer and not self.several_layers
@@ -211,10 +214,17 @@ class NodeCapacity:
             healthy = {
                 model: tuple(gpu.left_for(demand) for gpu in model_gpus) for model, model_gpus in self.healthy.items()
             }
-            remaining = NodeCapacity(self.name, gpus, healthy, resources=self.resources)
+            remaining = NodeCapacity(self.name, gpus, healthy, resources=self.resources, origin=self)
             remaining.changed()
             self.derived[key] = remaining
         return remaining
+
+    def forget(self, key: Hashable) -> None:
+        """Drop a strategy's cached result, also for the parts left for demands."""
+        self.derived.pop(key, None)
+        for remaining in self.derived.values():
+            if isinstance(remaining, NodeCapacity):
+                remaining.derived.pop(key, None)
 
     def changed(self) -> None:
         """Update all values derived from GPUs and resources. `FreeCapacity` calls it after every change."""

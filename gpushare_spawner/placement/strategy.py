@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement.capacity import Best, FreeCapacity, Key, Loss, PricedRating, Pricing, Rated, Rating
 from gpushare_spawner.placement.node import NodeCapacity
-from gpushare_spawner.placement.request import NO_WORKLOAD, Demand, PlacementRequest, Workload
+from gpushare_spawner.placement.request import NO_WORKLOAD, UNCONDITIONAL, Demand, PlacementRequest, Workload
 
 
 class Strategy(Protocol):
@@ -298,6 +298,10 @@ Tuples of numbers and strings, because Python's garbage collector does not track
 """
 
 
+_PLAIN = Demand(1, 1)
+"""The scarce kinds are counted on the part of a node that is left for any demand of the native layer."""
+
+
 class _ScarceKind(NamedTuple):
     demand: Demand
     weight: float
@@ -313,7 +317,8 @@ class Scarcity:
 
     Such kinds request several GPUs of one node, or only some of the models. They find no place while single GPUs of
     other nodes and models are free. The expected loss is the GPUs that they request times the probability that none
-    fits, which falls exponentially with the number of requests that fit now.
+    fits, which falls exponentially with the number of requests that fit now. Kinds with conditions have no price: where
+    they fit depends on the sessions.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -325,7 +330,8 @@ class Scarcity:
         kinds = [
             _ScarceKind(kind.demand, kind.popularity / total * kind.demand.count * kind.demand.units / UNITS_PER_GPU)
             for kind in requested
-            if kind.demand.count > 1 or kind.demand.models not in everywhere
+            if (kind.demand.count > 1 or kind.demand.models not in everywhere)
+            and kind.demand.conditions is UNCONDITIONAL
         ]
         self.kinds = sorted(kinds, key=lambda kind: -kind.weight)[:MOST_SCARCE]
         self._cpu = [kind.demand.cpu for kind in self.kinds]
@@ -466,11 +472,14 @@ class StrandingAwareFgd(RatingStrategy, PricedRating):
     def rate_all(self, demand: Demand, node: NodeCapacity) -> Sequence[Rated]:
         """Return the best place by `rate` for each loss of scarce requests."""
         state = self._state(node)
+        # the scarce kinds can use GPUs that are closed to this demand
+        plain = state if node.origin is None else self._state(node.origin.left_for(_PLAIN))
+        signature = (state[0], plain[0])
         of_demand = self._best_places.get(demand)
-        best = of_demand.get(state[0]) if of_demand is not None else None
+        best = of_demand.get(signature) if of_demand is not None else None
         if best is None:
-            best = self._best(demand, node, state)
-            self._keep(demand, state, best)
+            best = self._best(demand, node, state, plain)
+            self._keep(demand, signature, best)
         return [_rated(node, place) for place in best]
 
     def count(self, node: NodeCapacity) -> Sequence[int]:
@@ -479,7 +488,7 @@ class StrandingAwareFgd(RatingStrategy, PricedRating):
         if not kinds:
             return ()
         gpus = sum(map(len, node.healthy.values()))
-        return (gpus, *self._state(node.left_for(kinds[0].demand))[4])
+        return (gpus, *self._state(node.left_for(_PLAIN))[4])
 
     def pricing(self, totals: Sequence[int]) -> Pricing | None:
         """Return the pricing by the number of scarce requests that fit on the cluster; None if all prices are 0."""
@@ -511,15 +520,15 @@ class StrandingAwareFgd(RatingStrategy, PricedRating):
             node.derived[self] = state
         return state
 
-    def _keep(self, demand: Demand, state: _State, best: tuple[_Place, ...]) -> None:
+    def _keep(self, demand: Demand, signature: tuple[object, ...], best: tuple[_Place, ...]) -> None:
         """Cache the best places, which are the same for equal nodes."""
         if self._place_count >= MOST_PLACES:
             self._best_places.clear()
             self._place_count = 0
-        self._best_places.setdefault(demand, {})[state[0]] = best
+        self._best_places.setdefault(demand, {})[signature] = best
         self._place_count += 1
 
-    def _best(self, demand: Demand, node: NodeCapacity, state: _State) -> tuple[_Place, ...]:
+    def _best(self, demand: Demand, node: NodeCapacity, state: _State, plain: _State) -> tuple[_Place, ...]:
         cpu = node.resources.cpu
         _, left, waste, *_ = state
         after = None if cpu is None else cpu - demand.cpu
@@ -529,7 +538,7 @@ class StrandingAwareFgd(RatingStrategy, PricedRating):
         else:
             values = [self._fragmentation.value(_without(place, left), after) for place in candidates]
         best: dict[Loss, _Place] = {}
-        losses = self._scarcity.losses(state, cpu, demand, candidates)
+        losses = self._scarcity.losses(plain, cpu, demand, candidates)
         for place, value, loss in zip(candidates, values, losses, strict=True):
             key = (place.lent, self.steps(value - waste), place.unowned, place.free)
             rated = (key, place.model, place.positions, loss)

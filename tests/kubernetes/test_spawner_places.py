@@ -146,6 +146,18 @@ async def test_a_server_without_a_gpu_prefers_the_node_where_it_takes_no_cpu_fro
     assert used in names
 
 
+async def test_a_server_without_a_gpu_prefers_no_node_that_an_admin_has_closed(
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster
+) -> None:
+    closed, other = [await nodes.add(gpus=1) for _ in range(2)]
+    await nodes.cordon(closed, f"GPU-{closed}-0")
+    hub = await make_hub(lambda config: config.GPUShareSpawner.update(place_without_gpu=True))
+    assert (await hub.start_server("zoe", {"profile": "cpu-only"})).code == 201
+    pod = present(await cluster.pod("jupyter-zoe"))
+    (term,) = pod["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["preference"]["matchFields"][0]["values"] == [other]
+
+
 # units that a node does not offer
 
 

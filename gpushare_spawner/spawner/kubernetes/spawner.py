@@ -424,6 +424,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return await launcher.launch()
 
     async def _node_without_gpu(self) -> str:
+        await self._watch()
         settings = {name: getattr(self, name) for name in (*CONSTRAINING, *REQUESTING)}
         amounts = requested(settings)
         demand = Demand(0, 0, amounts.cpu, amounts.memory, ineligible=self._ineligible(settings)())

@@ -12,6 +12,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -27,7 +28,15 @@ from gpushare_spawner.quota.order import PREPAID_SECONDS
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow, UnknownNow, WaitEstimates
-from gpushare_spawner.spawner.queue.queue import LoopBreaks, PlacementCheck, Placer, Reservation, SpawnQueue, Ticket
+from gpushare_spawner.spawner.queue.queue import (
+    NODES_AT_ONCE,
+    LoopBreaks,
+    PlacementCheck,
+    Placer,
+    Reservation,
+    SpawnQueue,
+    Ticket,
+)
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas, QuotaHistory
 from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload, GpuSnapshot, SpawnRequest
 from gpushare_spawner.templates.folder import Policy
@@ -397,8 +406,12 @@ class Reservations(ABC, Generic[Reserved]):
         """
         try:
             check = self._check(await self.snapshot(max_age=self.place_every))
-            if isinstance(check.strategy, Rating):
-                best = check.ledger.capacity.best(demand, check.strategy)
+            strategy, capacity = check.strategy, check.ledger.capacity
+            if isinstance(strategy, Rating):
+                closed = {node.name for node in capacity.nodes.values() if all(gpu.cordoned for gpu in node.gpus)}
+                demand = replace(demand, ineligible=demand.ineligible | closed)
+                await LoopBreaks().through(iter(lambda: capacity.prepare(demand, strategy, NODES_AT_ONCE), 0))
+                best = capacity.best(demand, strategy)
                 return best.node if best is not None else ""
         except self.unreachable as error:
             self.log.warning(
