@@ -328,4 +328,4 @@ class QueueProgress(BaseModel):
     cancelled_at: Instant | None = None
     """The instant at which the hub cancels the spawn if it still waits."""
     nodes: tuple[str, ...] | None = None
-    """Nodes with CPU and memory for the spawn, which can take it if sessions give up GPU units. None: unknown."""
+    """Nodes with CPU and memory for the spawn: it fits if sessions give up GPU units. None: unknown, or too many."""

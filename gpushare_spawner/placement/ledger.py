@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from heapq import nsmallest
 from types import MappingProxyType
 
 from gpushare_spawner.model.layers import LayerName, Placement
@@ -90,17 +89,17 @@ def able_nodes(capacity: FreeCapacity, request: PlacementRequest) -> Set[str]:
 
 
 MOST_NODES = 200
-"""Nodes that the service gets for a spawn, at most. Our value: some kilobytes of an event."""
+"""Most nodes that the service is told for a spawn. Our value: some kilobytes of an event."""
 
 
-def yielding_nodes(capacity: FreeCapacity, request: PlacementRequest) -> tuple[str, ...]:
+def yielding_nodes(capacity: FreeCapacity, request: PlacementRequest) -> tuple[str, ...] | None:
     """Return the nodes that could take a request if sessions there gave up units only: they have CPU, memory and pods.
 
-    At most `MOST_NODES`, those where the fewest units are missing. By name.
+    By name. None if there are more than `MOST_NODES`: on the nodes of a selection perhaps no session can make way.
     """
     places = capacity.rated(request.demand, LEAST_LACKING, request.node)
-    open_to = (place for place in places if not place[0][0] and place[1] not in request.left_out)
-    return tuple(sorted(name for _, name in nsmallest(MOST_NODES, open_to)))
+    open_to = {name for key, name in places if not key[0] and name not in request.left_out}
+    return tuple(sorted(open_to)) if len(open_to) <= MOST_NODES else None
 
 
 def preparing_hold(capacity: FreeCapacity, request: PlacementRequest) -> Iterator[None]:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import combinations, groupby
+from math import comb
 from typing import Protocol, TypeVar
 
 from gpushare_spawner.quota.order import Asking
@@ -19,10 +20,11 @@ from gpushare_spawner.quota.order import Asking
 Spawn = TypeVar("Spawn")
 SpawnIn = TypeVar("SpawnIn", contravariant=True)
 
-MOST_TOGETHER = 12
-"""Sessions on several GPUs whose sets are all compared. Our value: at most 4,096 sets, about 20 ms."""
+MOST_TOGETHER = 4096
+"""Sets of sessions, times choices of GPUs, that are all compared on one node. If there are more, each GPU is planned by
+itself. After so many plans no further node is searched for the spawn. Our value: at most 0.3 s."""
 MOST_SEARCHED = 20
-"""Nodes on which so many sets are compared for one spawn, the best first. Our value: at most half a second."""
+"""Nodes that are searched so for one spawn, the best first. Our value."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Lacking:
     """GPUs that the spawn needs."""
     units: Mapping[str, int]
     """Units that sessions on each GPU must give up; 0 or less: none."""
+    last_resort: bool = False
+    """Whether the node is chosen only if no other node has a plan."""
 
 
 class Gpus(Protocol[SpawnIn]):
@@ -121,12 +125,18 @@ class _Best:
     plan: _Plan
     unsearched: list[tuple[Lacking, Sequence[OverQuota]]]
     """GPUs and sessions whose sets are not compared yet."""
+    last_resort: bool
+    """See `Lacking.last_resort`."""
 
-    def search(self) -> None:
-        """Compare all sets of sessions."""
+    def search(self) -> int:
+        """Compare all sets of sessions. Return the number of compared plans."""
+        compared = 0
         for group, here in self.unsearched:
-            self.plan = _together(group, here, self.plan)
+            for plan in _together(group, here, self.plan.disturbed):
+                self.plan = min(self.plan, plan)
+                compared += 1
         self.unsearched.clear()
+        return compared
 
 
 def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gpus: Gpus[Spawn]) -> dict[str, int]:
@@ -149,8 +159,10 @@ def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gp
                 others = [session for session in on_node[node] if session.account != account]
                 by_node[node] = _best(gpus.lacking(spawn, node), others)
             found = [(best, node) for node, best in by_node.items() if best is not None]
+            compared = 0
             for best, _ in nsmallest(MOST_SEARCHED, found, key=_order):
-                best.search()
+                if compared < MOST_TOGETHER:
+                    compared += best.search()
             if not found:
                 continue
             best, changed = min(found, key=_order)
@@ -163,8 +175,8 @@ def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gp
     return kept
 
 
-def _order(found: tuple[_Best, str]) -> tuple[_Plan, str]:
-    return found[0].plan, found[1]
+def _order(found: tuple[_Best, str]) -> tuple[bool, _Plan, str]:
+    return found[0].last_resort, found[0].plan, found[1]
 
 
 def _left(sessions: Iterable[OverQuota], taken: Mapping[str, int]) -> Iterator[OverQuota]:
@@ -182,7 +194,9 @@ def _best(groups: Iterable[Lacking], sessions: Sequence[OverQuota]) -> _Best | N
     """Return the best plan for a node by the best sets for each GPU; None if not enough sessions can make way."""
     plans: list[_Plan] = []
     unsearched: list[tuple[Lacking, Sequence[OverQuota]]] = []
+    last_resort = False
     for group in groups:
+        last_resort = group.last_resort
         here = [session for session in sessions if not group.units.keys().isdisjoint(session.gpus)]
         each: list[tuple[_Plan, str, Sequence[OverQuota]]] = []
         for gpu, units in group.units.items():
@@ -194,9 +208,10 @@ def _best(groups: Iterable[Lacking], sessions: Sequence[OverQuota]) -> _Best | N
         best = nsmallest(group.count, each, key=lambda entry: entry[:2])
         together = {session.session: session for _, _, chosen in best for session in chosen}
         plans.append(_plan(together.values(), {gpu: group.units[gpu] for _, gpu, _ in best}))
-        if group.count > 1 and len(here) <= MOST_TOGETHER and _share_users(here, group.units):
+        tried = 2 ** len(here) * comb(len(group.units), group.count)
+        if group.count > 1 and tried <= MOST_TOGETHER and _share_users(here, group.units):
             unsearched.append((group, here))
-    return _Best(min(plans), unsearched) if plans else None
+    return _Best(min(plans), unsearched, last_resort) if plans else None
 
 
 def _share_users(here: Iterable[OverQuota], units: Mapping[str, int]) -> bool:
@@ -301,17 +316,16 @@ def _gifts(session: OverQuota) -> Iterable[tuple[int, int]]:
     return [(session.units - step, session.units - step) for step in steps]
 
 
-def _together(group: Lacking, here: Sequence[OverQuota], known: _Plan) -> _Plan:
-    """Return the best plan of all sets of sessions that free enough GPUs. ``known``: a plan that is not better."""
-    for sessions in _sets(here, (), known.disturbed):
+def _together(group: Lacking, here: Sequence[OverQuota], most: Disturbed) -> Iterator[_Plan]:
+    """Yield the plans of all sets of sessions that free enough GPUs and disturb no more users than so many."""
+    for sessions in _sets(here, (), most):
         given = Counter[str]()
         for session in sessions:
             given.update(dict.fromkeys(session.gpus, session.most))
         free = [gpu for gpu, units in group.units.items() if units <= given[gpu]]
         for gpus in combinations(free, group.count):
             there = [session for session in sessions if not set(gpus).isdisjoint(session.gpus)]
-            known = min(known, _plan(there, {gpu: group.units[gpu] for gpu in gpus}))
-    return known
+            yield _plan(there, {gpu: group.units[gpu] for gpu in gpus})
 
 
 def _sets(left: Sequence[OverQuota], chosen: tuple[OverQuota, ...], most: Disturbed) -> Iterator[tuple[OverQuota, ...]]:

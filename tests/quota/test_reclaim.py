@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.quota import reclaim
 from gpushare_spawner.quota.accounts import QuotaAccounts
 from gpushare_spawner.quota.order import Asking
 from gpushare_spawner.quota.reclaim import Lacking, OverQuota, reclaimed
@@ -161,6 +164,31 @@ def test_a_user_with_sessions_on_two_gpus_counts_once_for_a_request_for_two() ->
     both = [replace(idle(f"mine{gpu}", 9.0, units=100, node=f"n1/{gpu}"), user="me") for gpu in (1, 2)]
     sessions = [idle("other", 1.0, units=100, node="n1/0"), *both]
     assert made_way([100], sessions, count=2) == {"mine1": 0, "mine2": 0}
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "count", "each"), [(1, 12, 6, 1), (1, 3, 2, 4), (3, 2, 2, 6)])
+def test_a_search_for_several_gpus_tries_a_bounded_number_of_plans(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, gpus: int, count: int, each: int
+) -> None:
+    tried = 0
+    plan = reclaim._plan
+
+    def counted(*args: Any) -> Any:
+        nonlocal tried
+        tried += 1
+        return plan(*args)
+
+    monkeypatch.setattr(reclaim, "_plan", counted)
+    places = [f"n{node}/{gpu}" for node in range(nodes) for gpu in range(gpus)]
+    sessions = [
+        replace(active(f"{place}-{number}", node=place, units=50), user=place.partition("/")[0])
+        for place in places
+        for number in range(each)
+    ]
+    found = made_way([50], sessions, count=count)
+    assert len(found) == count
+    assert len({name.partition("/")[0] for name in found}) == 1
+    assert tried <= 2 * reclaim.MOST_TOGETHER + 2 * len(places)
 
 
 def test_an_idle_session_keeps_its_smaller_share_where_that_is_enough() -> None:

@@ -11,7 +11,7 @@ from gpushare_spawner.idle.use import RecentUse
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import NeighbourRules, Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
@@ -118,6 +118,15 @@ def test_sessions_whose_layer_can_only_stop_them_are_not_needed(full: FakeAgent,
     clock.forward(HOUR)
     for user in ("ann", "bob"):
         full.change(names(full)[user], layer=LayerName.MPS)
+    assert now_needed(full, [waits("eve")], clock()) == ["cyd"]
+
+
+def test_unused_units_beside_a_session_that_is_alone_are_not_free(full: FakeAgent, clock: Clock) -> None:
+    clock.forward(HOUR)
+    del full.sessions[names(full)["bob"]]
+    full.change(names(full)["ann"], neighbours=NeighbourRules(alone=True), gpu_busy=True)
+    assert now_needed(full, [waits("eve")], clock()) == ["cyd"]
+    full.change(names(full)["ann"], gpu_busy=False)
     assert now_needed(full, [waits("eve")], clock()) == ["cyd"]
 
 

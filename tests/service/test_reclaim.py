@@ -14,7 +14,7 @@ from gpushare_spawner.model.control import QueueProgress, TierRequest
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.share import IdleCause, Tier, UseRule
+from gpushare_spawner.model.share import IdleCause, NeighbourRules, Tier, UseRule
 from gpushare_spawner.model.template import Template, TemplatePlacement
 from gpushare_spawner.placement.feed import LedgerFeed
 from gpushare_spawner.service.actions.context import ActionContext
@@ -211,6 +211,18 @@ def test_no_session_makes_way_on_a_gpu_that_the_spawn_s_template_excludes(full: 
         pending = [waits("eve", template.name)]
         found = pressure(QUOTAS, [full.report()], pending, {**TEMPLATES, template.name: template}, clock() + HOUR)
         assert kept(found) == expected
+
+
+def test_a_gpu_with_a_session_that_is_alone_helps_no_spawn(full: FakeAgent, clock: Clock) -> None:
+    for name in ("guest0", "guest1"):
+        del full.sessions[name]
+    lone = NeighbourRules(alone=True)
+    share(full, "ann", units=20, quota="group:hep", neighbours=lone)
+    assert kept(now_needed(full, [waits("eve")], clock() + HOUR)) == {"guest2": 0}, "80 units are unused, not free"
+    assert kept(now_needed(full, [waits("eve", "pair")], clock() + HOUR)) == {}
+    # its own units do not help either: the spawn would still wait
+    full.change("ann", quota="group:guests", last_gpu_activity=1.0, share_units=100, effective_units=100)
+    assert kept(now_needed(full, [waits("eve")], clock() + HOUR)) == {"guest2": 0}
 
 
 def test_others_make_way_for_sessions_in_a_dry_run(full: FakeAgent, clock: Clock) -> None:
@@ -528,3 +540,32 @@ async def test_no_session_makes_way_while_no_node_has_cpu_unless_it_may_be_stopp
     stage.quotas = quotas(stop_after="30m")
     await after_the_notice(stage, clock)
     assert made_way(full) == {"guest0": (Tier.RELEASED, 0)}
+
+
+def test_sessions_elsewhere_make_way_to_be_stopped_if_none_can_on_a_node_with_cpu(
+    agent: FakeAgent, clock: Clock
+) -> None:
+    share(agent, "guest", units=100)
+    crowded = agent.report()
+    here, there = (crowded.gpus[0].model_copy(update={"uuid": uuid}) for uuid in ("GPU-0", "GPU-b"))
+    (guest,) = crowded.sessions
+    other = guest.model_copy(update={"id": "other", "gpus": ("GPU-b",), "last_gpu_activity": clock() + 1})
+    with_cpu = crowded.model_copy(update={"node": "second", "gpus": (there,), "sessions": (other,)})
+    progress = {("eve", ""): QueueProgress(queue_position=1, nodes=("second",))}
+
+    def found(rules: Quotas) -> Pressure:
+        reports = [agent.report().model_copy(update={"gpus": (here,)}), with_cpu]
+        return pressure(rules, reports, [waits("eve")], TEMPLATES, clock() + HOUR, progress=progress)
+
+    stops = quotas(stop_after="30m")
+    assert kept(found(stops)) == {"other": 50}, "it helps, however long others have been idle"
+    with_cpu = with_cpu.model_copy(update={"sessions": (other.model_copy(update={"quota": "group:hep"}),)})
+    assert kept(found(QUOTAS)) == {}
+    assert kept(found(stops)) == {"guest": 50}
+    # it goes on yielding until it is stopped, or until a session on the other node can make way
+    agent.change("guest", yields=True, tier=Tier.DOWNGRADED, effective_units=50, guaranteed_units=50)
+    assert kept(found(stops)) == {"guest": 50}
+    assert found(QUOTAS).free_again == frozenset({"guest"})
+    with_cpu = with_cpu.model_copy(update={"sessions": (other,)})
+    assert kept(found(stops)) == {"other": 50}
+    assert found(stops).free_again == frozenset({"guest"})

@@ -91,17 +91,19 @@ def pressure(
     waiting = list(divided(list(asking), usage)[0])
     if not waiting:
         kept: dict[str, int] = {}
+        helped: Collection[str] = ()
     else:
         ledger = LedgerFeed().follow(reports)
+        gpus = SupposedGpus(ledger)
         over_quota = _over_quota(quotas, usage, reports, templates, now, use)
         placed = (candidate for candidate in over_quota if ledger.node_of(candidate.session) == candidate.node)
-        kept = reclaimed(waiting, placed, SupposedGpus(ledger))
+        kept, helped = reclaimed(waiting, placed, gpus), gpus.helped
     needs = {name: UnitsNeeded(units, quotas.reclaim) for name, units in kept.items()}
     free_again = set()
     for report, session in yielding:
         if exempts(session.exemption, now):
             free_again.add(session.id)
-        elif _still_needed(session, report, [asking.spawn for asking in waiting]):
+        elif _still_needed(session, report, [asking.spawn for asking in waiting], helped):
             needs.setdefault(session.id, UnitsNeeded(session.effective_units, quotas.reclaim))
         elif not _server_starts(session, report):
             free_again.add(session.id)
@@ -114,6 +116,8 @@ class ReclaimingSpawn:
 
     name: str
     request: PlacementRequest
+    anywhere: bool = False
+    """Whether sessions of ineligible nodes make way, so that they are stopped, if no others can."""
 
 
 def _account_of(accounts: QuotaAccounts, server: HubServer) -> Account | None:
@@ -177,6 +181,8 @@ class SupposedGpus:
         self._lent = lent
         self._ledger = ledger
         self._supposed = SupposedLedger(ledger)
+        self.helped: set[str] = set()
+        """Names of the spawns with a place or a plan on an eligible node."""
 
     def kind(self, spawn: ReclaimingSpawn) -> Hashable:
         return spawn.request
@@ -185,32 +191,48 @@ class SupposedGpus:
         changed = sorted(self._supposed.nodes)
         node = next((node for node in changed if self._supposed.place(spawn.name, spawn.request, node)), None)
         if node is not None:
+            self.helped.add(spawn.name)
             return node
         placement = self._ledger.place(replace(spawn.request, left_out=frozenset(changed)))
         if placement is None or self._supposed.place(spawn.name, spawn.request, placement.node) is None:
             return None
+        self.helped.add(spawn.name)
         return placement.node
 
     def lacking(self, spawn: ReclaimingSpawn, node: str) -> Iterator[Lacking]:
         ledger = self._supposed.now(node)
         demand = ledger.capacity.resolved(spawn.request.demand)
-        if node in demand.ineligible:
+        last_resort = node in demand.ineligible
+        if last_resort and not spawn.anywhere:
             return
         for model, gpus in ledger.capacity.nodes[node].healthy.items():
-            # `left_for` returns the GPU itself if its sessions need only give up units
-            able = [gpu.uuid for gpu in gpus if gpu.capacity >= demand.units and gpu.left_for(demand) is gpu]
+            # `left_for` returns the GPU itself if its sessions need only give up units, or if one is alone there
+            able = [
+                gpu.uuid
+                for gpu in gpus
+                if gpu.capacity >= demand.units and gpu.left_for(demand) is gpu and not gpu.neighbours.alone
+            ]
             if demand.accepts(model) and len(able) >= demand.count:
-                yield Lacking(demand.count, {uuid: ledger.missing_units(uuid, demand.units) for uuid in able})
+                missing = {uuid: ledger.missing_units(uuid, demand.units) for uuid in able}
+                yield Lacking(demand.count, missing, last_resort)
 
     def make_way(self, spawn: ReclaimingSpawn, node: str, kept: Mapping[str, int]) -> None:
         (self._supposed.lending if self._lent else self._supposed.yielding)(kept, node)
-        self._supposed.place(spawn.name, spawn.request, node)
+        if node not in spawn.request.ineligible:
+            self.helped.add(spawn.name)
+        self._supposed.place(spawn.name, replace(spawn.request, ineligible=frozenset()), node)
 
 
-def _still_needed(session: SessionReport, report: Report, waiting: Sequence[ReclaimingSpawn]) -> bool:
-    """Return whether a waiting spawn could use the GPUs of a session that yields."""
+def _still_needed(
+    session: SessionReport, report: Report, waiting: Sequence[ReclaimingSpawn], helped: Collection[str]
+) -> bool:
+    """Return whether a waiting spawn could use the GPUs of a session that yields. ``helped``: see `SupposedGpus`."""
     models = {gpu.model for gpu in report.gpus if gpu.uuid in session.gpus}
-    requests = [spawn.request for spawn in waiting if report.node not in spawn.request.ineligible]
+    requests = [
+        spawn.request
+        for spawn in waiting
+        if report.node not in spawn.request.ineligible or (spawn.anywhere and spawn.name not in helped)
+    ]
     return any(request.models is None or not models.isdisjoint(request.models) for request in requests)
 
 
@@ -288,7 +310,7 @@ def _asking(
 ) -> Iterator[Asking[ReclaimingSpawn]]:
     """Yield the waiting spawns with a known account that can use native units, which are useless to other layers.
 
-    ``anywhere``: if no node has CPU and memory for a spawn, sessions of any node make way, so that they are stopped.
+    ``anywhere``: see `ReclaimingSpawn.anywhere`. Nodes without CPU and memory for a spawn are ineligible.
     """
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
     names = frozenset(report.node for report in reports)
@@ -302,6 +324,6 @@ def _asking(
                 models=suitable_models(gpu, kinds),
                 template=spawn.template.name,
                 conditions=Conditions.of(spawn.template),
-                ineligible=frozenset() if nodes is None or (anywhere and not nodes) else names.difference(nodes),
+                ineligible=frozenset() if nodes is None else names.difference(nodes),
             )
-            yield Asking(ReclaimingSpawn(spawn.server.label, request), account, gpu.share.total_units)
+            yield Asking(ReclaimingSpawn(spawn.server.label, request, anywhere), account, gpu.share.total_units)

@@ -80,7 +80,7 @@ class WaitStatus:
     user gets a text that says so.
     """
     nodes: tuple[str, ...] | None = None
-    """Nodes that could take the spawn if sessions there gave up units; None: unknown."""
+    """Nodes that could take the spawn if sessions there gave up units; None: unknown, or too many."""
 
 
 @dataclass(eq=False)
@@ -514,7 +514,7 @@ class Placer:
         self._kept = KeptNodes()
         self._reached: set[str] = set()
         """Nodes that the spawns with a hold could use if the nodes were empty."""
-        self._yielding: dict[Hashable, tuple[int, tuple[str, ...]]] = {}
+        self._yielding: dict[Hashable, tuple[int, tuple[str, ...] | None]] = {}
         """Results of `yielding_nodes`, each with its version of the capacity."""
         # a spawn respects the holds of earlier spawns, but not its own hold or those of later spawns
         for name in list(feed.ledger.holds):
@@ -608,10 +608,10 @@ class Placer:
             ticket.keeps(hold.node)
             self._feed.hold(ticket.hold_name, hold)
 
-    def _yielding_nodes(self, request: PlacementRequest) -> tuple[str, ...]:
+    def _yielding_nodes(self, request: PlacementRequest) -> tuple[str, ...] | None:
         """Return the nodes that could take a request if sessions gave up units. Equal requests cost one search."""
         capacity, key = self._check.ledger.capacity, (request.demand, request.left_out, request.node)
-        version, nodes = self._yielding.get(key, (-1, ()))
+        version, nodes = self._yielding.get(key, (-1, None))
         if version != capacity.version:
             nodes = yielding_nodes(capacity, request)
             self._yielding[key] = (capacity.version, nodes)
