@@ -14,22 +14,28 @@ MOST_SENTENCES = 1000
 class LogOnce:
     """Logs one problem in one part. Each problem needs its own object."""
 
-    def __init__(self, log: logging.Logger, trouble: str, over: str, lasts: float = 0.0) -> None:
+    def __init__(
+        self, log: logging.Logger, trouble: str, over: str, lasts: float = 0.0, each_reason: bool = False
+    ) -> None:
         """Set the sentences for the log, `trouble` and `over`. A colon and the reason follow `trouble`.
 
         `lasts`: seconds without the problem after which it is over, for a problem that recurs many times a second.
+        `each_reason`: whether the problem is logged again when its reason changes. Not for reasons that differ every
+        time, for example by a process ID.
         """
         self._log = log
         self._trouble = trouble
         self._over = over
         self._lasts = False
         self._for, self._met_at = lasts, 0.0
+        self._each_reason, self._reason = each_reason, ""
 
     def about(self, reason: object) -> None:
         """Report that the problem occurred, possibly again."""
-        if not self._lasts:
-            self._log.warning("%s: %s", self._trouble, reason)
-        self._lasts = True
+        text = str(reason)
+        if not self._lasts or (self._each_reason and text != self._reason):
+            self._log.warning("%s: %s", self._trouble, text)
+        self._lasts, self._reason = True, text
         self._met_at = time.monotonic()
 
     def settled(self) -> None:

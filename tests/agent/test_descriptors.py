@@ -103,6 +103,18 @@ def test_trouble_that_comes_and_goes_is_logged_once(caplog: pytest.LogCaptureFix
     assert [record.getMessage() for record in caplog.records] == ["trouble: this"]
 
 
+def test_changed_reason_is_logged_again_if_the_caller_wants_it(caplog: pytest.LogCaptureFixture) -> None:
+    trouble = LogOnce(logging.getLogger("test"), "trouble", "over", each_reason=True)
+    for reason in ("refused", "refused", "403", "403"):
+        trouble.about(reason)
+    assert [record.getMessage() for record in caplog.records] == ["trouble: refused", "trouble: 403"]
+    caplog.clear()
+    trouble = LogOnce(logging.getLogger("test"), "trouble", "over")
+    for reason in ("refused", "403"):
+        trouble.about(reason)
+    assert [record.getMessage() for record in caplog.records] == ["trouble: refused"]
+
+
 def test_soft_limit_of_files_becomes_the_hard_one() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

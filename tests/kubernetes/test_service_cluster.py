@@ -128,6 +128,35 @@ async def test_a_pod_whose_annotations_are_wrong_takes_no_other_down(
     assert "gpushare-spawner.io/share is 'a lot'" in said
 
 
+async def test_a_pod_that_breaks_again_and_the_next_pod_of_its_name_are_logged(
+    namespace: HubNamespace, nodes: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    def logged() -> int:
+        return sum("Pod jupyter-ann: ignored" in record.message for record in caplog.records)
+
+    async def broken() -> None:
+        await namespace.annotate("ann", {SHARE: "a lot"})
+        await seen(nodes, "node-a", lambda report: [one.id for one in report.sessions] == ["bob"])
+
+    await namespace.open("ann")
+    await namespace.open("bob")
+    await namespace.publish()
+    await seen(nodes, "node-a", has("ann", confirmed=True))
+    share = (await namespace.admin.get(namespace.at("pods", "jupyter-ann")))["metadata"]["annotations"][SHARE]
+    await broken()
+    await namespace.annotate("bob", tier_patch(Tier.RELEASED, namespace.now(), 0))
+    await seen(nodes, "node-a", has("bob", tier=Tier.RELEASED))
+    assert logged() == 1
+    await namespace.annotate("ann", {SHARE: share})
+    await seen(nodes, "node-a", has("ann", confirmed=True))
+    await broken()
+    assert logged() == 2
+    await namespace.admin.delete(namespace.at("pods", "jupyter-ann"), grace=0)
+    await namespace.open("ann")
+    await broken()
+    await eventually(lambda: bool(list(nodes)) and logged() == 3)
+
+
 async def test_an_old_report_is_none(namespace: HubNamespace, nodes: Cluster, clock: Clock) -> None:  # noqa: F811
     await namespace.open("ann")
     await namespace.publish()

@@ -17,9 +17,9 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.context import ActionContext
+from gpushare_spawner.service.actions.context import ActionContext, Counters
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.decisions import CullerSettings
+from gpushare_spawner.service.culler.decisions import CullerSettings, HubWatch
 from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.reports import MachineAgent
@@ -294,6 +294,19 @@ async def test_the_gpu_actions_need_no_hub(
     assert one.counters.failures["hub"] == 2
     said = [record for record in caplog.records if "No server is stopped until" in record.message]
     assert len(said) == 1  # not in every round
+
+
+async def test_a_changed_reason_of_the_hubs_failure_is_logged_again(
+    hub: Hub, hub_server: FakeHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = HubWatch(hub, 0.0, all_users=False, counters=Counters())
+    hub_server.faults = [b"not JSON", b"not JSON", 403, 403]
+    for _ in range(4):
+        await watch.refresh(20)
+    said = [record.message for record in caplog.records if "No server is stopped until" in record.message]
+    assert len(said) == 2
+    assert "cannot be read" in said[0]
+    assert "403" in said[1]
 
 
 async def test_a_hub_that_hangs_holds_up_no_gpu_action(

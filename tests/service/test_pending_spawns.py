@@ -58,6 +58,20 @@ async def test_after_a_failure_the_queue_is_unknown(
     assert await pending.now() == ()
 
 
+async def test_a_changed_reason_is_logged_again(
+    hub: Hub, hub_server: FakeHub, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "SHARE_OF_TIME", 0.0)
+    pending = PendingSpawns(hub, max_age=0, patience=20)
+    hub_server.faults = [b"not JSON", b"not JSON", 403, 403]
+    for _ in range(4):
+        assert await pending.now() is None
+    said = [record.message for record in caplog.records if "The dashboard shows no queue" in record.message]
+    assert len(said) == 2
+    assert "cannot be read" in said[0]
+    assert "403" in said[1]
+
+
 async def test_tries_that_failed_do_not_delay_the_next_request(hub: Hub, hub_server: FakeHub) -> None:
     pending = PendingSpawns(hub, max_age=0, patience=20)
     hub_server.delay, hub_server.faults = 0.3, [403]

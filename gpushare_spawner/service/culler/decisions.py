@@ -204,7 +204,10 @@ class HubWatch:
         self._requested_at = float("-inf")
         self._request = BackgroundRequest(self._ask)
         self._trouble = LogOnce(
-            log, "No server is stopped until the hub lists its servers again", "The hub lists its servers again"
+            log,
+            "No server is stopped until the hub lists its servers again",
+            "The hub lists its servers again",
+            each_reason=True,
         )
 
     def outdated(self) -> None:

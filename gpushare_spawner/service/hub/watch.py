@@ -219,7 +219,10 @@ class PendingSpawns:
         self._read_at = self._next_at = -math.inf
         self._request = BackgroundRequest(self._ask)
         self._trouble = LogOnce(
-            log, "The dashboard shows no queue until the hub lists its servers again", "The hub lists its servers again"
+            log,
+            "The dashboard shows no queue until the hub lists its servers again",
+            "The hub lists its servers again",
+            each_reason=True,
         )
 
     async def now(self) -> tuple[HubServer, ...] | None:

@@ -18,7 +18,6 @@ from kubernetes_asyncio.client import ApiClient
 from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json, KubeconfigConnection
 from gpushare_spawner.clients.object_watch import Object, Watched, whole
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.log_once import EachOnce
 from gpushare_spawner.model.control import (
     AgentUnreachable,
     AnswerRequest,
@@ -125,7 +124,8 @@ class Cluster:
         self._unconfirmed: dict[str, dict[str, float]] = {}
         """Time at which a reported session was first without a pod (seconds since the epoch), by node and session."""
         self._by_report: dict[str, tuple[str, NodeReport]] | None = None
-        self._bad_pods = EachOnce(log)
+        self._bad_pods: dict[str, str] = {}
+        """The logged problems of the pods that are ignored now, by the pod's uid."""
         self._warned: set[str] = set()
         """Nodes with unconfirmed sessions that have been logged."""
         self._news = asyncio.Event()
@@ -264,8 +264,10 @@ class Cluster:
         # the clock is read first: instants that are new after a step were written after it
         self._clock()
         self._instants.take_note(good, self._clock.moved)
-        for name, problem in bad.items():
-            self._bad_pods.about(f"Pod {name}: ignored: {problem}")
+        for uid, problem in bad.items():
+            if self._bad_pods.get(uid) != problem:
+                log.warning("%s", problem)
+        self._bad_pods = bad
         self._by_node = {}
         # pods without a node have not yet been placed by another layer's scheduler
         placed = sorted((pod for pod in good if pod.node), key=_precedence)

@@ -129,7 +129,7 @@ def made_by(pod: dict[str, Any], hub: str) -> bool:
 
 
 def session_pods(pods: Iterable[dict[str, Any]]) -> tuple[list[SessionPod], dict[str, str]]:
-    """Return the pods with valid annotations, and the problems of the others by pod name.
+    """Return the pods with valid annotations, and sentences about the ignored pods by uid.
 
     Ended pods are excluded. A pod that its node has created is always a problem.
     """
@@ -138,13 +138,15 @@ def session_pods(pods: Iterable[dict[str, Any]]) -> tuple[list[SessionPod], dict
     for pod in pods:
         if pod.get("status", {}).get("phase") in FINISHED:
             continue
-        if is_mirror(pod["metadata"]):
-            bad[pod["metadata"]["name"]] = "its node has made it, so it is the server of no user"
+        metadata = pod["metadata"]
+        uid, ignored = metadata.get("uid", metadata["name"]), f"Pod {metadata['name']}: ignored"
+        if is_mirror(metadata):
+            bad[uid] = f"{ignored}: its node has made it, so it is the server of no user"
             continue
         try:
             good.append(SessionPod.of(pod))
         except AnnotationProblem as problem:
-            bad[pod["metadata"]["name"]] = str(problem)
+            bad[uid] = f"{ignored}: {problem}"
     return good, bad
 
 

@@ -20,7 +20,7 @@ class FakeKube:
 
     def __init__(self, fail: int = 0) -> None:
         self.started: list[tuple[str, Any, bool]] = []
-        self.fail = fail
+        self.fail, self.start_fails = fail, 0
         self.asked = 0
 
     def reflector_key(self, kind: str) -> tuple[str, str]:
@@ -29,12 +29,18 @@ class FakeKube:
     async def start_reflector(self, kind: str, reflector_class: Any, replace: bool, **settings: Any) -> str:
         self.started.append((kind, reflector_class, replace))
         await asyncio.sleep(0)
+        if len(self.started) <= self.start_fails:
+            raise RuntimeError("no API server")
         return "started"
 
     async def watch_pods(self) -> None:
         self.asked += 1
         if self.asked <= self.fail:
             raise RuntimeError("no API server")
+
+
+class Undated:
+    """A reflector of another spawner class."""
 
 
 def make(kube: FakeKube, reflectors: dict[Any, Any]) -> Watches:
@@ -48,8 +54,28 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_reflector_without_dates_is_replaced() -> None:
     kube = FakeKube()
-    await make(kube, {KEY: SimpleNamespace()}).start("pods", "dated", False)
+    await make(kube, {KEY: Undated()}).start("pods", "dated", False)
     assert kube.started == [("pods", "dated", True)]
+
+
+async def test_concurrent_starts_replace_a_reflector_without_dates_once() -> None:
+    kube = FakeKube()
+    reflectors = {KEY: Undated()}
+    starts = [make(kube, reflectors).start("pods", "dated", False) for _ in range(20)]
+    assert await asyncio.gather(*starts) == ["started"] * 20
+    assert kube.started == [("pods", "dated", True)]
+
+
+async def test_a_replacement_that_failed_is_tried_again() -> None:
+    kube = FakeKube()
+    reflectors = {KEY: Undated()}
+    kube.start_fails = 1
+    answers = await asyncio.gather(
+        *(make(kube, reflectors).start("pods", "dated", False) for _ in range(3)), return_exceptions=True
+    )
+    assert [str(answer) for answer in answers] == ["no API server"] * 3
+    assert await make(kube, reflectors).start("pods", "dated", False) == "started"
+    assert len(kube.started) == 2
 
 
 async def test_a_watch_that_lives_is_shared() -> None:

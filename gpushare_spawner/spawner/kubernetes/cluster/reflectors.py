@@ -33,6 +33,9 @@ _ENDS_WITHIN = 2.0
 
 _renewals: WeakKeyDictionary[Any, asyncio.Task[None]] = WeakKeyDictionary()
 """Reflectors that are being renewed, each with the renewal for which all callers wait."""
+_replacements: WeakKeyDictionary[Any, asyncio.Task[Any]] = WeakKeyDictionary()
+"""Undated reflectors that are being replaced, each with the start of its `Dated` reflector, for which all callers
+wait."""
 
 
 class SnapshotStale(Exception):
@@ -214,7 +217,10 @@ class Watches:
         reflector = self.reflectors.get(self.kube.reflector_key(kind))
         if kind == PODS and reflector is not None and not isinstance(reflector, Dated):
             # another spawner class of this hub created it, without the time of its last list
-            replace = True
+            starting = _replacements.get(reflector)
+            if starting is None or starting.done():
+                starting = _replacements[reflector] = self._begin(kind, reflector_class, True, settings)
+            return await asyncio.shield(starting)
         if reflector is not None and not replace:
             if not is_watching(reflector):
                 try:
@@ -224,10 +230,14 @@ class Watches:
                         raise
                     self.log.warning("%s; the last known state is shown", error)
             return reflector
-        starting = asyncio.ensure_future(self.kube.start_reflector(kind, reflector_class, replace, **settings))
-        starting.add_done_callback(lambda task: task.cancelled() or task.exception())
         # a cancelled start must not leave other callers waiting for a first list that never arrives
-        return await asyncio.shield(starting)
+        return await asyncio.shield(self._begin(kind, reflector_class, replace, settings))
+
+    def _begin(self, kind: str, reflector_class: Any, replace: bool, settings: Mapping[str, Any]) -> asyncio.Task[Any]:
+        starting = asyncio.ensure_future(self.kube.start_reflector(kind, reflector_class, replace, **settings))
+        # if the caller was cancelled, no code retrieves the exception
+        starting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return starting
 
     async def ensure(self, reports_key: tuple[Any, ...], make_reports: Callable[[], Any]) -> None:
         """Make sure that pods and reports are watched; `snapshot` checks that the watches are healthy."""
