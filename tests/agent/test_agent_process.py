@@ -266,7 +266,7 @@ async def test_overcommit_and_metrics(agent: AgentProcess) -> None:
     [
         (["--overcommit", "0.5"], "not a factor from 1 to 10"),
         (["--overcommit", "nan"], "not a factor from 1 to 10"),
-        (["--state-dir", "/tmp/" + "x" * 120], "may have 107 bytes"),
+        (["--state-dir", "/tmp/" + "x" * 120], "can have 107 bytes"),
         (["--metrics-port", "70000"], "not a port from 1 to 65535"),
         (["--state-dir", "/proc/gpushare"], "/proc/gpushare"),
         (

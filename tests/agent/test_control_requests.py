@@ -46,7 +46,7 @@ class Parts:
             registry=self,
             gpus={FIRST.uuid: FIRST, SECOND.uuid: SECOND},
             shares=SimpleNamespace(check_free_units=self._check_free_units),
-            health=SimpleNamespace(trouble=lambda uuid: self.trouble),
+            rounds=SimpleNamespace(trouble=lambda uuid: self.trouble),
             state_folder=SimpleNamespace(barrier=lambda: self.barrier_at),
             libraries=LIBRARIES,
             report=lambda: Report(node="here", published_at=1.0, gpus=()),

@@ -75,7 +75,7 @@ async def still_well(agent: Agent, bystander: Peer) -> None:
 
 WHOSE = (
     "id", "user", "server", "template", "quota", "gpus", "layer", "share_units", "opened_at", "confirmed", "keep",
-    "keeps", "exemption", "message",
+    "keeps", "exemption", "messages",
 )  # fmt: skip
 """What the service on this machine takes from a report as the hub's own word, see `service.agents.MachineAgent`."""
 
