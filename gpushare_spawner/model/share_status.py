@@ -6,9 +6,12 @@ The status as text is in `wording.share_status`. The agent's report of all sessi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, is_dataclass
+from enum import Enum
+from functools import cache
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from gpushare_spawner.model.share import UNITS_PER_GPU, IdleCause, MemoryLimitName, Tier, borrowed_in_use
 
@@ -285,42 +288,40 @@ class AgentRecord:
         return _record(cls, json.loads(packet))
 
 
-_KINDS: dict[str, type] = {
-    "status": ShareStatus,
-    "answer": ServiceAnswer,
-    "gpus": GpuStatus,
-    "processes": ProcessMemory,
-    "limit_hit": LimitHit,
-    "delivered": DeliveredStatus,
-    "notice": PendingAction,
-    "controls": ControlsStatus,
-    "messages": AdminMessage,
-    "tier": Tier,
-    "cause": IdleCause,
-}
-"""The classes of fields that are not plain JSON, by field name in all records."""
+_types_of: Callable[[type], dict[str, Any]] = cache(get_type_hints)
 
 
 def _record(kind: type[Record], written: Any) -> Record:
     """Return a record from plain data. Raises ValueError."""
-    assert is_dataclass(kind)
     if not isinstance(written, dict):
-        raise ValueError(f"a {kind.__name__} is an object, not {written!r}")
-    known = {entry.name for entry in fields(kind)}
+        raise ValueError(f"a {kind.__name__} is an object, not {type(written).__name__}")
+    types = _types_of(kind)
     try:
-        return kind(**{name: _part(name, value) for name, value in written.items() if name in known})
+        return kind(**{name: _part(name, types[name], value) for name, value in written.items() if name in types})
     except TypeError as error:
         raise ValueError(f"a {kind.__name__} lacks fields: {error}") from error
 
 
-def _part(name: str, value: Any) -> Any:
-    """Return a field's value from plain data; None for a refusal by a limit that only a newer agent knows."""
-    kind = _KINDS.get(name)
-    if kind is None or value is None:
-        return value
-    if not is_dataclass(kind):
+def _part(name: str, kind: Any, value: Any) -> Any:
+    """Return a field's value of type `kind` from plain data. Raises ValueError.
+
+    Returns None for a refusal by a limit that only a newer agent knows.
+    """
+    if isinstance(kind, UnionType):
+        if value is None:
+            return None
+        kind = get_args(kind)[0]
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"{name} is a list, not {type(value).__name__}")
+        return tuple(_part(name, get_args(kind)[0], entry) for entry in value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        part = _record(kind, value)
+        return None if isinstance(part, LimitHit) and part.limit not in get_args(MemoryLimitName) else part
+    if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
-    if isinstance(value, list):
-        return tuple(_record(kind, entry) for entry in value)
-    part = _record(kind, value)
-    return None if isinstance(part, LimitHit) and part.limit not in get_args(MemoryLimitName) else part
+    plain = str if get_origin(kind) is Literal else kind
+    # a whole number is also a float, but true and false are no numbers
+    if type(value) not in ((int, float) if plain is float else (plain,)):
+        raise ValueError(f"{name} is {plain.__name__}, not {type(value).__name__}")
+    return value

@@ -43,7 +43,7 @@ def unpack(packet: bytes) -> Frame | AgentRecord:
         raise AgentUnavailable(AGENT_CLOSED)
     try:
         received = AgentRecord.parse(packet) if packet.startswith(b"{") else Frame.unpack(packet)
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise AgentUnavailable(agent_unavailable(f"its answer cannot be read: {error}")) from error
     if isinstance(received, Frame) and received.kind is Kind.ERROR:
         raise AgentUnavailable(agent_refused(received.fields[0]))

@@ -301,8 +301,11 @@ class SessionClient:
         elif self._answered is not None and not self._answered.done():
             self._answered.set_result(packet.status)
         # answers to other notebook servers are ignored
-        if packet.answer is not None and (future := self._asks.get(packet.answer.number)) and not future.done():
-            future.set_result(packet.answer)
+        answer = packet.answer
+        if answer is not None and isinstance(answer.number, int):
+            future = self._asks.get(answer.number)
+            if future is not None and not future.done():
+                future.set_result(answer)
 
     async def _send(self, kind: Kind, *fields: int) -> None:
         if self._connection is None:

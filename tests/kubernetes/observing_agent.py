@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
+from typing import Any
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
@@ -81,20 +82,22 @@ class ObservingAgent(NodeAgent):
         return self
 
     async def server(
-        self, name: str, layer: LayerName = LayerName.TIME_SLICING, library: bool = True, template: str = "quarter"
-    ) -> str:
-        """A running pod whose GPU a layer gives, as the agent knows it; its uid."""
-        uid = await self.server_without_agent(name, layer, library, template)
+        self, name: str, layer: LayerName = LayerName.TIME_SLICING, library: bool = True, template: str = "quarter",
+        **forged: Any,
+    ) -> str:  # fmt: skip
+        """A running pod whose GPU a layer gives, as the agent knows it; its uid. ``forged``: see below."""
+        uid = await self.server_without_agent(name, layer, library, template, **forged)
         await self.session(name)
         return uid
 
     async def server_without_agent(
-        self, name: str, layer: LayerName = LayerName.TIME_SLICING, library: bool = False, template: str = "quarter"
-    ) -> str:
-        """A running pod whose GPU a layer gives; its uid."""
+        self, name: str, layer: LayerName = LayerName.TIME_SLICING, library: bool = False, template: str = "quarter",
+        **forged: Any,
+    ) -> str:  # fmt: skip
+        """A running pod whose GPU a layer gives; its uid. ``forged``: more that its annotations say."""
         session = PodSession(
             session=name, template=template, share_units=25, gpus=gpu_names(layer, name, 1), gpu_indices=(0,),
-            tier_since=1_700_000_000.0, effective_units=25, layer=layer,
+            tier_since=1_700_000_000.0, effective_units=25, layer=layer, **forged,
         )  # fmt: skip
         manifest = a_pod(
             name, limits={OBSERVER: 1} if library else {}, annotations=session.annotations(), labels=session.labels(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,9 @@ from gpushare_spawner.model.controls import Controls, Keep, Message
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.kubernetes.annotations import controls_patch, messages_patch, notice_patch
 from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, OBSERVER
-from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.report import Notice, Report, SessionReport
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import NeighbourRules, Tier
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.mig.test_instance_watch import LARGE, PARENT, SMALL
 from tests.agent.peers import FIRST, SECOND, Peer
@@ -284,6 +285,23 @@ async def test_a_pod_whose_annotations_are_wrong_is_left_out(
     await agent.server("ada")
     assert list(agent.node.sessions) == ["ada"]
     assert "the label gpushare-spawner.io/layer is 'magic'" in caplog.text
+
+
+async def test_forged_annotations_of_our_own_layer_have_no_effect(agent: ObservingAgent) -> None:
+    await agent.server("ada")
+    forged: dict[str, Any] = {
+        "engine": MemoryEngine.SUSPEND, "memory_limit": "1%", "borrowed_units": 20, "user_units": 1,
+        "time_limit_units": 30, "neighbours": NeighbourRules(alone=True),
+    }  # fmt: skip
+    await agent.server("eve", **forged)
+    pod = await agent.cluster.pod("eve")
+    assert pod is not None
+    assert pod["metadata"]["annotations"]["gpushare-spawner.io/memory-engine"] == "suspend"
+    ada, eve = agent.node.sessions["ada"], agent.node.sessions["eve"]
+    assert not eve.suspends
+    assert eve.record.borrowed_units == 0
+    names = {"id": "ada", "user": "ada", "gpus": ada.record.request.gpus}
+    assert eve.record.request.model_copy(update=names) == ada.record.request
 
 
 async def test_older_pod_that_names_the_same_session_is_left_alone(agent: ObservingAgent) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gpushare_spawner.model.frames import AskKind, Frame, Kind
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.model.share_status import AgentRecord
+from gpushare_spawner.model.share_status import AgentRecord, ServiceAnswer
 from gpushare_spawner.notebook import session_client
 from gpushare_spawner.notebook.client import AgentUnavailable
 from gpushare_spawner.notebook.session_client import KernelActivity, NoAnswer, ServiceAsk, SessionClient
@@ -120,7 +120,15 @@ async def test_many_tabs_that_ask_at_once_get_one_answer(agent: ScriptedAgent, m
         (bytes(128), "wrong magic"),
         (b"{", "Expecting property name"),
         (b'{"status": 5}', "a ShareStatus is an object"),
+        (b'{"status": []}', "a ShareStatus is an object, not list"),
+        (b'{"status": {"gpus": 5}}', "gpus is a list, not int"),
+        (b'{"status": {"processes": null}}', "processes is a list, not NoneType"),
+        (b'{"status": {"share_units": true}}', "share_units is int, not bool"),
+        (b'{"status": {"shared": 1}}', "shared is bool, not int"),
+        (b'{"status": {"idle_seconds": "now"}}', "idle_seconds is float, not str"),
         (b'{"answer": {"number": 1}}', "a ServiceAnswer lacks fields"),
+        (b'{"answer": {"number": [], "done": true, "text": ""}}', "number is int, not list"),
+        (b'{"status": ' + b"[" * 100_000, "recursion"),
         (Frame(Kind.ERROR, (4,)).pack(), "This session has ended"),
         (Frame(Kind.ERROR, (99,)).pack(), "code 99"),
     ],
@@ -133,6 +141,11 @@ async def test_bad_answers_end_the_connection_and_nothing_else(agent: ScriptedAg
         agent.after_hello = None
         await until(lambda: client.connected)
         assert (await client.query()).known
+
+
+async def test_an_answer_whose_number_is_no_number_is_nobodys() -> None:
+    client = SessionClient()
+    await client._take(AgentRecord(answer=ServiceAnswer([], True, "")))  # type: ignore[arg-type]
 
 
 async def test_an_agent_that_dies_while_asked(agent: ScriptedAgent) -> None:
