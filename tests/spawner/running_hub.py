@@ -117,7 +117,7 @@ class InProcessHub(JupyterHub):  # type: ignore[misc]
 
     def init_db(self) -> None:
         database = Path(self.db_url.removeprefix("sqlite:///"))
-        new = self.db_url.startswith("sqlite:///") and not database.exists()
+        new = database.is_absolute() and not database.exists()
         if new and _EMPTY_DATABASES:
             database.write_bytes(_EMPTY_DATABASES[0])
         super().init_db()
