@@ -27,7 +27,15 @@ from gpushare_spawner.model.controls import (
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.quantity import Instant, PercentOrBytes
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import MAX_LENGTH, NO_RULES, UNITS_PER_GPU, IdleCause, NeighbourRules, Tier, UseRule
+from gpushare_spawner.model.share import (
+    MAX_LENGTH,
+    NO_NEIGHBOUR_RULES,
+    UNITS_PER_GPU,
+    IdleCause,
+    NeighbourRules,
+    Tier,
+    UseRule,
+)
 
 CONTROL_VERSION: Literal[1] = 1
 MAX_LINE_BYTES = 16 * 1024 * 1024
@@ -86,7 +94,7 @@ class OpenRequest(_Request):
     engine: MemoryEngine = MemoryEngine.MANAGED
     layer: LayerName = LayerName.NATIVE
     """The sharing layer of the GPUs. All sessions of a GPU have the same layer."""
-    neighbours: NeighbourRules = NO_RULES
+    neighbours: NeighbourRules = NO_NEIGHBOUR_RULES
     """Labels and rules of the session for others on its GPUs. The agent reports them, and placement applies them."""
     confirm_within: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which the agent closes an unconfirmed session."""

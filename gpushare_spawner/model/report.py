@@ -24,7 +24,7 @@ from gpushare_spawner.model.part import MessagePart
 from gpushare_spawner.model.quantity import LATEST, Instant
 from gpushare_spawner.model.share import (
     MAX_LENGTH,
-    NO_RULES,
+    NO_NEIGHBOUR_RULES,
     UNITS_PER_GPU,
     IdleCause,
     MemoryLimitName,
@@ -269,7 +269,7 @@ class SessionReport(MessagePart):
     """UUIDs of the GPUs of the share."""
     layer: LayerName = LayerName.NATIVE
     """The sharing layer that provides the GPU. For another layer, only the number of `gpus` is meaningful."""
-    neighbours: NeighbourRules = NO_RULES
+    neighbours: NeighbourRules = NO_NEIGHBOUR_RULES
     """The labels of its template, and the rules for other sessions on its GPUs."""
     layer_trouble: str | None = None
     """The layer's problems with this session, in sentences; None if there are none."""

@@ -111,9 +111,9 @@ class NeighbourRules:
     @classmethod
     def together(cls, rules: Iterable[NeighbourRules]) -> NeighbourRules:
         """Return the labels and rules of several sessions together."""
-        several = [rule for rule in rules if rule is not NO_RULES]
+        several = [rule for rule in rules if rule is not NO_NEIGHBOUR_RULES]
         if not several:
-            return NO_RULES
+            return NO_NEIGHBOUR_RULES
         labels = {label for rule in several for label in rule.labels}
         apart_from = {label for rule in several for label in rule.apart_from}
         return cls(tuple(sorted(labels)), tuple(sorted(apart_from)), any(rule.alone for rule in several))
@@ -125,7 +125,7 @@ class NeighbourRules:
         )
 
 
-NO_RULES = NeighbourRules()
+NO_NEIGHBOUR_RULES = NeighbourRules()
 
 
 class Tier(StrEnum):

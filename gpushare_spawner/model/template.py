@@ -20,7 +20,14 @@ from gpushare_spawner.model.controls import MOST_KEEPS
 from gpushare_spawner.model.layers import LAYERS, Enforcement, IdleReach, Layer, LayerName, MemoryEngine
 from gpushare_spawner.model.part import SHOWN_LINE, SHOWN_TEXT, FilePart, ShownLine, TextPattern
 from gpushare_spawner.model.quantity import Bytes, Cores, Percent, PercentOrBytes, Seconds, resolve_bytes
-from gpushare_spawner.model.share import NO_RULES, UNITS_PER_GPU, NeighbourRules, Share, Tier, units_from_fraction
+from gpushare_spawner.model.share import (
+    NO_NEIGHBOUR_RULES,
+    UNITS_PER_GPU,
+    NeighbourRules,
+    Share,
+    Tier,
+    units_from_fraction,
+)
 
 IDLE_ORDER = "idle_order"
 """Type of the error for idle actions in the wrong order; its context has the names and seconds of two of them."""
@@ -499,7 +506,7 @@ class Template(FilePart):
     def neighbours(self) -> NeighbourRules:
         """The labels of its sessions, and their rules for other sessions on their GPUs."""
         rules = NeighbourRules(self.labels, self.placement.apart_from, self.placement.alone)
-        return NO_RULES if rules == NO_RULES else rules
+        return NO_NEIGHBOUR_RULES if rules == NO_NEIGHBOUR_RULES else rules
 
 
 def _broken_promises(gpu: TemplateGpu, idle: Idle, layer: Layer) -> Iterator[BrokenPromise]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport, in_order_of_claim
-from gpushare_spawner.model.share import NO_RULES, UNITS_PER_GPU, NeighbourRules, Share
+from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, UNITS_PER_GPU, NeighbourRules, Share
 from gpushare_spawner.placement.node import UNKNOWN, GpuCapacity, NodeCapacity, NodeResources
 from gpushare_spawner.placement.request import UNCONDITIONAL, Conditions, Demand, PlacementRequest
 
@@ -514,29 +514,28 @@ class FreeCapacity:
         pricing = rating.pricing(self._totals_of(rating).read()) if isinstance(rating, PricedRating) else None
         if not only:
             return self._index(demand, rating).best(left_out, pricing)
-        demand = self.resolved(demand)
-        node = self._left_for(demand, only)
-        if node is None or only in left_out or not admission(rating)(demand, node):
+        places = self._rated_on(only, demand, rating)
+        if not places or only in left_out:
             return None
-        places = rate_all(rating, demand, node)
         return Best(only, min(places, key=lambda place: pricing(place.key, place.loss) if pricing else place.key).gpus)
 
     def admitted(self, demand: Demand, rating: Rating, only: str = "") -> Set[str]:
         """Return the nodes among which `best` chooses."""
         if not only:
             return self._index(demand, rating).admitted()
-        demand = self.resolved(demand)
-        node = self._left_for(demand, only)
-        return {only} if node is not None and admission(rating)(demand, node) else frozenset()
+        return {only} if self._rated_on(only, demand, rating) else frozenset()
 
     def rated(self, demand: Demand, rating: Rating, only: str = "") -> Iterator[tuple[Key, str]]:
         """Return the keys and nodes of the places among which `best` chooses, in no order and without prices."""
         if not only:
             return self._index(demand, rating).rated()
+        return ((place.key, only) for place in self._rated_on(only, demand, rating))
+
+    def _rated_on(self, name: str, demand: Demand, rating: Rating) -> Sequence[Rated]:
+        """Return the places on one node; none if it is unknown or not admitted."""
         demand = self.resolved(demand)
-        node = self._left_for(demand, only)
-        places = rate_all(rating, demand, node) if node is not None and admission(rating)(demand, node) else ()
-        return ((place.key, only) for place in places)
+        node = self._left_for(demand, name)
+        return rate_all(rating, demand, node) if node is not None and admission(rating)(demand, node) else ()
 
     def prepare(self, demand: Demand, rating: Rating, limit: int) -> int:
         """Rate at most ``limit`` nodes for later calls of `best`; return the number of nodes that are left."""
@@ -665,7 +664,12 @@ class FreeCapacity:
             self._changed(node)
 
     def update(
-        self, uuid: str, unowned: int, free: int, layer: LayerName | None = None, neighbours: NeighbourRules = NO_RULES
+        self,
+        uuid: str,
+        unowned: int,
+        free: int,
+        layer: LayerName | None = None,
+        neighbours: NeighbourRules = NO_NEIGHBOUR_RULES,
     ) -> None:
         """Set the free units of a GPU, and layer, labels and rules of its sessions.
 

@@ -13,7 +13,7 @@ from typing import Any
 from gpushare_spawner.model.layer_rules import MigProfile
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.share import NO_RULES, UNITS_PER_GPU, NeighbourRules
+from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, UNITS_PER_GPU, NeighbourRules
 from gpushare_spawner.placement.request import UNCONDITIONAL, Conditions, Demand
 
 
@@ -136,7 +136,7 @@ class GpuCapacity:
     """Sharing layer of its sessions; None if it has no sessions, and any layer but MIG is possible."""
     mig: MigProfile | None = None
     """Profile of a MIG instance, which one session has alone; None: a whole GPU."""
-    neighbours: NeighbourRules = NO_RULES
+    neighbours: NeighbourRules = NO_NEIGHBOUR_RULES
     """The labels and rules of its sessions together."""
 
     def left_for(self, demand: Demand) -> GpuCapacity:
@@ -258,7 +258,7 @@ class Allocation:
     """Account that is charged, see `quota.Account`; empty: none was chosen."""
     layer: LayerName = LayerName.NATIVE
     """Sharing layer of its GPUs. All sessions of one GPU have the same layer."""
-    neighbours: NeighbourRules = NO_RULES
+    neighbours: NeighbourRules = NO_NEIGHBOUR_RULES
     """Its labels, and its rules for other sessions on its GPUs."""
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.share import NO_RULES, NeighbourRules, Share
+from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, NeighbourRules, Share
 from gpushare_spawner.model.template import Template, TemplateGpu
 
 
@@ -40,7 +40,7 @@ def layer_on(model: str, layer: LayerName, by_layer: ByLayer) -> LayerName:
 class Conditions:
     """The conditions of a template for the choice of GPUs, beside their free units."""
 
-    neighbours: NeighbourRules = NO_RULES
+    neighbours: NeighbourRules = NO_NEIGHBOUR_RULES
     """The labels and rules of the session itself."""
     near: frozenset[str] = frozenset()
     """Labels: a session with one of them is on each GPU; without effect while none runs anywhere."""

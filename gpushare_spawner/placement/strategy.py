@@ -105,6 +105,10 @@ class SmallestInstance(RatingStrategy):
         return Rated(best.preference, (best.uuid,))
 
 
+_Place = tuple[tuple[int, ...], str, tuple[int, ...], Loss]
+"""The key without the rank, the GPUs' model, their positions among the node's healthy GPUs of that model, the loss."""
+
+
 class Place(NamedTuple):
     """GPUs of one node and model that a demand can have."""
 
@@ -120,10 +124,7 @@ class Place(NamedTuple):
 
     def rated(self, node: NodeCapacity, *key: int) -> Rated:
         """Return this place of a node with a key. Ties go to the first by node and index."""
-        if not self.positions:
-            return Rated(key, ())
-        gpus = [node.healthy[self.model][position] for position in self.positions]
-        return Rated((*key, gpus[0].rank), tuple(gpu.uuid for gpu in gpus))
+        return _rated(node, (key, self.model, self.positions, ()))
 
 
 def places(demand: Demand, node: NodeCapacity) -> list[Place]:
@@ -436,9 +437,6 @@ STEP_UNITS = 4
 MOST_PLACES = 2000
 """Size of the cache of best places, which is cleared when full. The cache helps where nodes have few distinct states.
 Elsewhere states rarely repeat, and a larger cache would only add work for the garbage collector."""
-
-_Place = tuple[tuple[int, int, int, int], str, tuple[int, ...], Loss]
-"""The key without the rank, the GPUs' model, their positions among the node's healthy GPUs of that model, the loss."""
 
 
 class StrandingAwareFgd(RatingStrategy, PricedRating):

@@ -72,7 +72,7 @@ class OverQuota:
 
 
 @dataclass(frozen=True)
-class Lacking:
+class MissingUnits:
     """GPUs of one node and model, of which a spawn needs some."""
 
     count: int
@@ -92,7 +92,7 @@ class Gpus(Protocol[SpawnIn]):
     def place(self, spawn: SpawnIn) -> str | None:
         """Place a spawn on free units, and record its placement. Return the node; None if it does not fit."""
 
-    def lacking(self, spawn: SpawnIn, node: str) -> Iterable[Lacking]:
+    def lacking(self, spawn: SpawnIn, node: str) -> Iterable[MissingUnits]:
         """Return the GPUs of a node that could take a spawn; none if it lacks anything that no session gives up."""
 
     def make_way(self, spawn: SpawnIn, node: str, kept: Mapping[str, int]) -> None:
@@ -123,10 +123,10 @@ class _Best:
     """The best plan of a node that is known."""
 
     plan: _Plan
-    unsearched: list[tuple[Lacking, Sequence[OverQuota]]]
+    unsearched: list[tuple[MissingUnits, Sequence[OverQuota]]]
     """GPUs and sessions whose sets are not compared yet."""
     last_resort: bool
-    """See `Lacking.last_resort`."""
+    """See `MissingUnits.last_resort`."""
 
     def search(self) -> int:
         """Compare all sets of sessions. Return the number of compared plans."""
@@ -190,10 +190,10 @@ def _left(sessions: Iterable[OverQuota], taken: Mapping[str, int]) -> Iterator[O
             yield replace(session, units=units, steps=steps, notified=True)
 
 
-def _best(groups: Iterable[Lacking], sessions: Sequence[OverQuota]) -> _Best | None:
+def _best(groups: Iterable[MissingUnits], sessions: Sequence[OverQuota]) -> _Best | None:
     """Return the best plan for a node by the best sets for each GPU; None if not enough sessions can make way."""
     plans: list[_Plan] = []
-    unsearched: list[tuple[Lacking, Sequence[OverQuota]]] = []
+    unsearched: list[tuple[MissingUnits, Sequence[OverQuota]]] = []
     last_resort = False
     for group in groups:
         last_resort = group.last_resort
@@ -316,7 +316,7 @@ def _gifts(session: OverQuota) -> Iterable[tuple[int, int]]:
     return [(session.units - step, session.units - step) for step in steps]
 
 
-def _together(group: Lacking, here: Sequence[OverQuota], most: Disturbed) -> Iterator[_Plan]:
+def _together(group: MissingUnits, here: Sequence[OverQuota], most: Disturbed) -> Iterator[_Plan]:
     """Yield the plans of all sets of sessions that free enough GPUs and disturb no more users than so many."""
     for sessions in _sets(here, (), most):
         given = Counter[str]()

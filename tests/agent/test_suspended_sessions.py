@@ -23,16 +23,7 @@ from gpushare_spawner.model.layers import MemoryEngine
 from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import request_for
 from tests.agent.peers import Peer
-from tests.agent.test_suspend import (  # noqa: F401 (fixtures)
-    CONTEXT,
-    LARGE,
-    MIB,
-    Machine,
-    Neighbour,
-    Program,
-    machine,
-    neighbour,
-)
+from tests.agent.test_suspend import CONTEXT, LARGE, MIB, Machine, Neighbour, Program, machine, neighbour  # noqa: F401 (fixtures)
 from tests.agent.test_suspender_failures import Bench, bench, pids  # noqa: F401 (fixtures)
 
 # ruff: noqa: F811

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import NO_RULES, NeighbourRules, Share, Tier
+from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, NeighbourRules, Share, Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.capacity import Reason
 from gpushare_spawner.placement.feed import SupposedLedger
@@ -46,10 +46,10 @@ def wanted(conditions: Conditions, units: int = 25, **other: object) -> Placemen
         ((on("c", EXAM), on("d", COURSE)), Conditions(NOT_EXAM), "d"),
         ((on("c", NOT_EXAM),), Conditions(EXAM), "d"),
         ((on("c", NOT_EXAM),), Conditions(COURSE), "c"),
-        ((on("c", NO_RULES),), Conditions(ALONE), "d"),
+        ((on("c", NO_NEIGHBOUR_RULES),), Conditions(ALONE), "d"),
         ((on("c", ALONE),), UNCONDITIONAL, "d"),
-        ((on("c", NO_RULES),), Conditions(gpu="b"), "b"),
-        ((on("c", NO_RULES),), Conditions(nodes=frozenset({"n", "x"})), "a"),
+        ((on("c", NO_NEIGHBOUR_RULES),), Conditions(gpu="b"), "b"),
+        ((on("c", NO_NEIGHBOUR_RULES),), Conditions(nodes=frozenset({"n", "x"})), "a"),
     ],
 )
 def test_the_gpu_keeps_the_rules_of_both_sides(
@@ -61,7 +61,7 @@ def test_the_gpu_keeps_the_rules_of_both_sides(
 
 
 STOP = Notice(tier=Tier.STOPPED, at=0.0, reason="idle")
-FULL = tuple(on(uuid, NO_RULES, 90) for uuid in "abcd")
+FULL = tuple(on(uuid, NO_NEIGHBOUR_RULES, 90) for uuid in "abcd")
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ FULL = tuple(on(uuid, NO_RULES, 90) for uuid in "abcd")
             "No GPU with sessions that accept the label exam has 0.25 GPU free.",
         ),
         (
-            tuple(on(uuid, NO_RULES) for uuid in "abcd"),
+            tuple(on(uuid, NO_NEIGHBOUR_RULES) for uuid in "abcd"),
             Conditions(ALONE),
             Reason.NEIGHBOURS,
             "All suitable GPUs have sessions, and the template wants 0.25 GPU alone.",
         ),
         (
-            (on("b", NO_RULES),),
+            (on("b", NO_NEIGHBOUR_RULES),),
             Conditions(ALONE, gpu="b"),
             Reason.NEIGHBOURS,
             "GPU b is shared, and the template wants 0.25 GPU alone.",
@@ -110,7 +110,7 @@ FULL = tuple(on(uuid, NO_RULES, 90) for uuid in "abcd")
             "Not enough free capacity: this needs 0.25 GPU, and at most 0.10 GPU is free on any GPU.",
         ),
         (
-            (on("b", NO_RULES, 90),),
+            (on("b", NO_NEIGHBOUR_RULES, 90),),
             Conditions(gpu="b"),
             Reason.FULL,
             "Not enough free capacity: this needs 0.25 GPU, and at most 0.10 GPU is free on GPU b.",
@@ -154,7 +154,12 @@ def test_a_session_of_which_nobody_wants_to_be_a_neighbour_keeps_lent_units_too(
 
 
 def test_a_hold_of_a_request_that_would_be_alone_keeps_the_gpu_with_the_fewest_units_whole() -> None:
-    ledger = cluster(on("a", NO_RULES, 30), on("b", NO_RULES, 50), on("c", NO_RULES, 10), on("d", NO_RULES, 40))
+    ledger = cluster(
+        on("a", NO_NEIGHBOUR_RULES, 30),
+        on("b", NO_NEIGHBOUR_RULES, 50),
+        on("c", NO_NEIGHBOUR_RULES, 10),
+        on("d", NO_NEIGHBOUR_RULES, 40),
+    )
     request = wanted(Conditions(ALONE))
     hold = cheapest_hold(ledger.capacity, request)
     assert hold is not None
@@ -178,7 +183,7 @@ def test_only_named_nodes_and_gpus_beside_labelled_sessions_are_held() -> None:
 
 
 def test_a_supposed_end_of_a_session_on_one_node_leaves_labelled_sessions_elsewhere() -> None:
-    ledger = cluster(on("a", NO_RULES, 90), on("d", COURSE, 90))
+    ledger = cluster(on("a", NO_NEIGHBOUR_RULES, 90), on("d", COURSE, 90))
     supposed = SupposedLedger(ledger)
     supposed.happens("on-a", STOP)
     assert supposed.place("w", wanted(NEAR_COURSE), "n") is None

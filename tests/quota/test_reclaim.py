@@ -16,7 +16,7 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.quota import reclaim
 from gpushare_spawner.quota.accounts import QuotaAccounts
 from gpushare_spawner.quota.order import Asking
-from gpushare_spawner.quota.reclaim import Lacking, OverQuota, reclaimed
+from gpushare_spawner.quota.reclaim import MissingUnits, OverQuota, reclaimed
 
 Spawn = tuple[int, int]
 
@@ -44,11 +44,11 @@ class Nodes:
                 return node
         return None
 
-    def lacking(self, spawn: Spawn, node: str) -> list[Lacking]:
+    def lacking(self, spawn: Spawn, node: str) -> list[MissingUnits]:
         self.searched.append(node)
         units, count = spawn
         of_node = {gpu: units - free for gpu, free in self.free.items() if gpu.partition("/")[0] == node}
-        return [Lacking(count, of_node)]
+        return [MissingUnits(count, of_node)]
 
     def make_way(self, spawn: Spawn, node: str, kept: Mapping[str, int]) -> None:
         for session, units in kept.items():

@@ -38,7 +38,7 @@ from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.part import MessagePart, faults
 from gpushare_spawner.model.quantity import Instant, PercentOrBytes, parse_percent_or_bytes
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import NO_RULES, UNITS_PER_GPU, NeighbourRules, Share, Tier, UseRule
+from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, UNITS_PER_GPU, NeighbourRules, Share, Tier, UseRule
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
@@ -218,7 +218,7 @@ class PodSession:
     """The units that the pod's devices represent, on each of its GPUs. None: the units of its share."""
     layer: LayerName = LayerName.NATIVE
     """The sharing layer that provides the session's GPUs."""
-    neighbours: NeighbourRules = NO_RULES
+    neighbours: NeighbourRules = NO_NEIGHBOUR_RULES
 
     @property
     def share(self) -> Share:

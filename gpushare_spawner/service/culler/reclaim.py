@@ -23,7 +23,7 @@ from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.request import Conditions, PlacementRequest, suitable_models
 from gpushare_spawner.quota.accounts import Account, QuotaAccounts, QuotaUsage
 from gpushare_spawner.quota.order import Asking, divided
-from gpushare_spawner.quota.reclaim import Lacking, OverQuota, reclaimed
+from gpushare_spawner.quota.reclaim import MissingUnits, OverQuota, reclaimed
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.templates import SessionTemplates
 from gpushare_spawner.service.waiting import quota_use, waiting_spawns
@@ -199,7 +199,7 @@ class SupposedGpus:
         self.helped.add(spawn.name)
         return placement.node
 
-    def lacking(self, spawn: ReclaimingSpawn, node: str) -> Iterator[Lacking]:
+    def lacking(self, spawn: ReclaimingSpawn, node: str) -> Iterator[MissingUnits]:
         ledger = self._supposed.now(node)
         demand = ledger.capacity.resolved(spawn.request.demand)
         last_resort = node in demand.ineligible
@@ -214,7 +214,7 @@ class SupposedGpus:
             ]
             if demand.accepts(model) and len(able) >= demand.count:
                 missing = {uuid: ledger.missing_units(uuid, demand.units) for uuid in able}
-                yield Lacking(demand.count, missing, last_resort)
+                yield MissingUnits(demand.count, missing, last_resort)
 
     def make_way(self, spawn: ReclaimingSpawn, node: str, kept: Mapping[str, int]) -> None:
         (self._supposed.lending if self._lent else self._supposed.yielding)(kept, node)

@@ -308,11 +308,17 @@ def _require_node(spec: Any, affinity: Mapping[str, Any]) -> None:
     if isinstance(spec.affinity, Mapping):
         spec.affinity = dict(affinity)
         return
-    spec.affinity = spec.affinity or V1Affinity()
-    spec.affinity.node_affinity = spec.affinity.node_affinity or V1NodeAffinity()
-    spec.affinity.node_affinity.required_during_scheduling_ignored_during_execution = V1NodeSelector(
+    _node_affinity(spec).required_during_scheduling_ignored_during_execution = V1NodeSelector(
         node_selector_terms=[get_k8s_model(V1NodeSelectorTerm, term) for term in required["nodeSelectorTerms"]]
     )
+
+
+def _node_affinity(spec: Any) -> V1NodeAffinity:
+    """Return the node affinity of a pod's spec with models; it is made where it is missing."""
+    spec.affinity = spec.affinity or V1Affinity()
+    node_affinity: V1NodeAffinity = spec.affinity.node_affinity or V1NodeAffinity()
+    spec.affinity.node_affinity = node_affinity
+    return node_affinity
 
 
 PREFERENCE = 100
@@ -321,15 +327,13 @@ PREFERENCE = 100
 
 def prefer_node(spec: Any, node: str) -> None:
     """Add a preferred node to the affinity of a pod's spec, which holds KubeSpawner's models or plain data."""
-    affinity = spec.affinity
-    if isinstance(affinity, Mapping):
-        affinity = get_k8s_model(V1Affinity, dict(affinity))
-    spec.affinity = affinity = affinity or V1Affinity()
-    affinity.node_affinity = affinity.node_affinity or V1NodeAffinity()
-    terms = affinity.node_affinity.preferred_during_scheduling_ignored_during_execution or []
+    if isinstance(spec.affinity, Mapping):
+        spec.affinity = get_k8s_model(V1Affinity, dict(spec.affinity))
+    affinity = _node_affinity(spec)
+    terms = affinity.preferred_during_scheduling_ignored_during_execution or []
     field = {"key": "metadata.name", "operator": "In", "values": [node]}
     term = get_k8s_model(V1PreferredSchedulingTerm, {"weight": PREFERENCE, "preference": {"matchFields": [field]}})
-    affinity.node_affinity.preferred_during_scheduling_ignored_during_execution = [*terms, term]
+    affinity.preferred_during_scheduling_ignored_during_execution = [*terms, term]
 
 
 def _plain(value: Any) -> Any:

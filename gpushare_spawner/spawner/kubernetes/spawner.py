@@ -355,7 +355,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     def _request(self, choice: Choice, template: Template) -> SpawnRequest:
         """Return the spawn's placement request, with the settings that result from the choice."""
-        settings = {name: getattr(self, name) for name in (*CONSTRAINING, *REQUESTING)}
+        settings = self._pod_settings()
         node = pinned_node(settings)
         request = SpawnRequest(
             Tenant(self.user.name, self.name, quota=choice.quota, user_units=choice.user_units),
@@ -365,6 +365,10 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             ineligible=self._ineligible(settings),
         )
         return replace(request, left_out=functools.partial(self.reservations.exclusions.of, request))
+
+    def _pod_settings(self) -> dict[str, Any]:
+        """Return the settings that decide on which nodes the pod can run."""
+        return {name: getattr(self, name) for name in (*CONSTRAINING, *REQUESTING)}
 
     def _ineligible(self, settings: Mapping[str, Any]) -> Callable[[], frozenset[str]]:
         """Return a function that returns the nodes that cannot run a pod with these settings."""
@@ -425,10 +429,12 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     async def _node_without_gpu(self) -> str:
         await self._watch()
-        settings = {name: getattr(self, name) for name in (*CONSTRAINING, *REQUESTING)}
+        settings = self._pod_settings()
+        if pinned_node(settings):
+            return ""
         amounts = requested(settings)
         demand = Demand(0, 0, amounts.cpu, amounts.memory, ineligible=self._ineligible(settings)())
-        return "" if pinned_node(settings) else await self.reservations.node_without_gpu(demand)
+        return await self.reservations.node_without_gpu(demand)
 
     async def _start_pod(self, attempt: PodAttempt) -> Any:
         """Create the sharing layer's additional objects, then start the pod as KubeSpawner does."""
