@@ -25,7 +25,7 @@ from gpushare_spawner.placement.request import PlacementRequest, workload_of
 from gpushare_spawner.placement.strategy import StrandingAwareFgd
 from gpushare_spawner.service.culler.actions import notice_of
 from gpushare_spawner.service.culler.decisions import CullerSettings
-from gpushare_spawner.service.culler.reclaim import candidates, needed
+from gpushare_spawner.service.culler.pressure import candidates, needed
 from gpushare_spawner.service.hub.client import HubServer
 
 SETTINGS = CullerSettings()

@@ -28,7 +28,7 @@ from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.request import workload_of
 from gpushare_spawner.placement.strategy import StrandingAwareFgd
 from gpushare_spawner.service.culler.decisions import CullerSettings
-from gpushare_spawner.service.culler.reclaim import pressure
+from gpushare_spawner.service.culler.pressure import pressure
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.queue import PlacementCheck, Placer, SpawnQueue

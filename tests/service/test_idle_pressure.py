@@ -16,7 +16,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings, decide_sessions
-from gpushare_spawner.service.culler.reclaim import candidates, needed
+from gpushare_spawner.service.culler.pressure import candidates, needed
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import KnownReport, MachineAgent, NodeSnapshot
 from gpushare_spawner.service.templates import SessionTemplates

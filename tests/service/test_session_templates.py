@@ -14,7 +14,7 @@ from gpushare_spawner.idle.use import RecentUse
 from gpushare_spawner.model.report import GpuReport, SessionReport
 from gpushare_spawner.service.culler.actions import judge
 from gpushare_spawner.service.culler.decisions import CullerSettings, decide_sessions
-from gpushare_spawner.service.culler.reclaim import candidates
+from gpushare_spawner.service.culler.pressure import candidates
 from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.service.idle_culler_hook import cull_arbiter
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot

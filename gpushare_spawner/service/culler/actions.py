@@ -23,7 +23,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.actions.share import YIELD_SECONDS
 from gpushare_spawner.service.culler.decisions import CullerSettings, CullerState, SessionDecision, decide_session
-from gpushare_spawner.service.culler.reclaim import Pressure
+from gpushare_spawner.service.culler.pressure import Pressure
 from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.service.reports import ask
 from gpushare_spawner.service.templates import SessionTemplates

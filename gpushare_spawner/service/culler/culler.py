@@ -40,7 +40,7 @@ from gpushare_spawner.service.culler.decisions import (
     take_note,
 )
 from gpushare_spawner.service.culler.drained import Drains
-from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, candidates, may_matter, needed, pressure
+from gpushare_spawner.service.culler.pressure import NO_PRESSURE, Pressure, candidates, may_matter, needed, pressure
 from gpushare_spawner.service.hub.client import HubFailed, HubServer, HubUser
 from gpushare_spawner.service.reports import Agent, NodeSnapshot, answered, ask_all
 from gpushare_spawner.service.waiting import (

@@ -19,7 +19,7 @@ from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.service.actions.context import Counters
-from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure
+from gpushare_spawner.service.culler.pressure import NO_PRESSURE, Pressure
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer, HubUser
 from gpushare_spawner.service.hub.watch import BackgroundRequest
 from gpushare_spawner.service.reports import Agent, KnownReport, NodeSnapshot

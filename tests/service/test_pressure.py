@@ -20,7 +20,7 @@ from gpushare_spawner.placement.feed import LedgerFeed
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
-from gpushare_spawner.service.culler.reclaim import Pressure, pressure
+from gpushare_spawner.service.culler.pressure import Pressure, pressure
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import MachineAgent
 from tests.service.conftest import HOUR, MINUTE, Clock
