@@ -39,7 +39,8 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.node import Requested
 from gpushare_spawner.placement.strategy import StrandingAwareFgd
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import PODS, REPORTS
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare

@@ -37,7 +37,7 @@ class WallClock:
         """Callback that receives a step in seconds before the first reading after the step returns."""
         self.offset = wall() - steady()
         """Difference between the two clocks at the last reading, in seconds."""
-        self.moved = 0.0
+        self.shift = 0.0
         """Sum of the steps, in seconds, from the creation of this object to the last reading."""
         self._steps: deque[tuple[float, float]] = deque(maxlen=MOST_STEPS)
 
@@ -53,7 +53,7 @@ class WallClock:
         if abs(by) >= STEP:
             # the reading without the step is later than all instants from before the step
             self._steps.append((now - by, by))
-            self.moved += by
+            self.shift += by
             self.was_set(by)
         return now
 

@@ -337,13 +337,13 @@ class SessionChecks:
         if session.cuda and not session.budget_checked:
             session.budget_checked = True
             self._check_budget(session)
-        if session.moved or session.record.gpu_busy or session.lent_units:
+        if session.has_new_frames or session.record.gpu_busy or session.lent_units:
             self._registry.tiers.check_use(session)
             doing = self._registry.activity(session)
             if now >= session.saved_at + self._node.settings.rounds.save_every and record_is_behind(session, doing):
                 self._registry.save(session)
             # a burst is still running, or its end must be written later
-            session.moved = doing.busy or record_is_behind(session, doing)
+            session.has_new_frames = doing.busy or record_is_behind(session, doing)
 
     def _check_budget(self, session: Session) -> None:
         """Log a guarantee shown on the form that the server's memory limit does not allow."""

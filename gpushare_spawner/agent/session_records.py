@@ -59,7 +59,7 @@ class PodOwner(BaseModel):
     notice_before: Notice | None = None
     """The notice in the pod's annotations, if it was written before a step of the clock: its instants are never shifted
     there."""
-    notice_moved: float = 0.0
+    notice_shift: float = 0.0
     """Sum of the clock's steps since then, in seconds."""
     placed_units: Units | None = None
     """Units that its devices represent on each of its GPUs; None if they represent the session's share, which has not
@@ -81,14 +81,14 @@ class PodOwner(BaseModel):
         """Return the notice in the pod's annotations, shifted to the current clock."""
         if notice is None or notice != self.notice_before:
             return notice
-        return notice.model_copy(update={"at": _moved(notice.at, self.notice_moved)})
+        return notice.model_copy(update={"at": _shifted(notice.at, self.notice_shift)})
 
     def clock_was_set(self, shown: Notice | None, by: float) -> Notice | None:
         """Record a step of the clock. Return the notice that the session's user sees, `shown`, shifted by the step."""
         notice = shown if shown is not None else self.averted
         if notice is None or notice != self.notice_of_now(self.notice_before):
-            self.notice_before, self.notice_moved = notice, 0.0
-        self.notice_moved += by
+            self.notice_before, self.notice_shift = notice, 0.0
+        self.notice_shift += by
         now = self.notice_of_now(self.notice_before)
         if shown is None:
             self.averted = now
@@ -180,18 +180,18 @@ class SessionRecord(BaseModel):
         Keeps and exemptions still end at the time that the user was shown.
         """
         self.clock_moved += by
-        self.tier_since = _moved(self.tier_since, by)
+        self.tier_since = _shifted(self.tier_since, by)
         if self.last_gpu_activity is not None:
-            self.last_gpu_activity = _moved(self.last_gpu_activity, by)
+            self.last_gpu_activity = _shifted(self.last_gpu_activity, by)
         if self.yields_until is not None:
-            self.yields_until = _moved(self.yields_until, by)
+            self.yields_until = _shifted(self.yields_until, by)
         if self.pod is not None:
             self.notice = self.pod.clock_was_set(self.notice, by)
         elif self.notice is not None:
-            self.notice = self.notice.model_copy(update={"at": _moved(self.notice.at, by)})
+            self.notice = self.notice.model_copy(update={"at": _shifted(self.notice.at, by)})
         # the notice period of a drain counts from its message
-        self.messages = tuple(message.model_copy(update={"at": _moved(message.at, by)}) for message in self.messages)
-        keeps = tuple(_moved(begun, by) for begun in self.controls.keeps)
+        self.messages = tuple(message.model_copy(update={"at": _shifted(message.at, by)}) for message in self.messages)
+        keeps = tuple(_shifted(begun, by) for begun in self.controls.keeps)
         self.controls = self.controls.model_copy(update={"keeps": keeps})
 
     @property
@@ -216,7 +216,7 @@ class SessionRecord(BaseModel):
         )
 
 
-def _moved(instant: float, by: float) -> float:
+def _shifted(instant: float, by: float) -> float:
     return min(max(0.0, instant + by), LATEST)
 
 

@@ -314,7 +314,7 @@ class GpuArbiter:
         record = self._session(session, now)
         if record.presence is Presence.LEAVING:
             self._cost.suspend.learn(session, amount, seconds)
-            self._roster.move(record, Presence.AWAY)
+            self._roster.set_presence(record, Presence.AWAY)
         return self._decide()
 
     def not_suspended(self, session: str, now: float) -> list[Decision]:
@@ -322,7 +322,7 @@ class GpuArbiter:
         record = self._session(session, now)
         if record.presence is Presence.LEAVING:
             record.margin = 0
-            self._roster.move(record, Presence.ON_GPU)
+            self._roster.set_presence(record, Presence.ON_GPU)
         return self._decide()
 
     def set_suspendable(
@@ -347,7 +347,7 @@ class GpuArbiter:
         if record.presence in (Presence.COMING, Presence.AWAY):
             self._cost.resume.learn(session, amount, seconds)
             record.margin = 0
-            self._roster.move(record, Presence.ON_GPU)
+            self._roster.set_presence(record, Presence.ON_GPU)
             for client in record.clients.values():
                 client.paging_until = min(client.paging_until, self._roster.now)
         return self._decide()
@@ -376,7 +376,7 @@ class GpuArbiter:
         if record.presence is not Presence.COMING:
             return self._decide()
         record.retry_at = self._roster.now + retry_in
-        self._roster.move(record, Presence.AWAY)
+        self._roster.set_presence(record, Presence.AWAY)
         for client in record.clients.values():
             if client.lease:
                 self._roster.end_of_lease(client)

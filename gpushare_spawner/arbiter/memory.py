@@ -96,7 +96,7 @@ class Residency:
         pages.resident = min(client.working_set, capacity, pages.resident + used_now)
         pages.away = max(0, min(pages.away, client.allocated - pages.resident))
 
-    def moved(self, client: Client) -> None:
+    def presence_changed(self, client: Client) -> None:
         """Update the pages of a client whose session moves as a whole: all or none are on the GPU."""
         pages, presence = self._pages[client], client.session.presence
         pages.resident = client.working_set if presence in (Presence.ON_GPU, Presence.COMING) else 0

@@ -270,7 +270,7 @@ class Roster:
         )
         stated = client.stated + context if client.stated else 0
         client.present = min(client.working_set, stated if shown is None else shown)
-        self.residency.moved(client)
+        self.residency.presence_changed(client)
 
     def weigh_needs(self) -> None:
         """Find the sessions that can get the memory they lack, now or after a pinned session is suspended.
@@ -344,7 +344,7 @@ class Roster:
         client.turn_since = None
         self._reckon(client)
 
-    def move(self, session: ArbitratedSession, presence: Presence) -> None:
+    def set_presence(self, session: ArbitratedSession, presence: Presence) -> None:
         """Set the location of the memory of a session that moves as a whole."""
         session.presence = presence
         self._reckon_all(session)
@@ -436,7 +436,7 @@ class Roster:
         if not client.session.moves_whole:
             self.residency.granted(client, self.vram_budget().for_managed, self.now)
         elif client.session.presence is Presence.AWAY:
-            self.move(client.session, Presence.COMING)
+            self.set_presence(client.session, Presence.COMING)
         if client.waiting:
             client.session.waits.add(self.now - client.waiting_since)
         client.lease, client.waiting = lease, False

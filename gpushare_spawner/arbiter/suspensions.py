@@ -29,7 +29,7 @@ class Suspensions:
 
     def order(self, session: ArbitratedSession) -> None:
         """Order the suspension of a session."""
-        self._roster.move(session, Presence.LEAVING)
+        self._roster.set_presence(session, Presence.LEAVING)
         self._ordered.append(session.id)
 
     def candidates(self, group: Collection[Client]) -> list[ArbitratedSession]:

@@ -113,7 +113,7 @@ def exempts(exemption: Exemption | None, now: float) -> bool:
 
 
 def in_force(controls: Controls, now: float) -> Controls:
-    """Return the controls without expired entries. A keep that starts in the future is moved to now.
+    """Return the controls without expired entries. A keep that starts in the future starts now.
 
     Such a keep was granted before the clock was set back. It lasts for its full length again, so it always ends.
     """

@@ -91,7 +91,7 @@ class IdleAction:
         return self.quiet_until(self.tier, max(self.at, now + self.notice))
 
     def outside(self, quiet_until: QuietUntil) -> IdleAction:
-        """Return the action moved to the end of quiet hours."""
+        """Return the action postponed to the end of quiet hours."""
         return replace(self, at=quiet_until(self.tier, self.at), quiet_until=quiet_until)
 
     @property

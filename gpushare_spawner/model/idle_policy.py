@@ -128,10 +128,10 @@ class QuietHours(FilePart):
         Return None if no quiet hours cover it.
         """
         today = datetime.fromtimestamp(instant, ZoneInfo(self.time_zone)).date()
-        ends = [end for begin, end in self._around(today) if begin <= instant < end]
+        ends = [end for begin, end in self._periods_near(today) if begin <= instant < end]
         return max(ends, default=None)
 
-    def _around(self, today: date) -> Iterator[tuple[float, float]]:
+    def _periods_near(self, today: date) -> Iterator[tuple[float, float]]:
         """Yield the start and end of each quiet period that can cover an instant of this day."""
         overnight = timedelta(days=0 if self.end > self.start else 1)
         for day in (today - timedelta(days=1), today):

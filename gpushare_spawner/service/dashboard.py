@@ -26,8 +26,9 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.api import answers, reading
 from gpushare_spawner.service.api.reading import SessionsQuery
 from gpushare_spawner.service.api.router import Call, Nothing, Services
+from gpushare_spawner.service.hub.caller import Caller
 from gpushare_spawner.service.sources import ServiceSnapshot
-from gpushare_spawner.service.web.app import Caller, Page
+from gpushare_spawner.service.web.app import Page
 from gpushare_spawner.wording import service as words
 from gpushare_spawner.wording.actions import keeps_left
 from gpushare_spawner.wording.amounts import gpu_share

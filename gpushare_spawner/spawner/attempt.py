@@ -1,7 +1,8 @@
 """The state of one spawn, from the admin's hook to the end of its server, and the progress that the user sees.
 
-Each spawn has a new `SpawnAttempt`, so no state needs a reset. This module does not choose a place (see ``queue``) and
-does not start a server (see the spawners in ``local`` and ``kubernetes``).
+Each spawn has a new `SpawnAttempt`, so no state needs a reset. On Kubernetes it is a `PodAttempt`, and each pod that is
+started for it has a `PodAdmission`. This module does not choose a place (see ``queue``) and does not start a server
+(see the spawners in ``local`` and ``kubernetes``).
 """
 
 from __future__ import annotations

@@ -86,13 +86,13 @@ async def test_release_and_restore_in_turn_gain_no_position(agent: Agent) -> Non
     eve.send(Kind.REQUEST, 12 * GIB, 0, 1, gpu=FIRST.uuid)
     first = (await eve.until(Kind.GRANT)).fields[0]
     bob.send(Kind.REQUEST, 12 * GIB, 0, 1, gpu=FIRST.uuid)
-    agent.node.registry.tiers.move(agent.node.sessions["eve"], Tier.RELEASED, 0, "test")
+    agent.node.registry.tiers.change_tier(agent.node.sessions["eve"], Tier.RELEASED, 0, "test")
     assert (await eve.until(Kind.REVOKE)).fields[0] == first
     eve.send(Kind.REQUEST, 12 * GIB, 0, 2, gpu=FIRST.uuid)
     eve.send(Kind.RELEASE, first, 0, 1, gpu=FIRST.uuid)
     assert (await bob.until(Kind.GRANT)).fields[0] != 0
     for burst in range(3, 23):
-        agent.node.registry.tiers.move(agent.node.sessions["eve"], Tier.RELEASED, 0, "test")
+        agent.node.registry.tiers.change_tier(agent.node.sessions["eve"], Tier.RELEASED, 0, "test")
         eve.send(Kind.REQUEST, 12 * GIB, 0, burst, gpu=FIRST.uuid)
     await bob.quiet(0.5)
     assert "bob" in agent.node.arbitrations[FIRST.uuid]._arbiter.holders()

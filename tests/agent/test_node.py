@@ -388,7 +388,7 @@ async def test_an_idle_session_is_not_written_again_and_again(agent: Agent, even
     peer.send(Kind.IDLE, grant.fields[0], 1_000_000, 1_000_000, gpu=FIRST.uuid)
     session = agent.node.sessions["ada"]
     await eventually(lambda: session.record.last_gpu_activity is not None and not session.record.gpu_busy)
-    await eventually(lambda: not session.moved)
+    await eventually(lambda: not session.has_new_frames)
     saved, report = session.saved_at, agent.node.report()
     await asyncio.sleep(0.4)
     assert session.saved_at == saved

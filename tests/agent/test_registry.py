@@ -179,7 +179,7 @@ async def test_session_that_is_opened_again_is_active_and_has_no_process(world: 
     process = processes.named(os.getpid())
     assert process is not None
     world.registry.confirm(session, process)
-    world.registry.tiers.move(session, Tier.RELEASED, 0, "idle")
+    world.registry.tiers.change_tier(session, Tier.RELEASED, 0, "idle")
     world.now += 100
     world.registry.reopen(session, request_for())
     record = session.record
@@ -187,7 +187,7 @@ async def test_session_that_is_opened_again_is_active_and_has_no_process(world: 
 
 
 async def test_restart_restores_the_sessions_and_their_sockets(world: World) -> None:
-    world.registry.tiers.move(world.registry.add(world.record()), Tier.DOWNGRADED, 10, "idle")
+    world.registry.tiers.change_tier(world.registry.add(world.record()), Tier.DOWNGRADED, 10, "idle")
     world.registry.add(world.record("ben", gpus=(SECOND.uuid,)))
     await world.end()
     world.begin()

@@ -186,7 +186,7 @@ class Machine:
             self.shares.leave(self.sessions.pop(name))
         elif known is not None and what in ("lend", "lend until use"):
             use = UseRule(min_use=5.0) if what == "lend until use" else None
-            self.tiers.move(known, Tier.RELEASED, 0, "", use=use)
+            self.tiers.change_tier(known, Tier.RELEASED, 0, "", use=use)
         elif known is not None and what == "work":
             self.tiers.work_begins(known)
         elif known is not None and what == "rest":

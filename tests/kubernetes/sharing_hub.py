@@ -27,7 +27,7 @@ from gpushare_spawner.model.kubernetes.objects import (
     resource_name,
 )
 from gpushare_spawner.model.report import GpuReport, Report
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import holds_share
+from gpushare_spawner.spawner.kubernetes.cluster.pods import holds_share
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.ports import free_port
 from tests.spawner.running_hub import RunningHub

@@ -190,7 +190,7 @@ async def test_lent_units_raise_the_capacity_and_a_waiting_pod_comes(agent: Node
     await asyncio.sleep(0.2)
     assert "cem" not in agent.node.sessions
     registry = agent.node.registry
-    registry.tiers.move(agent.node.sessions["ada"], Tier.RELEASED, 0, "idle")
+    registry.tiers.change_tier(agent.node.sessions["ada"], Tier.RELEASED, 0, "idle")
     await published(agent, lambda item: units_of(item) == 150)
     await agent.cluster.wait_for_phase("cem", "Running")
     await agent.session("cem")
@@ -208,7 +208,7 @@ async def test_lent_units_raise_the_capacity_and_a_waiting_pod_comes(agent: Node
 async def test_a_claim_on_units_that_were_taken_back_waits_until_they_are_free(agent: NodeAgent) -> None:
     for name in ("ada", "ben"):
         await running(agent, name, share=50)
-    agent.node.registry.tiers.move(agent.node.sessions["ada"], Tier.RELEASED, 0, "idle")
+    agent.node.registry.tiers.change_tier(agent.node.sessions["ada"], Tier.RELEASED, 0, "idle")
     await published(agent, lambda item: units_of(item) == 150)
     # the owner works again after the scheduler has bound the pod and before its claim is prepared
     prepare = agent.kubelet.claims.prepare

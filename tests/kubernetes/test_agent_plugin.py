@@ -148,11 +148,11 @@ async def test_a_plugin_that_comes_before_the_kubelet(agent: NodeAgent) -> None:
 async def test_lent_units_are_offered_and_withdrawn(agent: NodeAgent) -> None:
     await agent.ready()
     await agent.running("ada", share=60)
-    agent.node.registry.tiers.move(agent.node.sessions["ada"], Tier.DOWNGRADED, 10, "a test")
+    agent.node.registry.tiers.change_tier(agent.node.sessions["ada"], Tier.DOWNGRADED, 10, "a test")
     await agent.offered(150)
     # somebody takes a part of what was lent
     await agent.running("ben", share=60, borrowed_units=20)
-    agent.node.registry.tiers.move(agent.node.sessions["ada"], Tier.ACTIVE, 60, "a test")
+    agent.node.registry.tiers.change_tier(agent.node.sessions["ada"], Tier.ACTIVE, 60, "a test")
     # ada's 60 and ben's 60 are held, nothing is free, and nobody loses a device
     await agent.offered(120)
     held = {*agent.held("ada")[FIRST.uuid], *agent.held("ben")[FIRST.uuid]}
@@ -168,7 +168,7 @@ async def test_lent_units_are_offered_and_withdrawn(agent: NodeAgent) -> None:
 async def test_released_sessions_lend_everything(agent: NodeAgent) -> None:
     await agent.ready()
     await agent.running("ada", share=100)
-    agent.node.registry.tiers.move(agent.node.sessions["ada"], Tier.RELEASED, 0, "a test")
+    agent.node.registry.tiers.change_tier(agent.node.sessions["ada"], Tier.RELEASED, 0, "a test")
     await agent.offered(200)
 
 
@@ -176,10 +176,10 @@ async def test_a_pod_that_comes_in_the_stale_window_fails_its_admission(agent: N
     """The node still says 150, the plugin offers less: the pod is scheduled, and refused by the plugin."""
     await agent.ready()
     await agent.running("ada", share=60)
-    agent.node.registry.tiers.move(agent.node.sessions["ada"], Tier.RELEASED, 0, "a test")
+    agent.node.registry.tiers.change_tier(agent.node.sessions["ada"], Tier.RELEASED, 0, "a test")
     await agent.offered(160)
     agent.kubelet.settings.status_interval = 5.0
-    agent.node.registry.tiers.move(agent.node.sessions["ada"], Tier.ACTIVE, 60, "a test")
+    agent.node.registry.tiers.change_tier(agent.node.sessions["ada"], Tier.ACTIVE, 60, "a test")
     await agent.until(lambda: len(agent.kubelet.devices.offers[GPU_0].healthy) == 100)
     await agent.pod("ben", share=90)
     failed = await agent.cluster.wait_for_phase("ben", "Failed")
@@ -213,10 +213,10 @@ async def test_more_than_there_is_is_refused(agent: NodeAgent) -> None:
     """The kubelet counts ids, and does no arithmetic: here the sum of what is in use counts."""
     await agent.ready()
     await agent.running("ada", share=60)
-    agent.node.registry.tiers.move(agent.node.sessions["ada"], Tier.RELEASED, 0, "a test")
+    agent.node.registry.tiers.change_tier(agent.node.sessions["ada"], Tier.RELEASED, 0, "a test")
     await agent.offered(160)
     await agent.running("ben", share=100, borrowed_units=60)
-    agent.node.registry.tiers.move(agent.node.sessions["ada"], Tier.ACTIVE, 60, "a test")
+    agent.node.registry.tiers.change_tier(agent.node.sessions["ada"], Tier.ACTIVE, 60, "a test")
     # ada's pod has ended, says the kubelet; but ben's 100 units are all in use now
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await ask(agent, list(agent.held("ada")[FIRST.uuid]))

@@ -18,7 +18,7 @@ import pytest
 from tornado.httpclient import HTTPClientError
 
 from gpushare_spawner.model.kubernetes.annotations import SESSION_SELECTOR, pod_session
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import holds_share
+from gpushare_spawner.spawner.kubernetes.cluster.pods import holds_share
 from tests.ports import free_port
 
 from .killable_hub import HUB_LOG, HubSettings, KillableHub

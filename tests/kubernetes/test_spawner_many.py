@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.kubernetes.annotations import pod_session
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import holds_share
+from gpushare_spawner.spawner.kubernetes.cluster.pods import holds_share
 
 from .sharing_hub import GpuNodes, SharingHub, kube_access
 from .standin.cluster import Cluster

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from gpushare_spawner.agent.kubernetes.pods.annotations import decisions, follow_tier, needed_patch, remember
+from gpushare_spawner.agent.kubernetes.pods.annotations import follow_tier, needed_patch, remember, tier_decision_key
 from gpushare_spawner.agent.node import report_of_session
 from gpushare_spawner.agent.session_records import PodOwner, SessionRecord
 from gpushare_spawner.agent.sessions.registry import SessionControls
@@ -146,7 +146,7 @@ class PodAgent(AgentParts):
 
     def owner(self) -> PodOwner:
         return PodOwner(
-            namespace="jupyter", name="ann", uid="1", devices={}, seen=decisions(self.annotations)
+            namespace="jupyter", name="ann", uid="1", devices={}, seen=(tier_decision_key(self.annotations),)
         )  # fmt: skip
 
     def patch(self, patch: Mapping[str, str | None]) -> None:
@@ -166,7 +166,7 @@ class PodAgent(AgentParts):
                 return
             self.patch(patch)
             assert self.session.record.pod is not None
-            remember(self.session.record.pod, decisions(self.annotations))
+            remember(self.session.record.pod, tier_decision_key(self.annotations))
             follow_tier(self.session, pod_session(self.annotations), self.annotations, self)  # type: ignore[arg-type]
         raise AssertionError(f"the agent patches without end: {self.patches[-3:]}")
 

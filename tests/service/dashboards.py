@@ -18,10 +18,11 @@ from gpushare_spawner.service.api.router import Call, Nothing, Services
 from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
 from gpushare_spawner.service.culler.decisions import CullerState
 from gpushare_spawner.service.dashboard import DashboardAddress, dashboard
+from gpushare_spawner.service.hub.caller import Caller
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
-from gpushare_spawner.service.web.app import Caller, HubTheme
+from gpushare_spawner.service.web.app import HubTheme
 from gpushare_spawner.service.web.dashboard import page_environment
 from tests.service.conftest import deciding
 

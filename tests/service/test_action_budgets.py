@@ -6,7 +6,7 @@ import pytest
 
 from gpushare_spawner.service.api import router
 from gpushare_spawner.service.api.router import ActionBudgets
-from gpushare_spawner.service.web.app import Caller
+from gpushare_spawner.service.hub.caller import Caller
 
 ANN, BOB = Caller("ann"), Caller("bob")
 

@@ -16,11 +16,11 @@ from gpushare_spawner.model.report import GpuReport, HostMemoryReport
 from gpushare_spawner.model.share import Tier, UseRule
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.api.entries import problems
+from gpushare_spawner.service.hub.caller import Caller
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from gpushare_spawner.service.sources import ServiceSnapshot
 from gpushare_spawner.service.waiting import waiting_spawns
-from gpushare_spawner.service.web.app import Caller
 from gpushare_spawner.wording.amounts import utc
 from tests.present import present
 from tests.service.dashboards import GIB, MINUTE, NO_AGENT, NOW, TEMPLATES, afternoon, page, session, shown

@@ -9,7 +9,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service import web
 from gpushare_spawner.service.api.api import OPERATIONS
 from gpushare_spawner.service.dashboard import choices_of_sessions
-from gpushare_spawner.service.web.app import Caller
+from gpushare_spawner.service.hub.caller import Caller
 from gpushare_spawner.wording.service import session_terms
 
 HTML = (Path(next(iter(web.__path__))) / "pages" / "parts" / "dialogs.html").read_text()

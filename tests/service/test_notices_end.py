@@ -245,7 +245,7 @@ async def test_a_notice_of_a_spawn_in_quota_ends_with_the_claim_or_the_action(
     assert world.told() == ("reclaim released",)
     if deeper:
         one = world.agent.session.record
-        world.agent.tiers.move(world.agent.session, Tier.RELEASED, 0, "reclaimed", at + 600)
+        world.agent.tiers.change_tier(world.agent.session, Tier.RELEASED, 0, "reclaimed", at + 600)
         world.agent.look()
         assert one is world.agent.session.record
     else:

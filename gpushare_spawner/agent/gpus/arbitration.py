@@ -290,7 +290,7 @@ class GpuArbitration:
         self._timer: Handle | None = None
         self._due: float | None = None
 
-    def observe(self, session: str) -> None:
+    def add_observed_session(self, session: str) -> None:
         """Add a session on a GPU that another layer shares: it needs no lease, and its weight has no effect."""
         self._observed.add(session, self._clock())
 
@@ -420,7 +420,7 @@ class GpuArbitration:
         """
         now, number, fields = self._clock(), client.number, frame.fields
         if self._observed.has(number):
-            self._observe(number, frame, now)
+            self._receive_observed(number, frame, now)
             return
         arbiter = self._arbiter
         if frame.kind in (Kind.IDLE, Kind.BUSY):
@@ -454,7 +454,7 @@ class GpuArbitration:
                 raise ValueError(f"{frame.kind.name} is not a frame for the arbiter")
         self._carry_out(decisions)
 
-    def _observe(self, number: int, frame: Frame, now: float) -> None:
+    def _receive_observed(self, number: int, frame: Frame, now: float) -> None:
         fields = frame.fields
         match frame.kind:
             case Kind.MEMORY:

@@ -265,7 +265,7 @@ class Samples:
             session = self._sessions.get(name)
             if session is not None and amount > 0:
                 self._arbitration.sampled(name, seconds_ago, amount)
-                session.moved = True
+                session.has_new_frames = True
 
 
 def _connected(session: Session) -> set[int]:

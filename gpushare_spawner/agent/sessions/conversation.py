@@ -120,7 +120,7 @@ class SuspendedProcesses(Protocol):
         """Handle SUSPEND_READY of a CUDA process."""
 
 
-class Surroundings(Protocol):
+class AgentParts(Protocol):
     """The parts of the agent above the sessions that a conversation uses."""
 
     @property
@@ -134,12 +134,12 @@ class Surroundings(Protocol):
 class Conversation:
     """The frame handler of one session's socket."""
 
-    def __init__(self, session: Session, registry: SessionRegistry, surroundings: Surroundings) -> None:
+    def __init__(self, session: Session, registry: SessionRegistry, agent: AgentParts) -> None:
         assert session.memory is not None
         self._session = session
         self._limits = session.memory
         self._registry = registry
-        self._around = surroundings
+        self._agent = agent
         # cuDeviceGetUuid returns the UUID of the whole GPU; cuDeviceGetUuid_v2 returns the MIG instance's UUID
         whole = {gpu_bytes(gpu.whole): gpu.uuid for gpu in session.gpus if gpu.mig is not None}
         self._uuids = whole | {gpu_bytes(gpu.uuid): gpu.uuid for gpu in session.gpus}
@@ -163,7 +163,7 @@ class Conversation:
                 raise FrameRefused(NOT_ALLOWED, f"{frame.kind.name} for a GPU that is not this session's")
             if session.observed:
                 _check_observed(frame)
-            session.moved = True
+            session.has_new_frames = True
             if frame.kind in _FOR_MEMORY:
                 self._limits.received(connection, uuid, frame)
                 self.accept_again(uuid)
@@ -184,7 +184,7 @@ class Conversation:
                 self._bursts.catch_up((connection, uuid))
             self._pass_to_arbiter((connection, uuid), frame)
         elif connection in session.cuda and frame.kind is Kind.SUSPEND_READY and not session.observed:
-            self._around.suspensions.ready(session, connection, frame)
+            self._agent.suspensions.ready(session, connection, frame)
         elif connection in session.observers and frame.kind is Kind.QUERY:
             self._send_figures(connection)
         elif connection in session.notebooks and frame.kind in _FROM_NOTEBOOKS:
@@ -206,7 +206,7 @@ class Conversation:
     def ended(self, connection: Connection) -> None:
         """Remove a process that has ended. Its leases go to other sessions."""
         session = self._session
-        session.moved = True
+        session.has_new_frames = True
         session.observers.discard(connection)
         if connection in session.notebooks:
             session.notebooks.discard(connection)
@@ -219,7 +219,7 @@ class Conversation:
                 if self._bursts is not None:
                     self._bursts.forget((connection, gpu.uuid))
                 self._registry.arbitrations[gpu.uuid].leave(connection)
-            self._around.suspensions.left(session, connection)
+            self._agent.suspensions.left(session, connection)
 
     def send_tier(self) -> None:
         """Notify all processes of the session's tier."""
@@ -343,7 +343,7 @@ class Conversation:
             for gpu in session.gpus:
                 paced = Feature.PACE in connection.features
                 self._registry.arbitrations[gpu.uuid].join(connection, session.id, connection.peer.process, paced)
-            self._around.suspensions.joined(session, connection)
+            self._agent.suspensions.joined(session, connection)
         else:
             (session.observers if role is Role.OBSERVER else session.notebooks).add(connection)
 
@@ -372,7 +372,7 @@ class Conversation:
     def status(self) -> ShareStatus:
         """Return the session's share in the form that its notebook server reads."""
         session, record, now = self._session, self._session.record, self._registry.clock()
-        report, largest_share = self._around.session_report(session), self._registry.tiers.largest_share(session)
+        report, largest_share = self._agent.session_report(session), self._registry.tiers.largest_share(session)
         last = now if report.gpu_busy else report.last_gpu_activity
         uses, hit, got = self._uses(), self._limits.hits.last, report.delivered
         native = report.layer is LayerName.NATIVE

@@ -273,7 +273,7 @@ class SessionRegistry:
             session.memory.set_limits(session.memory_limits)
             session.memory.hits = NO_HITS
         self.tiers.withdraw_notice(session)
-        self.tiers.move(session, Tier.ACTIVE, request.share_units, "it was reopened")
+        self.tiers.change_tier(session, Tier.ACTIVE, request.share_units, "it was reopened")
 
     def confirm(self, session: Session, process: ProcessName) -> None:
         """Associate a session with its server's process: both end together."""

@@ -204,7 +204,7 @@ class Session:
     """Time of the record's last hand-over to the store, seconds since the epoch."""
     last_end: float | None = None
     """Previously reported end of the last burst, in seconds since the epoch."""
-    moved: bool = True
+    has_new_frames: bool = True
     """Whether a process has sent a frame since activity and record were last compared; otherwise neither can have
     changed."""
     memory: SessionLimit | None = None

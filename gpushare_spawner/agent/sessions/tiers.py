@@ -122,7 +122,7 @@ class Shares:
         session.weight = self._weight(session, session.guaranteed_units)
         for gpu in session.gpus:
             if session.observed:
-                self.arbitrations[gpu.uuid].observe(session.id)
+                self.arbitrations[gpu.uuid].add_observed_session(session.id)
                 continue
             away = session.record.suspension is not None
             self.arbitrations[gpu.uuid].add_session(
@@ -291,7 +291,9 @@ class Tiers:
         now = self._activity(session)
         if voids_idle_action(now.busy, now.last, now.gpu_seconds, request.if_idle_since, request.if_gpu_seconds):
             raise ControlRefused("busy", f"session {session.id} has worked on the GPU in the meantime")
-        self.move(session, request.tier, request.effective_units, request.reason, request.yields_until, request.use)
+        self.change_tier(
+            session, request.tier, request.effective_units, request.reason, request.yields_until, request.use
+        )
 
     def work_begins(self, session: Session) -> None:
         """Give a downgraded or released session its share's weight before the arbiter gets the lease request.
@@ -322,7 +324,7 @@ class Tiers:
     def _used(self, session: Session) -> None:
         record = session.record
         if record.tier is not Tier.ACTIVE and record.yields_until is None:
-            self.move(session, Tier.ACTIVE, record.request.share_units, "it has GPU work again")
+            self.change_tier(session, Tier.ACTIVE, record.request.share_units, "it has GPU work again")
         elif record.notice is not None and record.notice.averted_by_work and not record.gpus_unknown:
             self.withdraw_notice(session)
             self._save(session)
@@ -350,9 +352,9 @@ class Tiers:
             record = session.record
             active = record.tier is Tier.ACTIVE or self._activity(session).busy
             tier, units = (Tier.ACTIVE, record.request.share_units) if active else (record.tier, record.effective_units)
-            self.move(session, tier, units, reason, use=record.use)
+            self.change_tier(session, tier, units, reason, use=record.use)
 
-    def move(
+    def change_tier(
         self,
         session: Session,
         tier: Tier,

@@ -132,7 +132,7 @@ def _begun(context: ActionContext, user: str, controls: Mapping[str, Controls], 
 
 
 async def settle(context: ActionContext, target: Target) -> bool:
-    """Remove expired controls, and move keeps in the future to now. Return whether that was necessary.
+    """Remove expired controls, and start keeps of the future now. Return whether that was necessary.
 
     Otherwise, a clock that is set back would restore an expired keep, and keeps would count as today's until the clock
     has caught up.

@@ -25,12 +25,12 @@ from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.api import answers
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.history.queries import group_of_session
+from gpushare_spawner.service.hub.caller import Caller
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, answered
 from gpushare_spawner.service.sources import AVAILABLE, ServiceSnapshot
 from gpushare_spawner.service.templates import allowed, other_units, templates_of_kind
 from gpushare_spawner.service.units import KINDS, Segment, gpu_bar, units_of
 from gpushare_spawner.service.waiting import WaitingSpawn
-from gpushare_spawner.service.web.app import Caller
 from gpushare_spawner.wording import idle_decisions
 from gpushare_spawner.wording import service as words
 from gpushare_spawner.wording.amounts import doubled_gpu

@@ -21,10 +21,10 @@ from gpushare_spawner.service.api.snapshots import ChangedResources, TooManyStre
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.history.queries import Period, group_of_session
 from gpushare_spawner.service.history.store import HistoryFailed
+from gpushare_spawner.service.hub.caller import Caller
 from gpushare_spawner.service.hub.roles import CUSTOM
 from gpushare_spawner.service.sources import ServiceSnapshot
 from gpushare_spawner.service.units import KINDS
-from gpushare_spawner.service.web.app import Caller
 from gpushare_spawner.service.web.history import (
     CSV_HEADERS,
     CSV_TYPE,

@@ -30,8 +30,9 @@ from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.api.answers import Refusal
 from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
 from gpushare_spawner.service.history.recorder import History
+from gpushare_spawner.service.hub.caller import Caller, Owned
 from gpushare_spawner.service.hub.roles import ACT, ACT_OWN, DRAIN
-from gpushare_spawner.service.web.app import Caller, Owned, Page
+from gpushare_spawner.service.web.app import Page
 from gpushare_spawner.wording import service as words
 
 

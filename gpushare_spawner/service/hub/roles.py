@@ -1,6 +1,6 @@
 """Scopes and services in the hub's configuration: for the service, all users, and admins.
 
-api/router.py (`Needs.check`) and web/app.py (`Caller`) enforce them.
+api/router.py (`Needs.check`) and caller.py (`Caller`) enforce them.
 
 The module checks the scopes that the service needs, and extends the roles `user` and `admin`. JupyterHub 6 has
 ``extra_user_scopes``, but ignores it if an admin defines the role `user`. JupyterHub 5 has only the role, and does not

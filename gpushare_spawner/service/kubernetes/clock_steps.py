@@ -21,13 +21,13 @@ _Instant = tuple[str, float]
 """The kind of an instant, and the instant as written."""
 
 
-def moved_report(report: Report, clock: WallClock) -> Report:
+def shifted_report(report: Report, clock: WallClock) -> Report:
     """Return a report from before a clock step as its agent would have written it after the step."""
     by = _step_since(report.published_at, clock)
     if not by:
         return report
-    sessions = tuple(_moved_session(session, by) for session in report.sessions)
-    return report.model_copy(update={"published_at": _moved(report.published_at, by), "sessions": sessions})
+    sessions = tuple(_shifted_session(session, by) for session in report.sessions)
+    return report.model_copy(update={"published_at": _shifted(report.published_at, by), "sessions": sessions})
 
 
 def _step_since(published_at: float, clock: WallClock) -> float:
@@ -38,43 +38,43 @@ def _step_since(published_at: float, clock: WallClock) -> float:
     return by if abs(published_at + by - now) < abs(published_at - now) else 0.0
 
 
-def _moved_session(session: SessionReport, by: float) -> SessionReport:
+def _shifted_session(session: SessionReport, by: float) -> SessionReport:
     worked, kernels = session.last_gpu_activity, session.last_kernel_activity
     return session.model_copy(
         update={
             "clock_moved": session.clock_moved + by,
-            "tier_since": _moved(session.tier_since, by),
-            "last_gpu_activity": _moved(worked, by) if worked is not None else None,
-            "last_kernel_activity": _moved(kernels, by) if kernels is not None else None,
-            "asks": tuple(ask.model_copy(update={"at": _moved(ask.at, by)}) for ask in session.asks),
+            "tier_since": _shifted(session.tier_since, by),
+            "last_gpu_activity": _shifted(worked, by) if worked is not None else None,
+            "last_kernel_activity": _shifted(kernels, by) if kernels is not None else None,
+            "asks": tuple(ask.model_copy(update={"at": _shifted(ask.at, by)}) for ask in session.asks),
         }
     )
 
 
 class PodInstants:
-    """The instants in pods, each with the value of `WallClock.moved` when the service first saw it."""
+    """The instants in pods, each with the value of `WallClock.shift` when the service first saw it."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str, float], dict[_Instant, float]] = {}
 
-    def take_note(self, pods: Iterable[SessionPod], moved: float) -> None:
+    def take_note(self, pods: Iterable[SessionPod], shift: float) -> None:
         """Record the new instants in these pods, which must be all pods."""
         before, self._seen = self._seen, {}
         for pod in pods:
             key = _key(pod)
             seen = before.get(key, {})
-            self._seen[key] = {instant: seen.get(instant, moved) for instant in _instants(pod)}
+            self._seen[key] = {instant: seen.get(instant, shift) for instant in _instants(pod)}
 
-    def of_now(self, pod: SessionPod, moved: float) -> SessionPod:
+    def of_now(self, pod: SessionPod, shift: float) -> SessionPod:
         """Return the pod with its instants as they would have been written after later clock steps.
 
         The ends of a keep and an exemption do not change, because users have seen them.
         """
-        steps = {instant: moved - then for instant, then in self._seen.get(_key(pod), {}).items() if moved != then}
+        steps = {instant: shift - then for instant, then in self._seen.get(_key(pod), {}).items() if shift != then}
         if not steps:
             return pod
         return replace(
-            pod, session=_moved_annotations(pod.session, steps), clock_moved=steps.get(("created", pod.created), 0.0)
+            pod, session=_shifted_annotations(pod.session, steps), clock_moved=steps.get(("created", pod.created), 0.0)
         )
 
 
@@ -95,21 +95,21 @@ def _instants(pod: SessionPod) -> Iterator[_Instant]:
         yield "message", message.at
 
 
-def _moved_annotations(annotations: PodSession, steps: Mapping[_Instant, float]) -> PodSession:
-    def moved(what: str, instant: float) -> float:
-        return _moved(instant, steps.get((what, instant), 0.0))
+def _shifted_annotations(annotations: PodSession, steps: Mapping[_Instant, float]) -> PodSession:
+    def shifted(what: str, instant: float) -> float:
+        return _shifted(instant, steps.get((what, instant), 0.0))
 
     notice, messages = annotations.notice, annotations.messages
     return replace(
         annotations,
-        tier_since=moved("tier", annotations.tier_since),
-        notice=notice.model_copy(update={"at": moved("notice", notice.at)}) if notice is not None else None,
+        tier_since=shifted("tier", annotations.tier_since),
+        notice=notice.model_copy(update={"at": shifted("notice", notice.at)}) if notice is not None else None,
         controls=annotations.controls.model_copy(
-            update={"keeps": tuple(moved("keep", at) for at in annotations.controls.keeps)}
+            update={"keeps": tuple(shifted("keep", at) for at in annotations.controls.keeps)}
         ),
-        messages=tuple(message.model_copy(update={"at": moved("message", message.at)}) for message in messages),
+        messages=tuple(message.model_copy(update={"at": shifted("message", message.at)}) for message in messages),
     )
 
 
-def _moved(instant: float, by: float) -> float:
+def _shifted(instant: float, by: float) -> float:
     return min(max(0.0, instant + by), LATEST)

@@ -48,7 +48,7 @@ from gpushare_spawner.model.kubernetes.objects import (
 from gpushare_spawner.model.layers import LAYERS, IdleReach, LayerName
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import Tier, voids_idle_action
-from gpushare_spawner.service.kubernetes.clock_steps import PodInstants, moved_report
+from gpushare_spawner.service.kubernetes.clock_steps import PodInstants, shifted_report
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, joined_report, made_by, session_pods, trimmed
 from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
 from gpushare_spawner.wording.actions import out_of_reach
@@ -183,14 +183,14 @@ class Cluster:
         here = self._pods_by_node().get(node, _NodePods())
         now = self._clock()
         # after the clock was read, which detects a step of the clock
-        pods = [self._instants.of_now(pod, self._clock.moved) for pod in here.sessions.values()]
+        pods = [self._instants.of_now(pod, self._clock.shift) for pod in here.sessions.values()]
         if read is None and pods and all(pod.session.layer is not LayerName.NATIVE for pod in pods):
             # the node needs no agent, because its sessions' data is in their pods
             return joined_report(Report(node=node, published_at=now, gpus=()), pods), 0.0
         if read is None or read.report is None:
             why = "its agent has published no report" if read is None else f"its report is refused: {read.problem}"
             raise AgentUnreachable(f"node {node}: {why}")
-        report = moved_report(read.report, self._clock)
+        report = shifted_report(read.report, self._clock)
         if read.age(report.published_at, now, time.monotonic()) > REPORT_STALE_SECONDS:
             raise AgentUnreachable(f"node {node}: its agent has published nothing since {utc(report.published_at)}")
         arrived = self._maps.arrived.get(name)
@@ -263,7 +263,7 @@ class Cluster:
         good, bad = session_pods(ours)
         # the clock is read first: instants that are new after a step were written after it
         self._clock()
-        self._instants.take_note(good, self._clock.moved)
+        self._instants.take_note(good, self._clock.shift)
         for uid, problem in bad.items():
             if self._bad_pods.get(uid) != problem:
                 log.warning("%s", problem)

@@ -26,7 +26,8 @@ from tornado.web import HTTPError, authenticated
 from gpushare_spawner.service.history.queries import By, Period, Sum, actions, gpu_time, waits
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.history.store import DAY, HOUR, OF_NODES, GpuTimeAmounts, HistoryFailed
-from gpushare_spawner.service.web.app import Caller, Page
+from gpushare_spawner.service.hub.caller import Caller
+from gpushare_spawner.service.web.app import Page
 from gpushare_spawner.wording import service as words
 from gpushare_spawner.wording.amounts import gpu_hours, utc
 

@@ -1,9 +1,9 @@
-"""The state of one spawn of a pod, the admission of the pod by its node, and the attempts to start it.
+"""One spawn of a pod: its state, and the pods that are started for it until a node admits one.
 
-`PodAdmission` detects a refusal by the kubelet immediately, and a refusal by the scheduler after the times in `LASTS`.
-`Unschedulable` contains the scheduler's reasons. `api_refused` and `request_succeeded` handle failed calls to the
-cluster's API: temporary errors are retried, other errors are shown to the user. `PodLauncher` starts the pod and
-retries. The texts are in `wording.spawn_failures`.
+A spawn has one `PodAttempt`, its state until the end of the server. `PodLauncher` starts pods for it, one after
+another, and retries temporary errors of the cluster's API. Each of these pods has one `PodAdmission`, which detects a
+refusal by the kubelet immediately, and a refusal by the scheduler after the times in `LASTS`; `Unschedulable` contains
+the scheduler's reasons. The texts are in `wording.spawn_failures`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpushare_spawner.model.kubernetes.annotations import TEMPLATE
 from gpushare_spawner.model.kubernetes.objects import RESOURCE_PREFIX
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase, SpawnProgress, interleaved
 from gpushare_spawner.spawner.hub import SpawnRefused
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import (
+from gpushare_spawner.spawner.kubernetes.cluster.pods import (
     RESERVATION,
     Ended,
     annotation,
@@ -201,7 +201,7 @@ class NotAdmitted(Exception):
 
 @dataclass
 class PodAdmission:
-    """One attempt to get a pod admitted by its node. While the cluster autoscaler adds a node, time is not counted."""
+    """The admission of one pod by its node. While the cluster autoscaler adds a node, time is not counted."""
 
     token: str
     """The value of the pod's reservation annotation."""
@@ -308,7 +308,7 @@ async def request_succeeded(request: Awaitable[bool], what: str, log: logging.Lo
 
 
 class PodAttempt(SpawnAttempt[PodShare]):
-    """One spawn of a pod.
+    """One spawn on Kubernetes, for which several pods may be started in turn.
 
     ``give_back`` is called with the unneeded reservation and with whether a pod may have been created from it.
     """
@@ -322,7 +322,7 @@ class PodAttempt(SpawnAttempt[PodShare]):
         self.perhaps_created = False
         """Whether the reservation's pod may exist."""
         self.admission: PodAdmission | None = None
-        """The current attempt of a pod with a share; None if there is none."""
+        """The admission of the pod that is being started; None if there is none, and for a server without a share."""
         self.secret: tuple[object, Callable[[str], dict[str, Any]] | None] = (None, None)
         """The pod's manifest, and a function that takes the pod's uid and returns the Secret with the pod's secret
         values. None if there is no Secret."""
@@ -402,7 +402,7 @@ class ServerPod:
 
 @dataclass
 class PodLauncher:
-    """The attempts of one spawn, repeated after a refusal by a node or a failure of the cluster's API.
+    """Starts pods for one spawn, one after another, until a node runs one, an error is permanent, or the time is over.
 
     Afterwards, either a pod's annotations contain the share, or the share is free again.
     """

@@ -24,8 +24,8 @@ from gpushare_spawner.model.kubernetes.annotations import LAYER
 from gpushare_spawner.model.kubernetes.objects import CLAIMS_API, claim_name
 from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.spawner.hub import SpawnRefused
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import holds_share, orphans
 from gpushare_spawner.spawner.kubernetes.cluster.layers import POD_LAYERS
+from gpushare_spawner.spawner.kubernetes.cluster.pods import holds_share, orphans
 from gpushare_spawner.spawner.kubernetes.pod import claim_layer
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.queue.snapshot import LayerOffer

@@ -45,8 +45,8 @@ from gpushare_spawner.placement.node import Requested
 from gpushare_spawner.sharing.base import LayerCannot, PodChange, PodSpec
 from gpushare_spawner.sharing.native import NativeClaimLayer, NativePodLayer, granted_session
 from gpushare_spawner.spawner.hub import SpawnRefused
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, pod_requests
 from gpushare_spawner.spawner.kubernetes.cluster.layers import POD_LAYERS
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, pod_requests
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.queue.snapshot import LayerOffer
 from gpushare_spawner.wording import spawn_failures as words

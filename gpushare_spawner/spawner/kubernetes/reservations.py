@@ -19,8 +19,8 @@ from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import ClaimsReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement.node import NOTHING, Allocation, Requested
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, annotation, holds_share
 from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, holds_share
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots, allocation_elsewhere
 from gpushare_spawner.spawner.queue.queue import LoopBreaks, Reservation, Ticket

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.pods.annotations import MAX_SEEN, decisions, follow_tier, needed_patch, remember
+from gpushare_spawner.agent.kubernetes.pods.annotations import (
+    MAX_SEEN,
+    follow_tier,
+    needed_patch,
+    remember,
+    tier_decision_key,
+)
 from gpushare_spawner.agent.session_records import PodOwner, SessionRecord
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.model.control import NoticeRequest
@@ -41,7 +47,9 @@ class World:
 
     def __init__(self) -> None:
         record = SessionRecord.opened(request_for(), 1000.0)
-        record.pod = PodOwner(namespace="jupyter", name="ada", uid="1", devices={}, seen=decisions(SAID.annotations()))
+        record.pod = PodOwner(
+            namespace="jupyter", name="ada", uid="1", devices={}, seen=(tier_decision_key(SAID.annotations()),)
+        )
         self.session = Session(record, (FIRST,))
         self.doing = IDLE
         self.moves: list[tuple[Tier, int]] = []
@@ -193,7 +201,8 @@ def test_withdrawn_notice_starts_the_idle_time_anew(world: World) -> None:
 def test_record_remembers_the_latest_decisions_only(world: World) -> None:
     hold = world.session.record.pod
     assert hold is not None
-    remember(hold, [f"tier {number}" for number in range(2 * MAX_SEEN)])
+    for number in range(2 * MAX_SEEN):
+        remember(hold, f"tier {number}")
     assert hold.seen == tuple(f"tier {number}" for number in range(MAX_SEEN, 2 * MAX_SEEN))
-    remember(hold, [f"tier {2 * MAX_SEEN - 1}"])
+    remember(hold, f"tier {2 * MAX_SEEN - 1}")
     assert len(set(hold.seen)) == MAX_SEEN

@@ -9,7 +9,7 @@ from gpushare_spawner.service.api import reading
 from gpushare_spawner.service.api.reading import SessionsQuery
 from gpushare_spawner.service.api.router import Call, Nothing, Services
 from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
-from gpushare_spawner.service.web.app import Caller
+from gpushare_spawner.service.hub.caller import Caller
 from tests.service.api.conftest import Machine, StandInAgent
 from tests.service.dashboards import NO_AGENT, NOW, TEMPLATES, afternoon, session
 

@@ -39,6 +39,7 @@ from gpushare_spawner.service.culler.asks import AskResponder
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings, SessionDecision
 from gpushare_spawner.service.history.recorder import Meter, SpawnWatch
+from gpushare_spawner.service.hub.caller import Caller
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
 from gpushare_spawner.service.kubernetes import cluster as cluster_module
 from gpushare_spawner.service.kubernetes.cluster import Cluster
@@ -46,7 +47,6 @@ from gpushare_spawner.service.kubernetes.pod_sessions import trimmed
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports, ask_all
 from gpushare_spawner.service.sources import DashboardSources, ServiceSnapshot
 from gpushare_spawner.service.units import gpu_bar, units_of
-from gpushare_spawner.service.web.app import Caller
 from gpushare_spawner.service.web.metrics import exposition
 from tests.placement.reports import ledger_of
 from tests.service.conftest import deciding

@@ -10,7 +10,7 @@ from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.reservations import Exclusions, PodShare
 from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 

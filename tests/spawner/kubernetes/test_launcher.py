@@ -17,7 +17,7 @@ from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.sharing.base import LayerRequest
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.kubernetes.attempt import NotAdmitted, PodAttempt, PodLauncher, ServerPod, Unschedulable
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import ended_by_node
+from gpushare_spawner.spawner.kubernetes.cluster.pods import ended_by_node
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.options import Overrides
 from gpushare_spawner.spawner.queue.snapshot import LayerOffer

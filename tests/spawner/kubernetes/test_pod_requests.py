@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.kubernetes.container_requests import memory_bytes, millicores, quantity
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import pod_requests
+from gpushare_spawner.spawner.kubernetes.cluster.pods import pod_requests
 
 GI = 2**30
 

@@ -35,8 +35,9 @@ from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
 from gpushare_spawner.sharing.base import ClusterPod, LayerRequest, Tenant
 from gpushare_spawner.sharing.native import granted_session
 from gpushare_spawner.spawner.kubernetes.cluster import snapshot
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity, kept_pod
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity, kept_pod
 from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import PODS, REPORTS
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare

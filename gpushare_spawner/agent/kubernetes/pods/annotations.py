@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod
@@ -113,16 +113,16 @@ def follow_tier(
     """
     owner = session.record.pod
     assert owner is not None
-    fresh = [decision for decision in decisions(annotations) if decision not in owner.seen]
-    if fresh:
-        # Remember the decisions first: carrying one out saves the record, which triggers another comparison.
-        remember(owner, fresh)
-        _move_tier(session, annotated, registry)
+    decision = tier_decision_key(annotations)
+    if decision not in owner.seen:
+        # Remember the decision first: carrying it out saves the record, which triggers another comparison.
+        remember(owner, decision)
+        _change_tier(session, annotated, registry)
         registry.save(session)
     _show_notice(session, owner, owner.notice_of_now(annotated.notice), registry)
 
 
-def _move_tier(session: Session, annotated: PodSession, registry: SessionRegistry) -> None:
+def _change_tier(session: Session, annotated: PodSession, registry: SessionRegistry) -> None:
     record = session.record
     if _tier_of(annotated) == _tier_of(record):
         return
@@ -140,7 +140,7 @@ def _move_tier(session: Session, annotated: PodSession, registry: SessionRegistr
         )
         return
     units = min(annotated.effective_units, record.request.share_units)
-    registry.tiers.move(
+    registry.tiers.change_tier(
         session, annotated.tier, units, "set in the annotations of its pod", annotated.yields_until, annotated.use
     )
 
@@ -187,20 +187,21 @@ def needed_patch(annotated: PodSession, record: SessionRecord, now: float) -> di
     return patch
 
 
-def decisions(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the keys of the tier decisions. Each decision has its own key."""
+def tier_decision_key(annotations: Mapping[str, str]) -> str:
+    """Return the key of the decision about the tier, which no other decision about this pod has."""
     tier = (TIER, EFFECTIVE_SHARE, TIER_SINCE)
     kept = annotations.get(YIELDS_UNTIL)
-    return (f"tier {' '.join(annotations.get(name, '') for name in tier)}" + (f" yields {kept}" if kept else ""),)
+    return f"tier {' '.join(annotations.get(name, '') for name in tier)}" + (f" yields {kept}" if kept else "")
 
 
 def _tier_of(session: PodSession | SessionRecord) -> tuple[Tier, int, float | None]:
     return session.tier, session.effective_units, session.yields_until
 
 
-def remember(owner: PodOwner, dealt_with: Iterable[str]) -> None:
-    """Add decisions that need no more action to the record, and retain the last `MAX_SEEN`."""
-    owner.seen = (*owner.seen, *(decision for decision in dealt_with if decision not in owner.seen))[-MAX_SEEN:]
+def remember(owner: PodOwner, decision: str) -> None:
+    """Add a decision that needs no more action to the record, which retains the last `MAX_SEEN`."""
+    if decision not in owner.seen:
+        owner.seen = (*owner.seen, decision)[-MAX_SEEN:]
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0

@@ -30,11 +30,11 @@ from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices, device
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
 from gpushare_spawner.agent.kubernetes.pods.annotations import (
     AnnotationWriter,
-    decisions,
     follow_share,
     follow_tier,
     needed_patch,
     remember,
+    tier_decision_key,
 )
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods, open_request
 from gpushare_spawner.agent.node import Node
@@ -408,7 +408,7 @@ class PodSessions:
                     "must have the same unit size"
                 )
         try:
-            return pod_record(pod, annotated, devices, decisions(pod.annotations))
+            return pod_record(pod, annotated, devices, (tier_decision_key(pod.annotations),))
         except ValidationError as error:
             self._warnings.about(
                 f"pod {pod.namespace}/{pod.name}: its annotations are not valid: {error.errors()[0]['msg']}"
@@ -459,11 +459,11 @@ class PodSessions:
         return needed_patch(annotated, session.record, self._node.wall_clock())
 
     def _written(self, session: Session, item: Json) -> None:
-        """Process the pod from the API server's answer to a patch; its decisions need no more action."""
+        """Process the pod from the API server's answer to a patch; its decision about the tier needs no more action."""
         self._pods.put(item)
         owner = session.record.pod
         if owner is not None:
-            remember(owner, decisions(item["metadata"].get("annotations") or {}))
+            remember(owner, tier_decision_key(item["metadata"].get("annotations") or {}))
         self._node.registry.save(session)
 
     def _check_again(self, seconds: float) -> None:

@@ -39,7 +39,8 @@ from gpushare_spawner.sharing.base import (
     PodSpec,
     ResourceChoice,
 )
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.queue.snapshot import (
     NOTHING_KEPT,
     GpuKind,

@@ -23,15 +23,9 @@ from gpushare_spawner.model.report import ClaimsReport, Notice, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, split_session_id
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
 from gpushare_spawner.placement.node import Allocation
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import (
-    RESERVATION,
-    ChangedObjects,
-    ClusterCapacity,
-    annotation,
-    created_at,
-    holds_share,
-)
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import ChangedObjects, ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.layers import LayerReader
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, created_at, holds_share
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import PODS, SnapshotStale, freshen, has_listed
 from gpushare_spawner.spawner.queue.queue import LoopBreaks
 from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot

@@ -14,8 +14,8 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCapacity, LayerRequest, Tenant
 from gpushare_spawner.spawner.kubernetes.cluster import layers as cluster_layers
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.layers import POD_LAYERS, ClusterLayers, Pending, layers_in_force
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.queue.snapshot import LayerOutcome, LayerVerdict, SpawnRequest
 
 SHARED = "nvidia.com/gpu.shared"

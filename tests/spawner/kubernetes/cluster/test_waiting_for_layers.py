@@ -23,8 +23,8 @@ from gpushare_spawner.sharing.base import (
     ClusterPod,
     Tenant,
 )
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, Pending
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.queue import MOST_OVERTAKEN, PlacementCheck, Placer, Ticket
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, SpawnRequest

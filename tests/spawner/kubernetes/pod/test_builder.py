@@ -21,7 +21,7 @@ from kubespawner.utils import get_k8s_model
 from gpushare_spawner.model.kubernetes.annotations import HUB, pod_session
 from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL
 from gpushare_spawner.spawner.hub import SpawnRefused
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.pod import build_pod
 
 from ..parts import share

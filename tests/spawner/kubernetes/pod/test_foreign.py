@@ -14,7 +14,7 @@ from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerRequest, Tenant
 from gpushare_spawner.spawner.hub import SpawnRefused
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.pod import build_pod, fragment
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.queue.snapshot import LayerOffer, SpawnRequest
