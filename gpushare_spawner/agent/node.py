@@ -631,6 +631,7 @@ def report_of_session(
         tier_since=record.tier_since,
         effective_units=record.effective_units,
         guaranteed_units=session.guaranteed_units,
+        time_limit_units=session.time_limit_units,
         yields=record.yields_until is not None,
         opened_at=record.opened_at,
         clock_moved=record.clock_moved,

@@ -160,6 +160,15 @@ def check_gpus(machine: Machine) -> list[Finding]:
     return [problem(GPUS, doubled_gpu(uuid, nodes), _REMEDY) for uuid, nodes in doubled.items()]
 
 
+def reported_gpus(machine: Machine) -> frozenset[str]:
+    """Return the UUIDs of the GPUs that the cluster's nodes report; empty if unknown."""
+    try:
+        reports = asyncio.run(_reports(machine.namespace)) if machine.on_node else []
+    except (NoCluster, ApiFailure):
+        return frozenset()
+    return frozenset(gpu.uuid for report in reports for gpu in report.gpus)
+
+
 async def _reports(namespace: str) -> list[Report]:
     """Return the agents' readable reports in the hub's namespace."""
     api = await ClusterApi.connect()

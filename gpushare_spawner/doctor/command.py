@@ -107,7 +107,7 @@ def examine(options: argparse.Namespace) -> Groups:
         "claims": cluster.check_claims(report, machine),
         "cluster": cluster.check_gpus(machine),
         "config files": files.check_config(config_dirs, machine),
-        "templates": files.check_templates(templates_dir, gpus, machine),
+        "templates": files.check_templates(templates_dir, gpus, machine, cluster.reported_gpus(machine)),
     }
     if options.gpu is not None:
         groups["GPU programs"] = gpu.check(whole, options.gpu_memory, options.gpu)

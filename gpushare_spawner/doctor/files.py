@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -120,15 +120,31 @@ _VALID = {
 }
 
 
-def check_templates(folder: Path, gpus: tuple[Gpu, ...], machine: Machine) -> list[Finding]:
-    """Return the findings. In a cluster the templates are in the hub's pod, not on the node."""
+def check_templates(
+    folder: Path, gpus: tuple[Gpu, ...], machine: Machine, cluster_gpus: Collection[str] = ()
+) -> list[Finding]:
+    """Return the findings. In a cluster the templates are in the hub's pod, not on the node.
+
+    ``cluster_gpus``: the UUIDs of the cluster's GPUs; empty if unknown.
+    """
     if not folder.is_dir():
         if machine.on_node:
             return [skipped(str(folder), "does not exist: in a cluster the hub's pod has the templates")]
         return [problem(str(folder), "does not exist, so the form is empty", _COPY)]
     quiet = logging.Logger("gpushare.doctor", logging.CRITICAL)
     policy = PolicyFolder(folder, log=quiet).load()
-    results = template_findings(folder, policy, gpus) + _mps_findings(folder, policy, machine)
+    uuids = cluster_gpus if machine.on_node else {gpu.uuid for gpu in gpus}
+    lacking = "no node of the cluster has" if machine.on_node else "this machine does not have"
+    results = [
+        note(
+            str(folder / policy.files[template.name]),
+            f"{template.name} needs GPU {template.placement.gpu}, which {lacking}",
+            "Correct `placement.gpu`.",
+        )
+        for template in policy.templates
+        if uuids and template.placement.gpu is not None and template.placement.gpu not in uuids
+    ]
+    results += template_findings(folder, policy, gpus) + _mps_findings(folder, policy, machine)
     if not machine.on_node:
         results += _mig_findings(folder, policy, gpus)
         results += _refused_findings(folder, policy)
@@ -148,10 +164,6 @@ def template_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> li
             what = f"{template.name} needs a GPU model that this machine does not have: {', '.join(share.models)}"
             remedy = "Correct `gpu.models` if the template is for this machine."
             results.append(note(str(folder / policy.files[template.name]), what, remedy))
-        only = template.placement.gpu
-        if only is not None and gpus and only not in {gpu.uuid for gpu in gpus}:
-            what = f"{template.name} needs GPU {only}, which this machine does not have"
-            results.append(note(str(folder / policy.files[template.name]), what, "Correct `placement.gpu`."))
     if policy.templates:
         results.append(ok(str(folder), f"templates: {', '.join(template.name for template in policy.templates)}"))
     return results

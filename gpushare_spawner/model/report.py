@@ -288,6 +288,8 @@ class SessionReport(MessagePart):
     """
     guaranteed_units: Units
     """The session's current units while all others work: `effective_units` minus reclaimed borrowed units."""
+    time_limit_units: Units = UNITS_PER_GPU
+    """The most of each GPU's time that the session gets, also alone on the GPU."""
     yields: bool = False
     """Whether the units that the tier took are reserved for spawns in quota. GPU work does not restore them yet."""
     opened_at: Instant

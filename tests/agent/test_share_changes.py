@@ -278,7 +278,7 @@ async def test_limit_of_gpu_time_is_never_below_the_share_and_comes_back_with_a_
     held = agent.node.sessions["ada"]
     assert limit_in_force(agent) == held.time_limit_units == 30
     await resize(agent, 50)
-    assert limit_in_force(agent) == held.time_limit_units == 50
+    assert limit_in_force(agent) == held.time_limit_units == session(agent).time_limit_units == 50
     await agent.stop()
     await agent.start()
     assert limit_in_force(agent) == agent.node.sessions["ada"].time_limit_units == 50

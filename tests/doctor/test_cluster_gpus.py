@@ -16,6 +16,8 @@ from gpushare_spawner.doctor.finding import Level, Machine
 from gpushare_spawner.model.kubernetes.objects import REPORT_KEY, REPORT_SELECTOR, report_name, written_report
 from tests.placement.reports import gpu, report
 
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "POD_NAMESPACE": "jhub"}
+
 
 def config_map(node: str, *uuids: str, name: str = "") -> dict[str, Any]:
     written = written_report(report(node, [gpu(uuid, number) for number, uuid in enumerate(uuids)]))
@@ -43,8 +45,7 @@ def said(
         return Api()
 
     monkeypatch.setattr(ClusterApi, "connect", connect)
-    pod = Machine(tmp_path, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "POD_NAMESPACE": "jhub"})
-    (finding,) = check_gpus(pod)
+    (finding,) = check_gpus(Machine(tmp_path, POD))
     assert finding.where == cluster.GPUS
     assert (finding.remedy != "") == (finding.level is Level.PROBLEM)
     return finding.level, finding.what
@@ -57,6 +58,7 @@ def test_one_gpu_of_two_nodes_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_
     level, what = said(monkeypatch, maps, tmp_path)
     assert level is Level.PROBLEM
     assert what.startswith("GPU a is reported by the nodes n1 and n2. It counts for n1 alone")
+    assert cluster.reported_gpus(Machine(tmp_path, POD)) == {"a", "b", "c"}
 
 
 def test_different_gpus_are_fine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -81,6 +83,7 @@ def test_what_cannot_be_read_is_skipped_with_the_reason(
 ) -> None:
     level, what = said(monkeypatch, error, tmp_path)
     assert (level, what[: len(why)]) == (Level.SKIPPED, why)
+    assert cluster.reported_gpus(Machine(tmp_path, POD)) == frozenset()
 
 
 def test_a_machine_that_is_no_node_is_not_asked(tmp_path: Path) -> None:

@@ -56,6 +56,10 @@ def test_a_named_gpu_that_is_not_here_is_a_note(tmp_path: Path) -> None:
     assert found[0].what == f"a needs GPU {uuid}, which this machine does not have"
     (same,) = check_templates(tmp_path, (Gpu(0, uuid, L4.model, L4.memory_bytes),), MACHINE)
     assert same.level is Level.OK
+    assert [finding.level for finding in check_templates(tmp_path, (L4,), NODE)] == [Level.OK], "unknown"
+    assert [finding.level for finding in check_templates(tmp_path, (L4,), NODE, {uuid})] == [Level.OK]
+    found = check_templates(tmp_path, (L4,), NODE, {"GPU-other"})
+    assert found[0].what == f"a needs GPU {uuid}, which no node of the cluster has"
 
 
 TEMPLATE = "name: a\ndisplay_name: A\ngpu: {fraction: 0.5}\n"

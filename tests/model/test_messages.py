@@ -68,6 +68,7 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
         "neighbours": {"labels": ["course"], "apart_from": ["exam"], "alone": True},
         "share_units": 25,
         "borrowed_units": 5, "tier": "downgraded", "tier_since": 990.0, "effective_units": 10, "guaranteed_units": 9,
+        "time_limit_units": 60,
         "yields": True, "opened_at": 900.0, "clock_moved": 0.0, "confirmed": False, "pid": 7, "memory_bytes": 16,
         "resident_bytes": 8,
         "memory_limit_bytes": 48, "engine": "suspend", "suspended": True, "not_suspendable": "It has managed memory.",

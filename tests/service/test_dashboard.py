@@ -85,6 +85,14 @@ def test_admins_are_told_what_is_wrong_with_an_agent_and_users_only_that_it_is()
     assert "Sessions are unknown while an agent is unavailable." in html
 
 
+def test_a_limit_of_gpu_time_is_shown_with_the_share() -> None:
+    report = afternoon(session("zoe", time_limit_units=40, gpus=("GPU-1",)))
+    limits = {one["user"]: one["time_limit_units"] for one in shown(report)["sessions"]}
+    assert (limits["zoe"], limits["ann"]) == (40, 100)
+    assert page(report).count("at most 40 %") == 1
+    assert "at most 100 %" not in page(report)
+
+
 def test_a_session_over_quota_is_marked_and_its_quota_is_named() -> None:
     quotas = Quotas.model_validate({"groups": {"optics": {"guarantee": 0.25}}, "users": {"erin": {"guarantee": 1}}})
     older = session("zoe", quota="group:optics", opened_at=NOW - 9000, gpus=("GPU-1",))

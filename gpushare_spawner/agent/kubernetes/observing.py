@@ -39,7 +39,7 @@ from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.background import Repeated, Soon
 from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.log_once import EachOnce, log_failure
-from gpushare_spawner.model.control import NoticeRequest, OpenRequest
+from gpushare_spawner.model.control import NoticeRequest
 from gpushare_spawner.model.kubernetes.annotations import LAYER_SELECTOR, AnnotationProblem, PodSession
 from gpushare_spawner.model.kubernetes.objects import OBSERVER
 from gpushare_spawner.model.report import Report
@@ -139,19 +139,13 @@ class ObservedPods:
         registry.controls.follow(session, annotated.controls, annotated.messages, annotated.answers)
 
 
-OWN_FIELDS = ("borrowed_units", "user_units", "time_limit_units", "memory_limit", "engine", "neighbours")
-"""Fields of a request that have an effect only where our own layer shares the GPU."""
-
-
 def observed_record(pod: Pod, annotated: PodSession, given: tuple[tuple[str, ...], ...]) -> SessionRecord:
     """Return the record of a session from its pod. Raises pydantic.ValidationError.
 
-    `given`: IDs that its containers got together. Annotations for `OWN_FIELDS` have no effect: the spawner writes none,
-    and a forged one must not, for example, suspend processes.
+    `given`: IDs that its containers got together.
     """
-    own = {name: OpenRequest.model_fields[name].default for name in OWN_FIELDS}
     request = open_request(annotated, annotated.gpus)
-    request = request.model_copy(update={**own, "layer": annotated.layer, "oversubscribe": False})
+    request = request.model_copy(update={"layer": annotated.layer, "oversubscribe": False})
     record = SessionRecord.opened(request, pod.created)
     record.tier_since = annotated.tier_since
     record.pod = PodOwner(namespace=pod.namespace, name=pod.name, uid=pod.uid, devices={}, given=given)

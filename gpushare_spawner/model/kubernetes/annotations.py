@@ -156,6 +156,9 @@ SESSION_SELECTOR = f"{SESSION_LABEL}={SESSION_LABEL_VALUE}"
 
 WHOLE_MEMORY = "100%"
 
+OWN_FIELDS = ("borrowed_units", "user_units", "time_limit_units", "memory_limit", "engine", "neighbours")
+"""Fields of a session that have an effect only where our own layer shares the GPU."""
+
 
 class AnnotationProblem(ValueError):
     """Error: a pod's annotations do not describe a session. `problems` has a sentence for each invalid annotation."""
@@ -409,6 +412,8 @@ def _patch(**values: Any) -> dict[str, str | None]:
 def pod_session(annotations: Mapping[str, str] | None, labels: Mapping[str, str] | None = None) -> PodSession:
     """Return a session from its pod's annotations, and from the labels if it can be another layer's.
 
+    Another layer's session has the defaults of `OWN_FIELDS`: the spawner writes no annotations for them, and forged
+    ones must have no effect.
     Raises AnnotationProblem, which names every missing or invalid annotation, with advice.
     """
     if not is_layer_session(labels):
@@ -424,7 +429,8 @@ def pod_session(annotations: Mapping[str, str] | None, labels: Mapping[str, str]
     indices = _listed(range(int(written)))
     session = _read_session({**given, GPU: indices, GPU_INDEX: indices})
     names = gpu_names(LayerName(layer), session.session, int(written))
-    return dataclasses.replace(session, layer=LayerName(layer), gpus=names)
+    own = {name: _DEFAULTS[name] for name in OWN_FIELDS}
+    return dataclasses.replace(session, layer=LayerName(layer), gpus=names, **own)
 
 
 def _read_session(given: Mapping[str, str]) -> PodSession:

@@ -266,6 +266,8 @@ class SessionEntry(ApiModel):
     borrowed_units: int
     effective_units: int
     guaranteed_units: int
+    time_limit_units: int
+    """The most of each GPU's time that the session gets, also alone on the GPU; 100: no limit."""
     gpu_busy: bool
     waiting: bool
     gpu_worked: bool

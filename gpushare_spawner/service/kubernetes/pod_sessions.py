@@ -235,6 +235,7 @@ def _identity(pod: SessionPod) -> dict[str, Any]:
         "neighbours": annotations.neighbours,
         "engine": annotations.engine,
         "share_units": annotations.share_units,
+        "time_limit_units": max(annotations.time_limit_units, annotations.share_units),
         "borrowed_units": annotations.borrowed_units,
         "tier": annotations.tier,
         "tier_since": annotations.tier_since,

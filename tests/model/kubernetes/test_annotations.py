@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -21,9 +22,9 @@ from gpushare_spawner.model.kubernetes.annotations import (
     pod_session,
     tier_patch,
 )
-from gpushare_spawner.model.layers import MemoryEngine
+from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import NeighbourRules, Tier
 
 SESSION = PodSession(
     session="ann@example.org+lab",
@@ -87,6 +88,18 @@ def test_session_written_as_annotations_reads_back_the_same(session: PodSession)
     written = session.annotations()
     assert all(isinstance(value, str) for value in written.values())
     assert pod_session(written) == session
+
+
+def test_forged_annotations_of_our_own_layer_have_no_effect_on_another_layers_session() -> None:
+    plain = dataclasses.replace(SESSION, layer=LayerName.KAI, borrowed_units=0)
+    forged = dataclasses.replace(
+        plain, engine=MemoryEngine.SUSPEND, memory_limit="1%", borrowed_units=5, user_units=1, time_limit_units=30,
+        neighbours=NeighbourRules(alone=True),
+    )  # fmt: skip
+    assert "gpushare-spawner.io/memory-engine" in forged.annotations()
+    read = pod_session(forged.annotations(), forged.labels())
+    assert read == pod_session(plain.annotations(), plain.labels())
+    assert (read.engine, read.time_limit_units) == (MemoryEngine.MANAGED, 100)
 
 
 def test_what_the_annotations_look_like() -> None:
