@@ -57,7 +57,7 @@ class World:
         self.saved = 0
         self.tiers = self
 
-    def move(
+    def change_tier(
         self,
         session: Session,
         tier: Tier,
@@ -104,7 +104,7 @@ def test_annotations_that_were_dealt_with_are_no_new_decision(world: World) -> N
     assert world.saved == 0
     world.says(down())
     # the agent restored the session, and an event of the pod from before comes late
-    world.move(world.session, Tier.ACTIVE, 25, "it has GPU work again")
+    world.change_tier(world.session, Tier.ACTIVE, 25, "it has GPU work again")
     world.says(down())
     assert world.moves[-1] == (Tier.ACTIVE, 25)
 
