@@ -58,7 +58,15 @@ from gpushare_spawner.model.control import (
 )
 from gpushare_spawner.model.layers import LAYERS, LayerName, Where, engine_environment
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.report import MAX_TROUBLE, DeliveredReport, GpuReport, HostUseReport, Report, SessionReport
+from gpushare_spawner.model.report import (
+    MAX_TROUBLE,
+    DeliveredReport,
+    GpuReport,
+    HostUseReport,
+    Report,
+    SessionReport,
+    shared_fields,
+)
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.wording.amounts import memory
 
@@ -615,55 +623,38 @@ def report_of_session(
     `host_memory`: the bytes that the session can need, and its budget. `layer_trouble`: see SessionReport.
     """
     record, request = session.record, session.record.request
+    stored = shared_fields(request, SessionReport) | shared_fields(record, SessionReport) | dict(record.controls)
+    current = {
+        "time_limit_units": session.time_limit_units,
+        "gpu_busy": now.busy,
+        "last_gpu_activity": now.last,
+        "gpu_seconds": now.gpu_seconds,
+        "delivered": DeliveredReport.of(now.delivered),
+    }
     return SessionReport(
-        id=request.id,
-        user=request.user,
-        server=request.server,
-        template=request.template,
-        quota=request.quota,
-        gpus=request.gpus,
-        layer=request.layer,
-        neighbours=request.neighbours,
+        **stored | current,
         layer_trouble=layer_trouble,
-        share_units=request.share_units,
-        borrowed_units=record.borrowed_units,
-        tier=record.tier,
-        tier_since=record.tier_since,
-        effective_units=record.effective_units,
         guaranteed_units=session.guaranteed_units,
-        time_limit_units=session.time_limit_units,
         yields=record.yields_until is not None,
-        opened_at=record.opened_at,
-        clock_moved=record.clock_moved,
         confirmed=record.owner is not None,
         pid=record.process.pid if record.process is not None else None,
         memory_bytes=now.memory_bytes,
         resident_bytes=now.resident_bytes,
         memory_limit_bytes=session.memory_limit(session.gpus[0]) if session.gpus and not record.gpus_unknown else 0,
-        engine=request.engine,
         suspended=session.suspended,
         not_suspendable=session.not_suspendable,
         context_bytes=session.context_bytes,
         host_memory_needed_bytes=host_memory[0],
         host_memory_budget_bytes=host_memory[1],
-        gpu_busy=now.busy,
         waiting=now.waiting,
-        last_gpu_activity=now.last,
-        gpu_seconds=now.gpu_seconds,
         kernels=session.kernels.alive if session.kernels else None,
         kernels_busy=session.kernels.busy if session.kernels else None,
         last_kernel_activity=session.kernels.last_activity if session.kernels else None,
         processes=len(session.cuda),
         bypassing_pids=session.bypassing,
-        notice=record.notice,
         memory_limit_hits=session.memory_hits,
-        delivered=DeliveredReport.of(now.delivered),
         host_use=host_use,
         lacks_requests=session.lacks_requests,
-        keep=record.controls.keep,
-        keeps=record.controls.keeps,
-        exemption=record.controls.exemption,
-        messages=record.messages,
         asks=session.asks.waiting(),
     )
 

@@ -11,11 +11,12 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from itertools import islice, zip_longest
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from gpushare_spawner.model.controls import MOST_KEEPS, Ask, Controls, Cordon, Exemption, Keep, Message, MessageCause
 from gpushare_spawner.model.layer_rules import MigInstance, gpu_label
@@ -502,3 +503,18 @@ def doubled_gpus(reports: Iterable[Report]) -> dict[str, tuple[str, ...]]:
         for gpu in report.gpus:
             nodes.setdefault(gpu.uuid, {})[report.node] = gpu
     return {uuid: in_order_of_claim(of_nodes) for uuid, of_nodes in nodes.items() if len(of_nodes) > 1}
+
+
+def shared_fields(source: object, model: type[BaseModel]) -> dict[str, Any]:
+    """Return the values of a session's fields that the source and the model have under one name.
+
+    A session's annotations, open request, record and report use one name for one fact.
+    """
+    kind: Any = type(source)
+    return {name: getattr(source, name) for name in _shared_names(kind, model)}
+
+
+@cache
+def _shared_names(source: Any, model: type[BaseModel]) -> tuple[str, ...]:
+    names = source.model_fields if issubclass(source, BaseModel) else [field.name for field in fields(source)]
+    return tuple(name for name in names if name in model.model_fields)

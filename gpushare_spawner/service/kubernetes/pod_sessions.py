@@ -22,7 +22,7 @@ from gpushare_spawner.model.kubernetes.container_requests import (
 )
 from gpushare_spawner.model.kubernetes.objects import FINISHED, MIRROR, is_mirror, node_of
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.model.report import Report, SessionReport, shared_fields
 from gpushare_spawner.model.share import MAX_LENGTH, split_session_id
 from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
 
@@ -225,27 +225,15 @@ def _identity(pod: SessionPod) -> dict[str, Any]:
     annotations = pod.session
     user, server = split_session_id(annotations.session)
     return {
+        **shared_fields(annotations, SessionReport),
         "id": annotations.session,
         "user": user,
         "server": server,
-        "template": annotations.template,
-        "quota": annotations.quota,
-        "gpus": annotations.gpus,
-        "layer": pod.session.layer,
-        "neighbours": annotations.neighbours,
-        "engine": annotations.engine,
-        "share_units": annotations.share_units,
         "time_limit_units": max(annotations.time_limit_units, annotations.share_units),
-        "borrowed_units": annotations.borrowed_units,
-        "tier": annotations.tier,
-        "tier_since": annotations.tier_since,
-        "effective_units": annotations.effective_units,
         "yields": annotations.yields_until is not None,
         "opened_at": pod.created,
         "opened_by_node": False,
         "reader_moved": pod.clock_moved,
-        "notice": annotations.notice,
         **dict(annotations.controls),
         "message": annotations.messages[-1] if annotations.messages else None,
-        "messages": annotations.messages,
     }

@@ -17,6 +17,8 @@ from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.kubernetes.annotations import SESSION_SELECTOR, AnnotationProblem, PodSession, pod_session
 from gpushare_spawner.model.kubernetes.container_requests import ContainerRequests, container_requests
 from gpushare_spawner.model.kubernetes.objects import FINISHED, is_mirror
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.report import shared_fields
 from gpushare_spawner.model.share import split_session_id
 
 log = logging.getLogger(__name__)
@@ -73,23 +75,8 @@ class Pod:
 def open_request(annotated: PodSession, gpus: tuple[str, ...]) -> OpenRequest:
     """Return the request that opens the session of a pod. `gpus`: UUIDs."""
     user, server = split_session_id(annotated.session)
-    return OpenRequest(
-        id=annotated.session,
-        user=user,
-        server=server,
-        uid=0,
-        template=annotated.template,
-        quota=annotated.quota,
-        user_units=annotated.user_units,
-        gpus=gpus,
-        share_units=annotated.share_units,
-        borrowed_units=annotated.borrowed_units,
-        time_limit_units=annotated.time_limit_units,
-        memory_limit=annotated.memory_limit,
-        oversubscribe=annotated.oversubscribe,
-        engine=annotated.engine,
-        neighbours=annotated.neighbours,
-    )
+    own = {"id": annotated.session, "user": user, "server": server, "uid": 0, "gpus": gpus, "layer": LayerName.NATIVE}
+    return OpenRequest(**shared_fields(annotated, OpenRequest) | own)
 
 
 class Pods(Watched[Pod]):

@@ -55,6 +55,7 @@ from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.kubernetes.annotations import SESSION_SELECTOR, AnnotationProblem, PodSession
 from gpushare_spawner.model.kubernetes.container_requests import lacks_requests
 from gpushare_spawner.model.kubernetes.objects import gpu_index_of
+from gpushare_spawner.model.report import shared_fields
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 log = logging.getLogger(__name__)
@@ -76,15 +77,6 @@ def pod_record(pod: Pod, annotated: PodSession, devices: Mapping[str, Given], se
     return SessionRecord(
         request=open_request(annotated, gpus),
         opened_at=pod.created,
-        borrowed_units=annotated.borrowed_units,
-        effective_units=annotated.effective_units,
-        tier=annotated.tier,
-        tier_since=annotated.tier_since,
-        use=annotated.use,
-        notice=annotated.notice,
-        yields_until=annotated.yields_until,
-        controls=annotated.controls,
-        messages=annotated.messages,
         pod=PodOwner(
             namespace=pod.namespace,
             name=pod.name,
@@ -95,6 +87,7 @@ def pod_record(pod: Pod, annotated: PodSession, devices: Mapping[str, Given], se
             placed_units=annotated.placed_units,
             resized=annotated.resized,
         ),
+        **shared_fields(annotated, SessionRecord),
     )
 
 
