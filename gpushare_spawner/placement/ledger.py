@@ -102,10 +102,14 @@ def yielding_nodes(capacity: FreeCapacity, request: PlacementRequest) -> tuple[s
     return tuple(sorted(open_to)) if len(open_to) <= MOST_NODES else None
 
 
-def preparing_hold(capacity: FreeCapacity, request: PlacementRequest) -> Iterator[None]:
+def rating_steps(capacity: FreeCapacity, demand: Demand, rating: Rating, limit: int) -> Iterator[int]:
+    """Rate the nodes for a demand, at most ``limit`` in each step."""
+    return iter(lambda: capacity.prepare(demand, rating, limit), 0)
+
+
+def preparing_hold(capacity: FreeCapacity, request: PlacementRequest) -> Iterator[int]:
     """Prepare `cheapest_hold` and `able_nodes` in steps."""
-    while not request.node and capacity.prepare(request.demand, LEAST_LACKING, RATED_AT_ONCE):
-        yield
+    return iter(()) if request.node else rating_steps(capacity, request.demand, LEAST_LACKING, RATED_AT_ONCE)
 
 
 def _candidates(demand: Demand, node: NodeCapacity) -> list[tuple[int, list[GpuCapacity]]]:

@@ -111,7 +111,7 @@ class AvailabilityNow:
         """
         return tuple(request.template for request in alternatives if self._would_start(request, instead_of))
 
-    def preparing(self, requests: Iterable[SpawnRequest]) -> Iterator[None]:
+    def preparing(self, requests: Iterable[SpawnRequest]) -> Iterator[object]:
         """Prepare `availability` and `startable` in pieces."""
         for request in requests:
             if request.template.gpu is not None and self.check.snapshot.native(request.template):
@@ -119,7 +119,7 @@ class AvailabilityNow:
                 if placement_request.demand not in self._prepared:
                     self._prepared.add(placement_request.demand)
                     yield from self.check.preparing(placement_request)
-                yield
+                yield None
 
     def _availability(self, request: SpawnRequest, instead_of: str = "") -> Availability:
         layers = self.check.snapshot.other_layers(request.template)

@@ -24,7 +24,7 @@ from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import GpuReport, Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement.capacity import Reason, Unplaceable
+from gpushare_spawner.placement.capacity import Rating, Reason, Unplaceable
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed, first_to_fit, helpful_actions
 from gpushare_spawner.placement.ledger import (
     Ledger,
@@ -32,11 +32,12 @@ from gpushare_spawner.placement.ledger import (
     able_nodes,
     cheapest_hold,
     preparing_hold,
+    rating_steps,
     yielding_nodes,
 )
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.request import Demand, PlacementRequest
-from gpushare_spawner.placement.strategy import RatingStrategy, Strategy
+from gpushare_spawner.placement.strategy import Strategy
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.snapshot import (
     GpuSnapshot,
@@ -355,19 +356,18 @@ class PlacementCheck:
         share = self.counted(request.share)
         return request if share == request.share else replace(request, share=share)
 
-    def preparing(self, request: PlacementRequest) -> Iterator[None]:
+    def preparing(self, request: PlacementRequest) -> Iterator[int]:
         """Prepare `verdict` in pieces, because on a large cluster its first result for a kind of request takes long."""
         counted = self.counted_request(request)
         if request.node:
             return  # no need for pieces
-        if isinstance(self.strategy, RatingStrategy):
-            while self.strategy.prepare(counted, self.ledger.capacity, NODES_AT_ONCE):
-                yield
+        capacity = self.ledger.capacity
+        if isinstance(self.strategy, Rating):
+            yield from rating_steps(capacity, counted.demand, self.strategy, NODES_AT_ONCE)
         if self.ledger.place(counted, self.strategy) is None:
-            while self.ledger.capacity.prepare_obstacles(request.demand, NODES_AT_ONCE):
-                yield
+            yield from iter(lambda: capacity.prepare_obstacles(request.demand, NODES_AT_ONCE), 0)
             # prepares the spawn's position and hold
-            yield from preparing_hold(self.ledger.capacity, counted)
+            yield from preparing_hold(capacity, counted)
 
 
 _Kind = tuple[Demand, str]

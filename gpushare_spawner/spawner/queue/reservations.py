@@ -21,6 +21,7 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.capacity import Rating
 from gpushare_spawner.placement.feed import LedgerFeed
+from gpushare_spawner.placement.ledger import rating_steps
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.request import Demand
 from gpushare_spawner.placement.strategy import BestFit, Strategy
@@ -410,7 +411,7 @@ class Reservations(ABC, Generic[Reserved]):
             if isinstance(strategy, Rating):
                 closed = {node.name for node in capacity.nodes.values() if all(gpu.cordoned for gpu in node.gpus)}
                 demand = replace(demand, ineligible=demand.ineligible | closed)
-                await LoopBreaks().through(iter(lambda: capacity.prepare(demand, strategy, NODES_AT_ONCE), 0))
+                await LoopBreaks().through(rating_steps(capacity, demand, strategy, NODES_AT_ONCE))
                 best = capacity.best(demand, strategy)
                 return best.node if best is not None else ""
         except self.unreachable as error:
