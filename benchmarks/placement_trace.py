@@ -102,7 +102,7 @@ def read_pods(data: Path, trace: str) -> list[Pod]:
             int(row["memory_mib"]) << 20,
             int(row["num_gpu"]),
             int(row["gpu_milli"]),
-            row["gpu_spec"] or "",
+            row.get("gpu_spec") or "",
         )
         for row in _rows(data, f"openb_pod_list_{trace}.csv")
     ]

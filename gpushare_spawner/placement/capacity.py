@@ -338,6 +338,12 @@ class CapacityIndex:
         """Number of entries in the heaps, and of nodes with an obstacle."""
         return self._pushed + len(self._obstacle_of)
 
+    @property
+    def behind(self) -> int:
+        """Number of changed nodes to rate; 0 while most nodes were never rated, as after an error of the rating."""
+        changed = len(self._changed_names())
+        return changed if changed < len(self._nodes) // 2 else 0
+
     def restart(self, rating: Rating) -> None:
         """Reset the index for another rating.
 
@@ -357,7 +363,7 @@ class CapacityIndex:
 
     def refresh(self, limit: int | None = None) -> int:
         """Rate at most ``limit`` changed nodes; return the number of nodes that are left."""
-        changed = self._changed.read(chain(self._entries, self._obstacle_of))
+        changed = self._changed_names()
         if not changed:
             return 0
         chosen = list(islice(changed, limit))
@@ -380,6 +386,9 @@ class CapacityIndex:
         if at_once or self._pushed > 2 * self._live + 64:
             self._rebuild()
         return len(changed)
+
+    def _changed_names(self) -> set[str]:
+        return self._changed.read(chain(self._entries, self._obstacle_of))
 
     def _push(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
@@ -465,6 +474,12 @@ class CapacityIndex:
         return unrated + len(self._unexplained)
 
 
+RATED_AHEAD = 8
+"""Changed nodes that a query rates for other demands."""
+LEFT_BEHIND = 4
+"""Changed nodes that each of these demands keeps for its own next query."""
+MOST_AHEAD = 16
+"""Other demands for which a query rates nodes, those of the latest queries."""
 NODES_AT_ONCE = 1000
 """Nodes for which a rating is dropped in one step: less than 1 ms."""
 
@@ -513,7 +528,9 @@ class FreeCapacity:
         """
         pricing = rating.pricing(self._totals_of(rating).read()) if isinstance(rating, PricedRating) else None
         if not only:
-            return self._index(demand, rating).best(left_out, pricing)
+            best = self._index(demand, rating).best(left_out, pricing)
+            self._rate_ahead(rating)
+            return best
         places = self._rated_on(only, demand, rating)
         if not places or only in left_out:
             return None
@@ -530,6 +547,15 @@ class FreeCapacity:
         if not only:
             return self._index(demand, rating).rated()
         return ((place.key, only) for place in self._rated_on(only, demand, rating))
+
+    def _rate_ahead(self, rating: Rating) -> None:
+        """Rate a few nodes for other demands, so that the next query for a rare demand does not rate many at once."""
+        left = RATED_AHEAD
+        for (_, other), index in islice(reversed(self._indexes.items()), MOST_AHEAD):
+            more = min(left, index.behind - LEFT_BEHIND) if other == rating else 0
+            if more > 0:
+                index.refresh(more)
+                left -= more
 
     def _rated_on(self, name: str, demand: Demand, rating: Rating) -> Sequence[Rated]:
         """Return the places on one node; none if it is unknown or not admitted."""

@@ -13,8 +13,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -127,13 +125,17 @@ class Place(NamedTuple):
         return _rated(node, (key, self.model, self.positions, ()))
 
 
+NO_GPU = Place(0, 0, 0, "", ())
+"""The place of a demand without a GPU."""
+
+
 def places(demand: Demand, node: NodeCapacity) -> list[Place]:
-    """Return the places of a node for a demand, one for each model and state; of equal GPUs the first by index.
+    """Return the places of a node with the least lent, one for each model and state; of equal GPUs the first by index.
 
     For a demand of several GPUs: the best set of each model. For a demand of none: one place without a GPU.
     """
     if not demand.count:
-        return [Place(0, 0, 0, "", ())]
+        return [NO_GPU]
     matches: list[Place] = []
     units = demand.units
     for model, gpus in node.healthy.items():
@@ -155,6 +157,9 @@ def places(demand: Demand, node: NodeCapacity) -> list[Place]:
                 whole.sort(key=lambda at: (max(0, UNITS_PER_GPU - gpus[at].unowned), gpus[at].unowned))
                 lent = max(0, demand.count - unowned)
                 matches.append(Place(lent, unowned, len(whole), model, tuple(whole[: demand.count])))
+    if len(matches) > 1:
+        least = min(matches).lent
+        matches = [place for place in matches if place.lent == least]
     return matches
 
 
@@ -169,8 +174,7 @@ Left = Sequence[tuple[str, Sequence[int]]]
 """Units left on each healthy GPU of a node (0 to 100), by model. Each model occurs once."""
 
 
-@dataclass(frozen=True)
-class _Bracket:
+class _Bracket(NamedTuple):
     """Wasted units times popularity, for the kinds of requests that a node's free CPU allows."""
 
     of_units: tuple[float, ...]
@@ -196,46 +200,44 @@ class Fragmentation:
 
         ``cpu``: free millicores, None if unknown.
         """
-        bracket = self._bracket(cpu)
-        wasted, units = 0.0, 0
-        for model, gpus in left:
-            table = self._table(model)[bracket]
-            wasted += sum([table.of_units[gpu] for gpu in gpus]) + table.of_whole[gpus.count(UNITS_PER_GPU)]
-            units += sum(gpus)
-        return wasted + self._stranded(units, cpu)
+        return self.values_after(left, cpu, [NO_GPU], 0)[0]
 
-    def values_after(self, left: Left, cpu: int | None, model: str, now: Sequence[int], taken: int) -> list[float]:
-        """Return the `value` of a node after one GPU of a model has lost units, for several such GPUs.
+    def values_after(self, left: Left, cpu: int | None, places: Sequence[Place], taken: int) -> list[float]:
+        """Return for each place the `value` of the node after the place's GPUs have lost ``taken`` units each.
 
-        ``now``: the units left on each GPU before, of which it loses at most ``taken``.
+        ``left``: before; a GPU with less than ``taken`` units loses all. ``cpu``: free millicores afterwards.
         """
-        bracket = self._bracket(cpu)
-        wasted, units, whole = 0.0, 0, 0
-        for other, gpus in left:
-            table = self._table(other)[bracket]
-            wasted += sum([table.of_units[gpu] for gpu in gpus])
+        bracket = len(self._steps) if cpu is None else bisect_right(self._steps, cpu)
+        wasted, units = 0.0, 0
+        of_model = {}
+        for model, gpus in left:
+            of_units, of_whole = self._table(model)[bracket]
+            whole = gpus.count(UNITS_PER_GPU)
+            wasted += sum([of_units[gpu] for gpu in gpus]) + of_whole[whole]
             units += sum(gpus)
-            if other == model:
-                whole = gpus.count(UNITS_PER_GPU)
-            else:
-                wasted += table.of_whole[gpus.count(UNITS_PER_GPU)]
-        table = self._table(model)[bracket]
-        of_units, of_whole = table.of_units, table.of_whole
+            of_model[model] = (gpus, of_units, of_whole, whole)
         values = []
-        stranded = self._stranded(units - taken, cpu)
-        for gpu in now:
-            later = max(0, gpu - taken)
-            value = wasted - of_units[gpu] + of_units[later] + of_whole[whole - (gpu == UNITS_PER_GPU)]
-            values.append(value + (stranded if gpu >= taken else self._stranded(units - gpu, cpu)))
+        for place in places:
+            value, remaining = wasted, units
+            if place.positions:
+                gpus, of_units, of_whole, whole = of_model[place.model]
+                whole_taken = 0
+                for position in place.positions:
+                    now = gpus[position]
+                    later = now - taken if now > taken else 0
+                    value += of_units[later] - of_units[now]
+                    remaining -= now - later
+                    whole_taken += now == UNITS_PER_GPU
+                value += of_whole[whole - whole_taken] - of_whole[whole]
+            values.append(value + self._stranded(remaining, cpu))
         return values
-
-    def _bracket(self, cpu: int | None) -> int:
-        return len(self._steps) if cpu is None else bisect_right(self._steps, cpu)
 
     def _stranded(self, units: int, cpu: int | None) -> float:
         if cpu is None or not self._stranding:
             return 0.0
         cpu_units = max(cpu, 0) * UNITS_PER_GPU
+        if cpu_units >= units * self._per_gpu[-1]:
+            return 0.0
         stranded = 0.0
         for per_gpu in self._per_gpu:
             served = cpu_units / per_gpu
@@ -288,12 +290,13 @@ MOST_SCARCE = 64
 UNLIMITED = 1 << 30
 """Number of requests for which CPU is no limit."""
 LEAST_PRICE = 1e-3
-"""Units of 1 % of a GPU. Lower prices are ignored, also for many lost requests."""
+"""Units of 1 % of a GPU. If all prices are lower, none counts."""
 
 
-_State = tuple[tuple[object, ...], Left, float, tuple[int, ...], tuple[int, ...]]
-"""Common state of nodes with the same units and CPU left: a signature, the units, the waste, `Scarcity.fitting`, and
-the same with the CPU.
+_Fitting = tuple[tuple[int, int, int], ...]
+"""Scarce kinds of which a node can take requests: position of the kind, number of requests, and with enough CPU."""
+_State = tuple[tuple[object, ...], Left, float, _Fitting]
+"""Common state of nodes with the same units and CPU left: a signature, the units, the waste, `Scarcity.fitting`.
 
 Tuples of numbers and strings, because Python's garbage collector does not track them: there is one for each node.
 """
@@ -307,10 +310,6 @@ class _ScarceKind(NamedTuple):
     demand: Demand
     weight: float
     """Expected GPUs of the kind for each request of the workload."""
-
-
-_Accepting = tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]
-"""Kinds that accept a model: those of several GPUs with their number, those of one GPU with their units."""
 
 
 class Scarcity:
@@ -335,79 +334,72 @@ class Scarcity:
             and kind.demand.conditions is UNCONDITIONAL
         ]
         self.kinds = sorted(kinds, key=lambda kind: -kind.weight)[:MOST_SCARCE]
-        self._cpu = [kind.demand.cpu for kind in self.kinds]
-        self._all = range(len(self.kinds))
-        self._by_model: dict[str, _Accepting] = {}
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for position, (demand, _) in enumerate(self.kinds):
+            groups.setdefault((demand.models, demand.count, demand.units), []).append(position)
+        self._groups = [(self.kinds[group[0]].demand, group) for group in groups.values()]
+        """Kinds that differ only in CPU, each group with one of their demands."""
+        self._fewer_of: dict[tuple[object, ...], Sequence[int]] = {}
 
-    def fitting(self, left: Left) -> tuple[int, ...]:
-        """Return the number of requests of each scarce kind that the GPUs of a node could take with enough CPU."""
-        return tuple(
-            [sum([_fitting(demand, gpus) for model, gpus in left if demand.accepts(model)]) for demand, _ in self.kinds]
-        )
-
-    def with_cpu(self, fitting: Sequence[int], cpu: int | None) -> tuple[int, ...]:
-        """Return the numbers of `fitting` that a node with these free millicores can take; None: unknown."""
-        return tuple(map(min, fitting, self._most(cpu)))
+    def fitting(self, left: Left, cpu: int | None) -> _Fitting:
+        """Return the kinds of which a node can take requests. ``cpu``: free millicores; None: unknown."""
+        fitting: list[tuple[int, int, int]] = []
+        for demand, group in self._groups:
+            enough = sum([_fitting(demand, gpus) for model, gpus in left if demand.accepts(model)])
+            if enough:
+                of_group = [(kind, min(enough, self._most(kind, cpu)), enough) for kind in group]
+                fitting += [entry for entry in of_group if entry[1]]
+        return tuple(fitting)
 
     def losses(self, state: _State, cpu: int | None, demand: Demand, places: Sequence[Place]) -> list[Loss]:
         """Return for each place of a demand how many requests of each kind the node can no longer take afterwards.
 
         ``cpu``: free millicores of the node.
         """
-        if not self.kinds:
+        _, left, _, fitting = state
+        if not fitting:
             return [()] * len(places)
-        _, left, _, fitting, before = state
-        most = self._most(None if cpu is None else cpu - demand.cpu)
-        of_cpu = tuple([(kind, before[kind] - most[kind]) for kind in self._all if before[kind] > most[kind]])
+        after = None if cpu is None else cpu - demand.cpu
+        kinds = [(kind, now, enough, self._most(kind, after)) for kind, now, enough in fitting]
         of_model = dict(left)
         losses = []
         for place in places:
             gpus = of_model.get(place.model, ())
             fewer = self._fewer(place.model, gpus, [gpus[position] for position in place.positions], demand.units)
-            if fewer:
-                later = [min(fitting[kind] - fewer.get(kind, 0), most[kind]) for kind in self._all]
-                loss = tuple([(kind, before[kind] - later[kind]) for kind in self._all if before[kind] > later[kind]])
-                losses.append(loss)
-            else:
-                losses.append(of_cpu)
+            loss = [
+                (kind, now - later)
+                for kind, now, enough, most in kinds
+                if (later := most if most < enough - fewer[kind] else enough - fewer[kind]) < now
+            ]
+            losses.append(tuple(loss))
         return losses
 
-    def _most(self, cpu: int | None) -> list[int]:
-        """Return how many requests of each kind these free millicores allow."""
-        if cpu is None:
-            return [UNLIMITED] * len(self.kinds)
-        free = max(cpu, 0)
-        return [free // cpu_of_kind if cpu_of_kind > 0 else UNLIMITED for cpu_of_kind in self._cpu]
+    def _most(self, kind: int, cpu: int | None) -> int:
+        """Return how many requests of a kind so many free millicores allow; None: unknown."""
+        requested = self.kinds[kind].demand.cpu
+        return (cpu if cpu > 0 else 0) // requested if cpu is not None and requested > 0 else UNLIMITED
 
-    def _fewer(self, model: str, gpus: Sequence[int], now: Sequence[int], taken: int) -> dict[int, int]:
-        """Return how many requests of each kind fewer the GPUs of one model can take after a placement.
+    def _fewer(self, model: str, gpus: Sequence[int], now: Sequence[int], taken: int) -> Sequence[int]:
+        """Return by kind how many requests fewer the GPUs of one model can take after a placement.
 
-        ``now``: the units left on those GPUs that lose ``taken`` units each.
+        ``gpus``: the units left on each before; ``now``: on those that lose ``taken`` units each.
         """
-        several, single = self._accepting(model)
-        fewer = {}
-        whole_taken = now.count(UNITS_PER_GPU)
-        if whole_taken and several:
-            whole = gpus.count(UNITS_PER_GPU)
-            for kind, count in several:
-                lost = whole // count - (whole - whole_taken) // count
-                if lost:
-                    fewer[kind] = lost
-        for kind, units in single:
-            lost = sum([left // units - max(0, left - taken) // units for left in now])
-            if lost:
-                fewer[kind] = lost
+        whole = gpus.count(UNITS_PER_GPU)
+        key = (model, whole, *now, taken)
+        fewer = self._fewer_of.get(key)
+        if fewer is None:
+            if len(self._fewer_of) >= MOST_PLACES:
+                self._fewer_of.clear()
+            whole_later = whole - now.count(UNITS_PER_GPU)
+            by_kind = [0] * len(self.kinds)
+            for demand, group in self._groups:
+                if demand.accepts(model):
+                    count, units = demand.count, demand.units
+                    lost = [left // units - max(0, left - taken) // units for left in now]
+                    for kind in group:
+                        by_kind[kind] = sum(lost) if count == 1 else whole // count - whole_later // count
+            fewer = self._fewer_of[key] = tuple(by_kind)
         return fewer
-
-    def _accepting(self, model: str) -> _Accepting:
-        accepting = self._by_model.get(model)
-        if accepting is None:
-            demands = [(kind, demand) for kind, (demand, _) in enumerate(self.kinds) if demand.accepts(model)]
-            accepting = self._by_model[model] = (
-                [(kind, demand.count) for kind, demand in demands if demand.count > 1],
-                [(kind, demand.units) for kind, demand in demands if demand.count == 1],
-            )
-        return accepting
 
     def prices(self, totals: Sequence[int], gpus: int) -> list[float]:
         """Return the price of each kind for one lost request, in units of 1 % of a GPU.
@@ -485,8 +477,10 @@ class StrandingAwareFgd(RatingStrategy, PricedRating):
         kinds = self._scarcity.kinds
         if not kinds:
             return ()
-        gpus = sum(map(len, node.healthy.values()))
-        return (gpus, *self._state(node.left_for(_PLAIN))[4])
+        numbers = [sum(map(len, node.healthy.values())), *[0] * len(kinds)]
+        for kind, now, _ in self._state(node.left_for(_PLAIN))[3]:
+            numbers[kind + 1] = now
+        return tuple(numbers)
 
     def pricing(self, totals: Sequence[int]) -> Pricing | None:
         """Return the pricing by the number of scarce requests that fit on the cluster; None if all prices are 0."""
@@ -513,8 +507,7 @@ class StrandingAwareFgd(RatingStrategy, PricedRating):
                     signature += (gpu.unowned, gpu.free)
             left = tuple([(model, tuple([gpu.ownable for gpu in gpus])) for model, gpus in node.healthy.items()])
             waste = self._fragmentation.value(left, cpu)
-            fitting = self._scarcity.fitting(left)
-            state = (tuple(signature), left, waste, fitting, self._scarcity.with_cpu(fitting, cpu))
+            state = (tuple(signature), left, waste, self._scarcity.fitting(left, cpu))
             node.derived[self] = state
         return state
 
@@ -528,13 +521,11 @@ class StrandingAwareFgd(RatingStrategy, PricedRating):
 
     def _best(self, demand: Demand, node: NodeCapacity, state: _State, plain: _State) -> tuple[_Place, ...]:
         cpu = node.resources.cpu
-        _, left, waste, *_ = state
-        after = None if cpu is None else cpu - demand.cpu
+        _, left, waste, _ = state
         candidates = places(demand, node)
-        if demand.count == 1:
-            values = self._values_of_one(demand.units, candidates, left, after)
-        else:
-            values = [self._fragmentation.value(_without(place, left), after) for place in candidates]
+        values = self._fragmentation.values_after(
+            left, None if cpu is None else cpu - demand.cpu, candidates, demand.units
+        )
         best: dict[Loss, _Place] = {}
         losses = self._scarcity.losses(plain, cpu, demand, candidates)
         for place, value, loss in zip(candidates, values, losses, strict=True):
@@ -549,15 +540,6 @@ class StrandingAwareFgd(RatingStrategy, PricedRating):
         # steps.
         return math.ceil(more / STEP_UNITS - 1e-9)
 
-    def _values_of_one(self, units: int, candidates: Sequence[Place], left: Left, after: int | None) -> Sequence[float]:
-        of_model = dict(left)
-        values: list[float] = []
-        for model, places_of_model in groupby(candidates, key=attrgetter("model")):
-            gpus = of_model[model]
-            now = [gpus[place.positions[0]] for place in places_of_model]
-            values += self._fragmentation.values_after(left, after, model, now, units)
-        return values
-
 
 def _rated(node: NodeCapacity, place: _Place) -> Rated:
     key, model, positions, loss = place
@@ -565,12 +547,3 @@ def _rated(node: NodeCapacity, place: _Place) -> Rated:
         return Rated(key, (), loss)
     gpus = node.healthy[model]
     return Rated((*key, gpus[positions[0]].rank), tuple([gpus[position].uuid for position in positions]), loss)
-
-
-def _without(place: Place, left: Left) -> Left:
-    return tuple(
-        (model, [0 if position in place.positions else units for position, units in enumerate(gpus)])
-        if model == place.model
-        else (model, gpus)
-        for model, gpus in left
-    )

@@ -182,6 +182,30 @@ def test_an_index_can_be_made_in_steps() -> None:
     assert len(rating.asked) == 7
 
 
+def test_a_query_also_rates_a_few_nodes_for_the_other_demands_of_late() -> None:
+    capacity, rating, rare = cluster(60), Fullest(), Demand(11, 1)
+    never, other = Demand(12, 1), Fullest()
+    capacity.best(rare, rating)
+    capacity.best(ONE, rating)
+    capacity._index(never, rating)
+    capacity.best(ONE, other)
+    for number in range(20):
+        capacity.update(f"g{number}", 50, 50)
+        rating.asked.clear()
+        capacity.best(ONE, rating)
+        assert len(rating.asked) <= 2
+    other.asked.clear()
+    rating.asked.clear()
+    assert capacity.best(rare, rating) == Best("n0", ("g0",))
+    assert len(rating.asked) == capacity_index.LEFT_BEHIND
+    assert other.asked == []
+    for number in range(29):
+        capacity.update(f"g{number}", 40, 40)
+    rating.asked.clear()
+    capacity.best(ONE, rating)
+    assert len(rating.asked) == 29 + capacity_index.RATED_AHEAD, "of many changes only some are rated ahead"
+
+
 def test_after_many_changes_the_heap_holds_the_nodes_and_little_more() -> None:
     capacity, rating = cluster(), Fullest()
     capacity.best(ONE, rating)

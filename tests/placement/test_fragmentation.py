@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.placement.request import Demand, Workload, workload_of
-from gpushare_spawner.placement.strategy import Fragmentation
+from gpushare_spawner.placement.strategy import Fragmentation, Place
 
 MODELS = ("A100", "T4")
 CPUS = (0, 1000, 4000)
@@ -60,11 +60,25 @@ def test_a_node_that_loses_units_on_one_gpu_is_worth_what_the_node_with_less_is_
 ) -> None:
     fragmentation = Fragmentation(workload, 1.0)
     for model, gpus in left.items():
-        values = fragmentation.values_after(tuple(left.items()), cpu, model, gpus, taken)
+        places = [Place(0, 0, 0, model, (position,)) for position in range(len(gpus))]
+        values = fragmentation.values_after(tuple(left.items()), cpu, places, taken)
         for now, value in zip(gpus, values, strict=True):
             after = {**left, model: list(gpus)}
             after[model][gpus.index(now)] -= min(now, taken)
             assert value == pytest.approx(fragmentation.value(tuple(after.items()), cpu), abs=1e-6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(workload=workloads, left=lefts, cpu=cpus, taken=st.sampled_from([50, 100]), data=st.data())
+def test_a_node_that_loses_units_on_several_gpus_is_worth_what_the_node_with_less_is_worth(
+    workload: Workload, left: dict[str, list[int]], cpu: int | None, taken: int, data: st.DataObject
+) -> None:
+    fragmentation = Fragmentation(workload, 1.0)
+    model, gpus = next(iter(left.items()))
+    positions = tuple(data.draw(st.sets(st.sampled_from(range(len(gpus))))))
+    after = {**left, model: [max(0, units - taken) if at in positions else units for at, units in enumerate(gpus)]}
+    [value] = fragmentation.values_after(tuple(left.items()), cpu, [Place(0, 0, 0, model, positions)], taken)
+    assert value == pytest.approx(fragmentation.value(tuple(after.items()), cpu), abs=1e-6)
 
 
 def test_without_a_workload_nothing_is_wasted_but_what_is_left() -> None:
@@ -110,4 +124,4 @@ def test_a_node_of_as_many_whole_gpus_as_a_template_can_ask_for_is_valued(count:
 def test_one_unit_less_makes_a_whole_gpu_useless_to_a_request_for_whole_ones() -> None:
     fragmentation = Fragmentation(workload_of([(Demand(100, 2), 1)]), 0.0)
     left = [("A100", [100, 100])]
-    assert fragmentation.values_after(left, None, "A100", [100], 1) == [pytest.approx(199)]
+    assert fragmentation.values_after(left, None, [Place(0, 0, 0, "A100", (0,))], 1) == [pytest.approx(199)]
