@@ -478,7 +478,7 @@ RATED_AHEAD = 8
 """Changed nodes that a query rates for other demands."""
 LEFT_BEHIND = 4
 """Changed nodes that each of these demands keeps for its own next query."""
-MOST_AHEAD = 16
+MOST_AHEAD = 8
 """Other demands for which a query rates nodes, those of the latest queries."""
 NODES_AT_ONCE = 1000
 """Nodes for which a rating is dropped in one step: less than 1 ms."""
