@@ -33,22 +33,22 @@ class Kind(IntEnum):
     """
 
     HELLO = 1
-    """Fields: f0 role: 1 CUDA process, 2 observer, 3 notebook server; f1 pid as the process sees it; f2 library
-    version (major*10000 + minor*100 + patch); f3 feature bits."""
+    """Fields: f0 role: 1 CUDA process, 2 observer, 3 notebook server; f1 pid as the process sees it; f2 library version
+    (major*10000 + minor*100 + patch); f3 feature bits."""
     REQUEST = 2
-    """Of a GPU. A launch waits, or work from before this WELCOME is still under way: f0 managed bytes allocated on this
-    GPU, f1 plain bytes (they cannot leave), f2 burst number, f3 of f1, bytes that calls of a process of engine
-    `suspend` wait for."""
+    """Of a GPU. A launch waits, or work from before this WELCOME still runs: f0 managed bytes allocated on this GPU, f1
+    plain bytes (they cannot leave), f2 burst number, f3 the part of f1 that calls of a process with engine `suspend`
+    wait for."""
     RELEASE = 3
     """Of a GPU. The gate is closed and the device is quiet: f0 lease id, f1 GPU-busy time in the lease, f2 reason: 0
     idle, 1 revoked. Memory that REVOKE requested to page out follows as PAGED_OUT."""
     MEMORY = 4
     """Of a GPU. Allocations changed (at most every 10 ms): f0 managed bytes, f1 plain bytes, f2 as f3 of REQUEST."""
     IDLE = 5
-    """Of a GPU. The burst is over, the lease is kept: f0 lease id, f1 GPU-busy time in the lease so far, f2 time since
-    the last work ended."""
+    """Of a GPU. The burst is over and the lease is kept: f0 lease id, f1 GPU-busy time in the lease so far, f2 time
+    since the last work ended."""
     BUSY = 6
-    """Of a GPU. Work again under a kept lease: f0 lease id."""
+    """Of a GPU. Work resumes under a kept lease: f0 lease id."""
     PAGED_IN = 7
     """Of a GPU: f0 bytes prefetched to the device after GRANT, f1 time it took."""
     PAGED_OUT = 8
@@ -59,23 +59,22 @@ class Kind(IntEnum):
     QUERY = 10
     """From an observer. The answer is one STATUS for each GPU of the session, or a record to a notebook server."""
     RESERVE = 11
-    """Of a GPU. Feature RESERVE. f0 bytes that the process needs in all on this GPU; f1 bytes that it has allocated
-    now, of every kind; f2 size of the allocation that it is for (0: a statement right after WELCOME); f3 a number, not
-    0, that RESERVED repeats (0 in the statement); f4 what for: 0 memory that stays on the GPU, 1 memory that the
-    library made movable, 2 managed memory of the program's own."""
+    """Of a GPU. Feature RESERVE. f0 bytes that the process needs in all on this GPU; f1 bytes of every kind that it has
+    allocated now; f2 size of the requested allocation (0: a statement right after WELCOME); f3 a number, not 0, that
+    RESERVED repeats (0 in the statement); f4 kind of the allocation: 0 memory that stays on the GPU, 1 memory that the
+    library made movable, 2 the program's own managed memory."""
     RETURN = 12
     """Of a GPU. Answers RECALL: f0 bytes by which the allowance is reduced, f1 bytes allocated now, f2 the number of
     the RECALL."""
     ASK = 13
-    """From a notebook server: f0 a number that the answer repeats, 1 to 2^32-1; f1 what for: 1 keep the
-    share, 2 end the keep, 3 release the share, 4 stop the server, 5 change the share, 6 list the shares that the user
-    can change to, 7 say how many keeps are left; f2 seconds of the keep (1) or units of the share (5). Answered with
-    a record."""
+    """From a notebook server: f0 a number that the answer repeats, 1 to 2^32-1; f1 request: 1 keep the share, 2 end the
+    keep, 3 release the share, 4 stop the server, 5 change the share, 6 list the shares that the user can change to, 7
+    say how many keeps are left; f2 seconds of the keep (1) or units of the share (5). Answered with a record."""
     SUSPEND_READY = 14
-    """Answers SUSPEND: f0 the number of the SUSPEND; f1 bytes of managed memory of the program's own; f2 pieces of
-    memory, events and semaphores of other processes or APIs that it has opened; f3 those of its own that it has
-    exported; f4 CUDA contexts; f5 1: ready, 0: it cannot be suspended now, and runs on; f6 bytes of plain memory on all
-    GPUs."""
+    """Answers SUSPEND: f0 the number of the SUSPEND; f1 bytes of the program's own managed memory; f2 number of memory
+    objects, events and semaphores of other processes or APIs that it has opened; f3 number of its own that it has
+    exported; f4 CUDA contexts; f5 1: ready, 0: it cannot be suspended now, and continues; f6 bytes of plain memory on
+    all GPUs."""
 
     WELCOME = 64
     """Answers HELLO: f0 share units, f1 tier (0 active, 1 downgraded, 2 released), f2 effective units, f3 borrowed
@@ -87,10 +86,10 @@ class Kind(IntEnum):
     GRANT = 66
     """Of a GPU. The lease: f0 lease id, f1 time slice (0: until revoked), f2 bytes to prefetch before the gate opens,
     f3 the lease's pace (0: none; feature PACE). With f0 = the lease that is held: its new pace. With f0 = 0: still
-    waiting; f4 = 1 then: the memory that calls wait for does not come."""
+    waiting; f4 = 1 then: the memory that calls wait for will not become available."""
     REVOKE = 67
     """Of a GPU: f0 lease id, f1 bytes to page out after RELEASE (0: none), f2 reason: 0 idle, 1 time slice over, 2
-    guarantee of another, 3 released by the culler."""
+    another session's guarantee, 3 released by the culler."""
     PAGE_OUT = 68
     """Of a GPU. To a process without a lease: f0 bytes to page out."""
     TIER = 69
@@ -98,7 +97,7 @@ class Kind(IntEnum):
     STATUS = 71
     """Of a GPU. Answers QUERY of an observer: f5 bytes allocated, f7 bytes shown as total."""
     RESERVED = 72
-    """Of a GPU. Answers RESERVE: f0 bytes that the allowance grows by, f1 result: 0 granted, 1 the session's limit, 2
+    """Of a GPU. Answers RESERVE: f0 bytes by which the allowance grows, f1 result: 0 granted, 1 the session's limit, 2
     the session's host memory, 3 the node's host memory; f2 the number of the RESERVE, f3 bytes that the session's other
     processes have allocated."""
     RECALL = 73
@@ -109,14 +108,14 @@ class Kind(IntEnum):
     and those of USE: f1 its pid as it numbers itself, f2 bytes that it has allocated."""
     USE = 79
     """Of a GPU. To observers with the feature, before the STATUS frames of an answer: f0 pid of a process in its own
-    namespace, or 0: the session; f1 its GPU time within f2, the time before now. Once for the session on each GPU, and
-    for the 16 busiest of its processes there."""
+    namespace, or 0: the session; f1 its GPU time within the last f2. One frame for the session on each GPU, and one for
+    each of its 16 busiest processes there."""
     SUSPEND = 80
     """Feature SUSPEND: prepare to be suspended. f0 a number, not 0, that SUSPEND_READY and RESUMED repeat. The process
     holds no lease then."""
     RESUMED = 81
-    """Fields: f0 the number of the SUSPEND: the process runs again, or was not suspended after all. Driver calls are
-    allowed; GPU work still needs a lease."""
+    """Fields: f0 the number of the SUSPEND: the process runs again, or was not suspended. Driver calls are allowed; GPU
+    work still needs a lease."""
     ERROR = 127
     """Fields: f0 code: 1 malformed, 2 version, 3 not allowed, 4 session closed. The connection ends."""
 

@@ -136,8 +136,8 @@ LAYERS: dict[LayerName, Layer] = {
             reach=frozenset(IdleReach),
             oversubscribes=True,
             where=frozenset(Where),
-            note="While others are idle, a session can use more than its share. While others work, it gets GPU time in "
-            "proportion to its share.",
+            note="While others are idle, a session can use more than its share. While others work, it gets GPU time "
+            "in proportion to its share.",
         ),
         Layer(
             name=LayerName.TIME_SLICING,
@@ -146,9 +146,9 @@ LAYERS: dict[LayerName, Layer] = {
             compute=Enforcement.NONE,
             largest_units=50,
             note="A share is one replica: with 4 replicas of each GPU a template of 0.25 GPU or less gets one, and "
-            "0.50 GPU needs nodes with 2. A GPU has as many sessions as it has replicas. Sessions that work take "
-            "turns of equal length. Whole GPUs (`count: 1`) are those that the plugin does not share. Write a "
-            "renamed resource as `options: {time-slicing: {resource: example.com/slice}}`.",
+            "0.50 GPU needs nodes with 2. A GPU has as many sessions as it has replicas. Sessions that work "
+            "take turns of equal length. Whole GPUs (`count: 1`) are those that the plugin does not share. "
+            "Configure a renamed resource with `options: {time-slicing: {resource: example.com/slice}}`.",
             source=LayerSource(
                 "NVIDIA/k8s-device-plugin", "0.20.0", ("api/config/v1/sharing.go", "internal/lm/resource.go")
             ),
@@ -158,10 +158,10 @@ LAYERS: dict[LayerName, Layer] = {
             title="NVIDIA MPS",
             largest_units=50,
             where=frozenset(Where),
-            note="On Kubernetes a session has an equal part of the GPU's memory and threads, one for each replica. On "
-            "one machine it has what its share says, and one GPU at most. A fault in one session's GPU program ends "
-            "the GPU programs of all sessions on that GPU. A GPU has at most 48 GPU programs, 16 below compute "
-            "capability 7.5.",
+            note="On Kubernetes a session has an equal part of the GPU's memory and threads, one for each replica. "
+            "On one machine it has the part that its share gives, of one GPU at most. A fault in one session's "
+            "GPU program ends the GPU programs of all sessions on that GPU. A GPU runs at most 48 GPU programs, "
+            "or 16 below compute capability 7.5.",
             source=LayerSource(
                 "NVIDIA/k8s-device-plugin", "0.20.0", ("cmd/mps-control-daemon/mps/device.go", "internal/rm/rm.go")
             ),
@@ -174,9 +174,9 @@ LAYERS: dict[LayerName, Layer] = {
             where=frozenset(Where),
             note="A share is rounded up to the smallest profile of the GPU model that has at least that part of the "
             "compute slices and of the memory slices, and the memory of `gpu.memory.guarantee`: 0.25 GPU gets "
-            "`2g.20gb` on an A100 with 80 GB, and `3g.40gb` where only that is there. Profiles that share an "
+            "`2g.20gb` on an A100 with 80 GB, or `3g.40gb` if no smaller one exists. Profiles that share an "
             "instance's memory (`1c.3g.20gb`) are not used. Create the MIG devices as before: the hub creates "
-            "none. On one machine a session has one of the instances that the admin has made.",
+            "none. On one machine a session has one of the instances that the admin created.",
             source=LayerSource(
                 "NVIDIA/k8s-device-plugin", "0.20.0", ("internal/lm/mig-strategy.go", "internal/rm/devices.go")
             ),
@@ -186,9 +186,9 @@ LAYERS: dict[LayerName, Layer] = {
             title="HAMi",
             smallest_units=1,
             observed_by=ObservedBy.NVML,
-            note="The hub names HAMi's scheduler in the pod, because HAMi's webhook skips pods that name another one. "
-            "HAMi denies privileged containers. A GPU has at most as many sessions as its `deviceSplitCount`, 10 "
-            "by default, whatever their shares.",
+            note="The hub names HAMi's scheduler in the pod, because HAMi's webhook skips pods that name another "
+            "scheduler. HAMi denies privileged containers. A GPU has at most as many sessions as its "
+            "`deviceSplitCount`, 10 by default, whatever their shares.",
             source=LayerSource(
                 "Project-HAMi/HAMi", "2.10.0", ("pkg/device/nvidia/device.go", "pkg/scheduler/webhook.go")
             ),
@@ -200,12 +200,12 @@ LAYERS: dict[LayerName, Layer] = {
             memory=Enforcement.ACCOUNTED,
             compute=Enforcement.ACCOUNTED,
             observed_by=ObservedBy.NVML,
-            note="GPU sharing must be switched on in KAI Scheduler (`global.gpuSharing=true` in its chart); its "
-            "admission webhook rejects fractions otherwise. Create a leaf queue with a limit: without a limit the "
-            "queue allows nothing, and -1 means no limit. Pods get the priority class `build`, which KAI "
-            "Scheduler does not preempt, and must fit in the queue's quota. With `options: {kai: {priority_class: "
-            "train}}` servers can use more than the quota, and KAI Scheduler can end them. `queues: {physics: "
-            "physics-notebooks}` names the queue of a quota.",
+            note="GPU sharing must be enabled in KAI Scheduler (`global.gpuSharing=true` in its chart); its "
+            "admission webhook rejects fractions otherwise. Create a leaf queue with a limit: without a limit "
+            "the queue allows nothing, and -1 means no limit. Pods get the priority class `build`, which KAI "
+            "Scheduler does not preempt, and must fit in the queue's quota. With `options: {kai: "
+            "{priority_class: train}}` servers can use more than the quota, and KAI Scheduler can end them. "
+            "`queues: {physics: physics-notebooks}` names the queue of a quota.",
             source=LayerSource(
                 "kai-scheduler/KAI-Scheduler",
                 "0.17.0",
@@ -223,8 +223,8 @@ LAYERS: dict[LayerName, Layer] = {
             note="A session has a whole GPU or a MIG device. With `options: {dra: {consumable: true}}` it has a part "
             "of a GPU, which nothing enforces: start NVIDIA's driver with its feature gate ConsumableShares and "
             "`--consumable-shares=100`. Needs Kubernetes 1.34 or later. The hub creates a ResourceClaimTemplate "
-            "for each template, named by its content. If one of that name differs, the hub does not start the "
-            "server: in a namespace of their own, users can create one that asks for more.",
+            "for each template, named by its content. If an existing one with that name differs, the hub does "
+            "not start the server: in their own namespace, users can create one that requests more.",
             source=LayerSource(
                 "kubernetes-sigs/dra-driver-nvidia-gpu",
                 "9593204 (August 2026)",
@@ -261,8 +261,8 @@ LAYERS: dict[LayerName, Layer] = {
             observed_by=ObservedBy.NVML,
             legacy=True,
             replaces_pods=True,
-            note="Its scheduler deletes the pod and creates it again on the chosen node, so the token of the server "
-            "stands in the pod, where the agents can read it.",
+            note="Its scheduler deletes the pod and creates it again on the chosen node, so the server's token is in "
+            "the pod, where the agents can read it.",
             source=LayerSource(
                 "NTHU-LSALAB/KubeShare",
                 "a862311 (October 2022)",

@@ -91,13 +91,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--all-namespaces",
         action="store_true",
-        help="in a cluster with a namespace for each user: read the pods of all namespaces",
+        help="in a cluster with one namespace per user: read the pods of all namespaces",
     )
     where.add_argument(
         "--nodes-are-added",
         action="store_true",
         help="nodes with other GPUs are added later, as with GPUShareSpawner.nodes_are_added: a server can be "
-        "restarted with a template that no present node can take",
+        "restarted with a template that no current node can run",
     )
     where.add_argument(
         "--ip",
@@ -116,7 +116,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     idle = parser.add_argument_group(
         "idle servers",
-        "Templates say when an idle share is downgraded and released, and when a server is stopped. These options "
+        "Templates define when an idle share is downgraded and released, and when a server is stopped. These options "
         "are for servers without a template.",
     )
     _time(idle, "--timeout", 0, "stop servers without a template after this long without activity, like 3600 or 1h")
@@ -124,8 +124,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         idle,
         "--max-age",
         0,
-        "stop each server that has run for this long, busy or not, with or without a template; before that the "
-        "user of a session gets a notice",
+        "stop each server that has run for this long, busy or not, with or without a template; the user of a "
+        "session gets a notice before that",
     )
     _time(
         idle,
@@ -138,7 +138,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         idle,
         "--dry-run",
         False,
-        "decide, log and show idle actions, and carry out none: no share is downgraded or released, no server is "
+        "decide, log and show idle actions without carrying them out: no share is downgraded or released, no server is "
         "stopped, no user is deleted, and users get no notices",
     )
     _switch(idle, "--remove-named-servers", False, "remove named servers when they are stopped")

@@ -16,7 +16,7 @@ from gpushare_spawner.wording.amounts import duration, gpu_share, guarantee, mem
 
 UNREADABLE = "The file with the cordons of this node cannot be read."
 """Reason for a cordon of a node that no admin requested."""
-NOT_CORDONED = "New servers can come there already."
+NOT_CORDONED = "New servers are placed there already."
 
 
 def cordoned(where: str, drain: bool, stop_after: float | None) -> str:
@@ -25,9 +25,9 @@ def cordoned(where: str, drain: bool, stop_after: float | None) -> str:
     if not drain:
         return text
     if stop_after is None:
-        return f"{text} The users of its sessions are told."
+        return f"{text} The users of its sessions are notified."
     when = f"after {duration(stop_after)}, and after their notice period" if stop_after else "after their notice period"
-    return f"{text} The users of its sessions are told. Servers that are still there are stopped {when}."
+    return f"{text} The users of its sessions are notified. Servers that still run there are stopped {when}."
 
 
 def cordoned_already(where: str, drain: bool) -> str:
@@ -50,7 +50,7 @@ def drain_notice(where: str, reason: str, stop_at: float | None) -> str:
 
     ``stop_at``: seconds since the epoch; None if the server is not stopped.
     """
-    end = "Please save your work, and restart your server: it then runs elsewhere."
+    end = "Please save your work and restart your server. It will run elsewhere."
     if stop_at is not None:
         end = (
             f"Your server will be stopped at {utc(stop_at)}. Save your work, and restart it before then: it then runs "
@@ -67,7 +67,7 @@ def taken_out(where: str, reason: str) -> str:
 
 
 NUMBER_REUSED = "Another request has the same number. Send the request again."
-TOO_MANY_REQUESTS = "There were too many requests. Try again in a minute."
+TOO_MANY_REQUESTS = "Too many requests. Try again in a minute."
 ASK_NOT_SUPPORTED = "The service is older than your notebook server and does not know this request."
 
 SESSION_ENDED = "The session has ended."
@@ -87,15 +87,15 @@ EXEMPTION_ENDED = "The session is no longer exempt from idle actions."
 MESSAGE_SENT = "The message is shown to the user."
 MESSAGE_SENT_ALREADY = "The user already has this message."
 MESSAGE_WITHDRAWN = "The message is withdrawn."
-NO_MESSAGE = "The user has no message of an admin."
-NO_TEXT = "The message is empty. Write a text."
+NO_MESSAGE = "The user has no message from an admin."
+NO_TEXT = "The message is empty. Enter a text."
 
 RELEASED = "The GPU share is released. GPU work runs at once; some seconds of it restore the share."
-NOT_NOTIFIED = "The user could not be told."
+NOT_NOTIFIED = "The user could not be notified."
 RELEASED_ALREADY = "The GPU share is already released. GPU work runs at once; some seconds of it restore the share."
 TIER_UNDER_WAY = (
-    "The change of the tier is under way: the GPU agent of this node has not confirmed it yet. GPU work that begins "
-    "before that prevents it."
+    "The tier change is in progress: the GPU agent of this node has not confirmed it yet. GPU work that begins "
+    "before then prevents it."
 )
 GPU_BUSY = "The session is using the GPU now. Try again when it is idle."
 STOPS = "The server is being stopped."
@@ -194,7 +194,8 @@ def no_downgrade(template: str | None) -> str:
     """
     if template is None:
         return (
-            "The session's template is gone, so the share of a downgraded session is unknown. Change its share instead."
+            "The session's template was removed, so the share of a downgraded session is unknown. Change its share "
+            "instead."
         )
     return f"The template {template} has no downgrade_to, or it is not less than the session's share."
 
@@ -224,10 +225,7 @@ def not_started(template: str, why: str) -> str:
 
 def started_as_before(template: str, why: str) -> str:
     """Return that a server was restarted with its old template. ``why``: the hub's sentence."""
-    return (
-        f"The server could not start with the template {template}. It restarts with the template that it had before. "
-        f"{why}"
-    )
+    return f"The server could not start with the template {template}. It restarts with its previous template. {why}"
 
 
 def would_refuse(user: str, why: str) -> str:
@@ -281,7 +279,7 @@ def _for(seconds: float | None) -> str:
 
 def out_of_reach(layer: Layer) -> str:
     """Return that the sharing layer of a session's GPU cannot change its share or tier."""
-    return f"{layer.title} gives this session its GPU, and cannot change its share. You can stop the server."
+    return f"{layer.title} provides this session's GPU and cannot change its share. You can stop the server."
 
 
 NO_FRACTION = "A share is a fraction of one GPU, from 0.01 to 1 in steps of 0.01, like 0.25."
@@ -301,7 +299,7 @@ def changed(before: int, units: int, borrowed: int, tier: Tier, memory_limit: in
 
     Units are on each of the session's GPUs.
     """
-    text = f"The share is {gpu_share(units)} now (before: {gpu_share(before)})."
+    text = f"The share is now {gpu_share(units)} (previously {gpu_share(before)})."
     if borrowed:
         owned = gpu_share(units - borrowed) if units > borrowed else ""
         text += f" Guaranteed: {guarantee(owned, gpu_share(units))}."

@@ -19,7 +19,7 @@ _NO_ACTION = {
     NoAction.NOT_YET: "not idle for long enough",
     NoAction.NOTICE_PERIOD: "the notice period is running",
     NoAction.NOT_NEEDED: "no spawn waits that can use its units",
-    NoAction.KEPT: "its user keeps the share for a time",
+    NoAction.KEPT: "its user keeps the share",
     NoAction.EXEMPT: "an admin has exempted it from idle actions",
     NoAction.YIELDS: "its units are kept for somebody within their quota",
 }
@@ -61,10 +61,7 @@ def least_use(rule: UseRule) -> str:
 
 def kept_by_short_work(rule: UseRule) -> str:
     """Return, for admins, that short GPU work does not count as use."""
-    return (
-        "Short GPU work comes again and again, and would keep the share if it counted as use. "
-        f"Use is GPU work of {least_use(rule)}."
-    )
+    return f"Short GPU work recurs and would keep the share if it counted as use. Use is GPU work of {least_use(rule)}."
 
 
 def _reclaimed(action: IdleAction, share: Share) -> str:

@@ -43,7 +43,7 @@ def kept_within(layer: Layer) -> str:
         return "Each session is kept within its part of the GPU's memory. The GPU's time has no fixed parts."
     if compute:
         return "Each session is kept within its part of the GPU's time. The GPU's memory has no fixed parts."
-    return "The share counts when GPUs are given out. While sessions work, nothing keeps them to their shares."
+    return "The share counts when GPUs are assigned. While sessions work, nothing keeps them within their shares."
 
 
 def when_idle(layer: Layer) -> str:
@@ -53,7 +53,7 @@ def when_idle(layer: Layer) -> str:
     return f"When the server is idle, it can {does}."
 
 
-INSTANCE_GONE = "The MIG instance of this server is gone. GPU work fails: stop the server and start it again."
+INSTANCE_GONE = "The MIG instance of this server no longer exists. GPU work fails: stop the server and start it again."
 
 
 def instance_failed(label: str, trouble: str) -> str:
@@ -63,13 +63,13 @@ def instance_failed(label: str, trouble: str) -> str:
 
 def daemon_down(gpu: int, why: str) -> str:
     """Return that a GPU's MPS daemon is not running. ``why``: a clause."""
-    return f"The MPS daemon of GPU {gpu} does not run, and GPU work fails: {why}."
+    return f"The MPS daemon of GPU {gpu} is not running, and GPU work fails: {why}."
 
 
 def daemon_restarted(gpu: int, ended_at: float) -> str:
     """Return that a GPU's MPS daemon ended and was restarted. ``ended_at``: seconds since the epoch."""
     return (
-        f"The MPS daemon of GPU {gpu} ended at {utc(ended_at)} and was started again. GPU programs that ran then have "
+        f"The MPS daemon of GPU {gpu} ended at {utc(ended_at)} and was restarted. GPU programs that ran then have "
         "failed: restart their kernels."
     )
 
@@ -81,7 +81,7 @@ ASK_UNKNOWN = "The GPU agent of this machine is older than your notebook server 
 def no_answer(seconds: float) -> str:
     """Return that the service has not answered within ``seconds``, and the remedy."""
     why = "perhaps the idle culler is unavailable"
-    return f"No answer came within {seconds:g} s: {why}. Check the share before you try again."
+    return f"No answer within {seconds:g} s: {why}. Check the share before you try again."
 
 
 def wrong_kind(kinds: Iterable[str]) -> str:
@@ -92,7 +92,7 @@ def wrong_kind(kinds: Iterable[str]) -> str:
 def wrong_keep_time(given: str, end: str) -> str:
     """Return that ``given`` is not a valid length of a keep. ``end``: the word that ends a keep."""
     return (
-        f"{given!r} is not a time for which a share can be kept. Write a time of at least a second, like 90m or 4h, or "
+        f"{given!r} is not a valid duration of a keep. Write at least a second, like 90m or 4h, or "
         f"{end!r} to end the keep."
     )
 

@@ -18,17 +18,17 @@ def requests(amounts: Requests) -> str:
 def requests_refused(amounts: Requests, why: str) -> str:
     """Return, for the log, that the API server or the node refused changed requests. ``why``: their message."""
     return (
-        f"API server or node refuse requests of {requests(amounts)}: {why.rstrip('.')}. {_KEPT} "
+        f"the API server or the node refuses requests of {requests(amounts)}: {why.rstrip('.')}. {_KEPT} "
         "The node, and the ResourceQuota and the LimitRange of the namespace, must allow what the templates guarantee."
     )
 
 
 def requests_not_sent(amounts: Requests, why: str) -> str:
     """Return, for the log, that a call of the API server to change requests failed. ``why``: the error."""
-    return f"the API server cannot be called to set requests of {requests(amounts)}: {why}. {_KEPT}"
+    return f"cannot call the API server to set requests of {requests(amounts)}: {why}. {_KEPT}"
 
 
-DISCOVERY_WORKS = "The API server has said whether it can resize pods (pods/resize)"
+DISCOVERY_WORKS = "The API server now says whether it can resize pods (pods/resize)"
 """Log message after `discovery_failed`."""
 
 

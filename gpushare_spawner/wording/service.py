@@ -21,7 +21,7 @@ XSRF = (
     "instead of the cookie."
 )
 INTERNAL = "The service failed. Its log says why."
-KEY_REUSED = "This Idempotency-Key was sent with another request. Use a new key for each request."
+KEY_REUSED = "This Idempotency-Key was already used for another request. Use a new key for each request."
 
 
 def body_too_large(most: int) -> str:
@@ -69,7 +69,7 @@ def not_your_session(scopes: Sequence[str]) -> str:
 
 def wrong_method(method: str, allowed: Sequence[str]) -> str:
     """Return that an address does not support a method."""
-    return f"This address has no {method}: use {' or '.join(allowed)}."
+    return f"This address does not support {method}: use {' or '.join(allowed)}."
 
 
 def wrong_argument(name: str, problem: str) -> str:
@@ -155,7 +155,7 @@ def not_free(share: str) -> str:
 
 def exempt(seconds: float | None, by: str, reason: str) -> str:
     """Return that a session is exempt from idle actions. ``seconds``: from now; None: indefinitely."""
-    period = f"for another {elapsed(seconds)}" if seconds is not None else "without end"
+    period = f"for another {elapsed(seconds)}" if seconds is not None else "indefinitely"
     return f"Exempt from idle actions {period}, by {by}" + (f": {reason}" if reason else ".")
 
 
@@ -190,7 +190,7 @@ def not_a_time(name: str, text: str) -> str:
 
 def not_a_key(text: str, keys: str) -> str:
     """Return that sums cannot be grouped by this key. ``keys``: the valid keys."""
-    return f"by: {text!r} is not known: choose from {keys}."
+    return f"by: {text!r} is not a valid key: choose from {keys}."
 
 
 PERIOD_ENDS_FIRST = "until: the period ends before it begins: give a later time than since."

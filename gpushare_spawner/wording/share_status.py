@@ -31,7 +31,7 @@ from gpushare_spawner.wording.notices import WAITS, notice, while_idle
 LACKING = (
     "This server has less guaranteed CPU and memory at the moment. They were lowered while its GPU share was released, "
     "and its machine has not granted them again yet, most likely because it is full. They are restored when capacity "
-    "is free. Tell the admin if this lasts."
+    "is free. Tell the admin if this persists."
 )
 """Text for the user, in JupyterLab and on the dashboard."""
 
@@ -68,7 +68,7 @@ def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
             free = "Free host memory, for example large variables."
             helps = _advice([free, *restart], "choose a template with more memory.")
         case _:
-            why = "the machine's host memory for paged-out GPU memory is used, or kept for other sessions."
+            why = "the machine's host memory for paged-out GPU memory is used up, or reserved for other sessions."
             helps = _advice(restart, "try again when other sessions use less.")
     return f"{failed}{why} {helps}"
 
@@ -385,7 +385,7 @@ def _decided(controls: ControlsStatus) -> list[Term]:
     if controls.keep_until is not None:
         rows.append(Term("kept", "until {time}: no idle action", controls.keep_until))
     if controls.exempt:
-        until = "until {time}" if controls.exempt_until is not None else "without end"
+        until = "until {time}" if controls.exempt_until is not None else "indefinitely"
         rows.append(Term("exempt", f"{until}: no idle action, by an admin's decision", controls.exempt_until))
     return rows
 
@@ -482,8 +482,8 @@ def _from_delivered(status: ShareStatus) -> list[str]:
         return []
     part = 100 * got.delivered_seconds / got.entitled_seconds
     return [
-        f"So far you received {part:.0f} % of the GPU time that you were entitled to while others competed. "
-        "Tell the admin if that lasts."
+        f"So far, you have received {part:.0f} % of the GPU time that you were entitled to while others competed. "
+        "Tell the admin if this persists."
     ]
 
 

@@ -111,7 +111,7 @@ def pinned_elsewhere(placed: str, pinned: str, label: str) -> str:
 def what_node_did(reason: str) -> str:
     """Return what the node did, as the predicate for "Node node-a". ``reason``: Kubernetes' term, or empty."""
     if reason.startswith("OutOf"):
-        return f"has not enough {reason.removeprefix('OutOf')} left for the server"
+        return f"does not have enough {reason.removeprefix('OutOf')} left for the server"
     return _NODE_DID.get(reason, "ended the server")
 
 
@@ -123,7 +123,7 @@ def pod_ended(node: str, reason: str, message: str) -> str:
 
 
 PLACING_FAILED = (
-    "An internal error of gpushare-spawner kept your server from being placed on a GPU. Nothing stays reserved. "
+    "An internal error of gpushare-spawner prevented your server from being placed on a GPU. Nothing stays reserved. "
     "Tell the admin: the hub's log has the details."
 )
 
@@ -228,7 +228,7 @@ def _shortage(shortage: Shortage, why: Unplaceable) -> str:
         case Lacking.MEMORY:
             needed, left = f"{memory(why.memory)} of memory", memory(shortage.most_left)
         case _:
-            return f"{nodes} can run no more pods"
+            return f"{nodes} cannot run more pods"
     return f"this needs {needed}, and at most {left} is free on {nodes}"
 
 
@@ -419,17 +419,17 @@ _SENTENCES = (
     (r"Insufficient memory", "it has too little free memory"),
     (r"Insufficient ephemeral-storage", "it has too little free ephemeral storage"),
     (r"Insufficient (?P<what>\S+)", "it has too little free {what}"),
-    (r"Too many pods", "it runs as many pods as it may"),
+    (r"Too many pods", "it already runs its maximum number of pods"),
     (r".*taint.*node\.kubernetes\.io/(not-ready|unreachable).*", "it is not ready"),
     (r".*taint.*\{(?P<what>[^:}]+).*", "the server does not tolerate its taint {what}"),
     (r".*taint.*", "the server does not tolerate one of its taints"),
     (r"node\(s\) were unschedulable", "it is cordoned"),
     (r".*(affinity/selector|plugin\(s\) \[NodeAffinity\])", "it does not match the server's node selector or affinity"),
     (r".*volume node affinity conflict", "a volume of the server cannot be used there"),
-    (r".*max volume count", "it has as many volumes attached as it may"),
+    (r".*max volume count", "it already has its maximum number of volumes attached"),
     (r".*unbound immediate PersistentVolumeClaims", "a persistent volume claim of the server is not bound"),
     (r'persistentvolumeclaim "(?P<what>[^"]+)" not found', "the persistent volume claim {what} does not exist"),
-    (r".*free ports.*", "a port that the server needs is taken there"),
+    (r".*free ports.*", "a port that the server needs is in use there"),
 )
 """Regular expressions for the scheduler's reasons (kubernetes pkg/scheduler/framework/plugins, 1.25 to 1.36), with the
 text to show after "node-a: "."""

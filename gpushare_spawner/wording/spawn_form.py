@@ -145,7 +145,7 @@ def templates_awaited(folder: str) -> str:
     """Return, for the hub's log, that the hub waits for templates. ``folder``: the templates' folder."""
     return (
         f"There is no valid compute template in {folder}, which $GPUSHARE_TEMPLATES names: waiting for files there, on "
-        "Kubernetes for the ConfigMap gpushare-templates, whose files come a minute or two after it was made"
+        "Kubernetes for the ConfigMap gpushare-templates, whose files appear a minute or two after it was created"
     )
 
 
@@ -277,7 +277,7 @@ def no_instance(share: Share, profiles: Iterable[str]) -> str:
     if not there:
         return "This machine has no MIG instance. Choose another template, or ask the admin."
     return (
-        f"No MIG instance that the template accepts holds {share} with the memory that it guarantees. This machine "
+        f"No MIG instance that the template accepts provides {share} with the memory that it guarantees. This machine "
         f"has: {there}. Choose another template, or ask the admin."
     )
 
@@ -298,7 +298,7 @@ def no_node(layers: Iterable[LayerName]) -> str:
 
 def not_understood(title: str) -> str:
     """Return that the hub failed to parse an object that a layer published."""
-    return f"The hub cannot read what {title} says is free. The hub's log has the error."
+    return f"The hub cannot read the free capacity that {title} publishes. The hub's log has the error."
 
 
 def unreadable(title: str) -> str:
@@ -312,8 +312,8 @@ def unreadable(title: str) -> str:
 def other_object(kind: str, name: str, namespace: str) -> str:
     """Return that another program created an object with the name that a layer needs."""
     return (
-        f"The {kind} {name} in namespace {namespace} asks for something else than the template: the hub did not make "
-        f"it. Delete it, or ask the admin to: kubectl -n {namespace} delete {kind.lower()} {name}"
+        f"The {kind} {name} in namespace {namespace} does not match the template: the hub did not create it. "
+        f"Delete it, or ask the admin to: kubectl -n {namespace} delete {kind.lower()} {name}"
     )
 
 
@@ -343,7 +343,7 @@ def terms(layer: Layer, profile: MigProfile | None = None) -> str:
     """
     if profile is None:
         return f"By {layer.title}. {kept_within(layer)}"
-    return f"By {layer.title}. A server has a MIG instance ({profile.name}) alone: {_size(profile)}."
+    return f"By {layer.title}. Each server has a MIG instance ({profile.name}) to itself: {_size(profile)}."
 
 
 def _size(profile: MigProfile) -> str:

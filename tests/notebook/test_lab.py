@@ -366,14 +366,14 @@ def test_a_session_of_another_layer_has_its_terms_and_only_what_the_layer_can_do
     script = agent.script
     script.layer, script.largest_share = "mps", 75
     page.wait_for(ITEM, "0.25 GPU · NVIDIA MPS · 3.1 of 16 GiB")
-    script.layer_trouble = "The MPS daemon of GPU 0 does not run, and GPU work fails: it ended."
+    script.layer_trouble = "The MPS daemon of GPU 0 is not running, and GPU work fails: it ended."
     page.wait_for(ITEM, "0.25 GPU · NVIDIA MPS · GPU problem · 3.1 of 16 GiB")
     page.run("document.querySelector(arguments[0]).click()", ITEM)
     page.wait_for(f"{DIALOG} tr", "shared byNVIDIA MPS. Each session is kept within its part")
     page.wait_for(f"{DIALOG} tr", "idle actionsWhen the server is idle, it can only be stopped.")
     page.wait_for(f"{DIALOG} tr", f"GPU problem{script.layer_trouble}")
     page.wait_for(f"{DIALOG} li", script.layer_trouble)
-    page.wait_for(".gpushare-Missing", "NVIDIA MPS gives this session its GPU, and cannot change its share.")
+    page.wait_for(".gpushare-Missing", "NVIDIA MPS provides this session's GPU and cannot change its share.")
     shown = page.run(
         "return Array.from(document.querySelectorAll('.gpushare-Dialog button'))"
         ".filter(node => node.offsetParent).map(node => node.textContent)"

@@ -64,7 +64,7 @@ def test_a_limit_and_fields_of_a_newer_agent_are_passed_over() -> None:
         (
             MemoryLimit.NODE_HOST_MEMORY,
             "An allocation of 2 GiB failed 4 min ago (CUDA out of memory): the machine's host memory for "
-            "paged-out GPU memory is used, or kept for other sessions. Restart process 42 to free 10 GiB. "
+            "paged-out GPU memory is used up, or reserved for other sessions. Restart process 42 to free 10 GiB. "
             "Or try again when other sessions use less.",
         ),
     ],
@@ -82,7 +82,7 @@ def test_no_process_is_restarted_to_free_nothing() -> None:
     empty = replace(Script(memory=0, resident=0).status(), processes=(ProcessMemory(41, GPU, 0),), limit_hit=hit)
     said = share_status.page(empty, 0)
     assert "Restart" not in said
-    assert said.endswith("kept for other sessions. Try again when other sessions use less.")
+    assert said.endswith("reserved for other sessions. Try again when other sessions use less.")
 
 
 @pytest.mark.parametrize(

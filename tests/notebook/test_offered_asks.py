@@ -19,7 +19,7 @@ from tests.notebook.scripted_agent import Script
         (
             Script(layer="mps", largest_share=50),
             ["keep", "end-keep", "stop"],
-            "NVIDIA MPS gives this session its GPU, and cannot change its share. You can stop the server.",
+            "NVIDIA MPS provides this session's GPU and cannot change its share. You can stop the server.",
         ),
         # of an agent that knows more layers than this notebook server
         (Script(layer="magic"), ["keep", "end-keep", "release", "stop"], ""),

@@ -75,7 +75,7 @@ def test_a_time_that_is_none_is_not_asked_for(
 def test_a_service_that_does_not_answer_costs_the_timeout(agent: ScriptedAgent) -> None:
     agent.script.answer = None
     began = time.monotonic()
-    with pytest.raises(NoAnswer, match=r"No answer came within 0\.3 s: perhaps the idle culler is unavailable"):
+    with pytest.raises(NoAnswer, match=r"No answer within 0\.3 s: perhaps the idle culler is unavailable"):
         ask_service(ServiceAsk.of(AskKind.RELEASE), timeout=0.3)
     assert time.monotonic() - began < 5
 

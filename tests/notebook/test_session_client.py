@@ -177,7 +177,7 @@ async def test_an_ask_without_an_answer_says_so(agent: ScriptedAgent) -> None:
     agent.script.answer = None
     async with running() as client:
         await until(lambda: client.connected)
-        with pytest.raises(NoAnswer, match=r"No answer came within 0\.1 s"):
+        with pytest.raises(NoAnswer, match=r"No answer within 0\.1 s"):
             await client.ask(ServiceAsk.of(AskKind.RELEASE), timeout=0.1)
         assert client._asks == {}
         agent.script.answer = (False, "late")

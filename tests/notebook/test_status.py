@@ -342,7 +342,7 @@ def test_what_users_and_admins_decided_is_shown(agent: ScriptedAgent) -> None:
     until = clock(2_000_000_000.5, time.time())
     for row in (
         f"kept            until {until}: no idle action",
-        "exempt          without end: no idle action, by an admin's decision",
+        "exempt          indefinitely: no idle action, by an admin's decision",
         "message         Node 3 will be drained tonight. Node 3",
     ):
         assert row in str(now)

@@ -580,7 +580,7 @@ async def test_a_heartbeat_keeps_no_share_and_is_named_once(
     assert one.counters.actions[Tier.RELEASED] == 1
     named = [record.getMessage() for record in caplog.records if "Short GPU work" in record.getMessage()]
     assert named == [
-        "session ann: Short GPU work comes again and again, and would keep the share if it counted as use. Use is GPU "
+        "session ann: Short GPU work recurs and would keep the share if it counted as use. Use is GPU "
         "work of at least 15 s at a time or within 15 min."
     ]
     released = next(request for request in agent.asked if request.op == "tier" and request.tier is Tier.RELEASED)

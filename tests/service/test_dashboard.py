@@ -116,8 +116,8 @@ def test_a_session_of_another_layer_says_what_can_be_done_and_shows_no_figures_t
     assert (said["layer"], said["gpus"], said["tier"]) == ("kai", [], "active")
     text = plain(page(report))
     sentence = (
-        "KAI Scheduler shares its GPU. The share counts when GPUs are given out. While sessions work, nothing keeps "
-        "them to their shares. Nothing measures this server's GPU work. When the server is idle, it can only be "
+        "KAI Scheduler shares its GPU. The share counts when GPUs are assigned. While sessions work, nothing keeps "
+        "them within their shares. Nothing measures this server's GPU work. When the server is idle, it can only be "
         "stopped."
     )
     assert sentence in unescape(text)
@@ -163,7 +163,7 @@ def test_a_node_whose_gpus_no_agent_reports_names_the_layers_of_its_sessions() -
 
 
 def test_trouble_of_a_layer_and_cuda_contexts_stand_at_the_session_and_its_gpu() -> None:
-    down = "The MPS daemon of GPU 0 does not run, and GPU work fails: it ended."
+    down = "The MPS daemon of GPU 0 is not running, and GPU work fails: it ended."
     on_gpu = {"gpus": ("GPU-0",), "layer": LayerName.MPS, "layer_trouble": down, "context_bytes": 2**28}
     report = afternoon(session("mia", **on_gpu), session("max", **on_gpu))
     (gpu, *_) = shown(report)["nodes"][0]["gpus"]
@@ -360,7 +360,7 @@ def test_admins_see_whose_share_short_work_would_have_kept() -> None:
         seen = session("ann", last_gpu_activity=at, gpu_seconds=at / 1e6)
         use.update("ann", Observation.of(seen), at, rule)
     report = afternoon().model_copy(update={"sessions": (seen, session("bob"))})
-    sentence = "Short GPU work comes again and again, and would keep the share if it counted as use."
+    sentence = "Short GPU work recurs and would keep the share if it counted as use."
     ann, bob = shown(report, use=use)["sessions"]
     assert ann["short_work"] == f"{sentence} Use is GPU work of at least 0.2 s at a time or within 5 min."
     assert bob["short_work"] == ""

@@ -55,7 +55,7 @@ def test_with_several_gpus_each_reason_names_its_gpu() -> None:
 def test_beside_another_layer_its_trouble_and_its_terms_are_said() -> None:
     kept = "Each session is kept within its part of the GPU's memory and time."
     assert reasons(layer="mps", memory=3 * GIB) == [kept], "what our arbiter would do is no reason"
-    down = "The MPS daemon of GPU 0 does not run, and GPU work fails: it ended."
+    down = "The MPS daemon of GPU 0 is not running, and GPU work fails: it ended."
     assert reasons(layer="mps", layer_trouble=down, with_work=2) == [
         down,
         "2 other sessions compute on the GPU now.",
@@ -69,13 +69,13 @@ def test_without_an_agent_nobody_says_that_others_compute() -> None:
     status = ShareStatus(share_units=25, layer="time-slicing", layer_gpus=1)
     assert why_slow(status) == [
         "Nothing measures this server's GPU work. It is unknown here whether other sessions compute on the GPU.",
-        "The share counts when GPUs are given out. While sessions work, nothing keeps them to their shares.",
+        "The share counts when GPUs are assigned. While sessions work, nothing keeps them within their shares.",
     ]
 
 
 def test_gpu_time_below_the_promise_is_a_reason() -> None:
     (said,) = reasons(delivered=(100.0, 80.0, 1, 0.1, 0.1))
-    assert said.startswith("So far you received 80 % of the GPU time that you were entitled to")
+    assert said.startswith("So far, you have received 80 % of the GPU time that you were entitled to")
     for enough in ((100.0, 96.0, 1, 0.1, 0.1), (0.5, 0.1, 1, 0.1, 0.1)):
         assert "entitled" not in reasons(delivered=enough)[0]
 

@@ -203,7 +203,7 @@ async def test_instance_that_was_destroyed_while_no_agent_ran_is_told(machine: M
     await machine.stop()
     machine.gpus, machine.there = (FIRST,), ()
     await machine.start()
-    assert "MIG instance of this server is gone" in (machine.session("ada").layer_trouble or "")
+    assert "MIG instance of this server no longer exists" in (machine.session("ada").layer_trouble or "")
     peer = Peer(path)
     machine.peers.append(peer)
     await peer.connect(Role.NOTEBOOK)

@@ -167,14 +167,14 @@ async def test_daemon_that_ends_is_started_again_and_its_sessions_say_so(
     machine.breaks()
     os.kill(first, signal.SIGKILL)
     await eventually(lambda: "cannot be started" in (machine.session("ada").layer_trouble or ""))
-    assert "The MPS daemon of GPU 0 does not run, and GPU work fails" in (machine.session("ada").layer_trouble or "")
+    assert "The MPS daemon of GPU 0 is not running, and GPU work fails" in (machine.session("ada").layer_trouble or "")
     peer = Peer(path)
     machine.agent.peers.append(peer)
     await peer.connect(Role.NOTEBOOK)
     said = await peer.status()
     assert (said.layer, said.gpu_count, said.layer_trouble) == ("mps", 1, machine.session("ada").layer_trouble)
     machine.works()
-    await eventually(lambda: "was started again" in (machine.session("ada").layer_trouble or ""))
+    await eventually(lambda: "was restarted" in (machine.session("ada").layer_trouble or ""))
     assert machine.pid() != first
     await machine.open(mps("bob"))
     assert machine.session("bob").layer_trouble is None
@@ -238,7 +238,7 @@ async def test_daemon_that_an_admin_started_again_is_found(machine: Machine, eve
     by_hand = subprocess.Popen(["sleep", "60"])
     (machine.pipes() / "nvidia-cuda-mps-control.pid").write_text(str(by_hand.pid))
     try:
-        await eventually(lambda: "was started again" in (machine.session("ada").layer_trouble or ""))
+        await eventually(lambda: "was restarted" in (machine.session("ada").layer_trouble or ""))
     finally:
         by_hand.kill()
         by_hand.wait()

@@ -93,7 +93,7 @@ async def test_another_share_is_asked_for_in_units(
     ask(agent, clock, AskKind.SHARE, 0.5, 2)
     said = await answers(asks, agent)
     assert [one.done for one in said] == [True, False]
-    assert said[0].text == "The share is 0.10 GPU now (before: 0.25 GPU)."
+    assert said[0].text == "The share is now 0.10 GPU (previously 0.25 GPU)."
     assert agent.sessions["ann"].share_units == 10
     assert acting.history == [("share", "ann", "ann")]
 

@@ -19,7 +19,7 @@ async def test_a_gpu_is_cordoned_drained_and_given_back(acting: Acting, clock: C
     assert (await drains.cordon(actions, gpu, ROOT, "Fan.")).text == "GPU 1 of node fake is already cordoned."
     clock.forward(HOUR)
     drained = await drains.drain(actions, gpu, ROOT, "Fan.", stop_after=HOUR)
-    assert drained.text.endswith("Servers that are still there are stopped after 1 h, and after their notice period.")
+    assert drained.text.endswith("Servers that still run there are stopped after 1 h, and after their notice period.")
     (standing,) = acting.agent.cordons
     assert (standing.drain, standing.stop_at, standing.by, standing.since) == (True, clock() + HOUR, "root", clock())
     clock.forward(1)
@@ -53,8 +53,8 @@ async def test_an_older_agent_is_said(acting: Acting) -> None:
 
 def test_what_users_are_told_says_what_to_do() -> None:
     assert words.drain_notice("GPU 0 of node a", "Fan.", None) == (
-        "GPU 0 of node a is being taken out of service. Fan. Please save your work, and restart your server: it then "
-        "runs elsewhere."
+        "GPU 0 of node a is being taken out of service. Fan. Please save your work and restart your server. It will "
+        "run elsewhere."
     )
     said = words.drain_notice("Node a", "", 1_767_261_900.0)
     assert "Your server will be stopped at 2026-01-01 10:05 UTC. Save your work" in said

@@ -69,7 +69,7 @@ async def test_smaller_share_of_a_released_session_says_that_work_restores_it(ac
     outcome = await share.change_share(acting.actions, acting.seen(), ANN, 0.1)
     assert (
         outcome.text
-        == "The share is 0.10 GPU now (before: 0.25 GPU). It is released: some seconds of GPU time restore it."
+        == "The share is now 0.10 GPU (previously 0.25 GPU). It is released: some seconds of GPU time restore it."
     )
 
 
@@ -174,7 +174,7 @@ async def test_admin_may_choose_any_share_for_anybody_and_the_memory_limit_stays
     acting.quotas = Quotas.model_validate({"users": {"ann": {"maximum": 0.25}}})
     acting.pending = [HubServer("zoe", "", ready=False, pending="spawn", profile="quarter")]
     outcome = await share.change_share(acting.actions, acting.seen(), ROOT, 0.45)
-    assert outcome.text == "The share is 0.45 GPU now (before: 0.25 GPU)."
+    assert outcome.text == "The share is now 0.45 GPU (previously 0.25 GPU)."
     assert acting.agent.asked[0].memory_limit is None
     assert acting.history == [("share", "root", "ann")]
 

@@ -98,7 +98,7 @@ async def test_a_share_is_changed_within_templates_by_its_user_and_to_any_by_an_
     api: Client, machine: Machine
 ) -> None:
     got = await api.ask("PUT", "sessions/erin/share", CALLERS["an admin in a browser"], {"fraction": 0.33})
-    assert got.body == {"changed": True, "message": "The share is 0.33 GPU now (before: 0.10 GPU)."}
+    assert got.body == {"changed": True, "message": "The share is now 0.33 GPU (previously 0.10 GPU)."}
     shown = await api.get("sessions/erin")
     assert (shown["share_units"], shown["share_choices"]) == (33, [10, 25, 50])
     assert (await api.get("sessions/bob", BOB))["share_choices"] == [10, 50]

@@ -51,7 +51,7 @@ async def test_the_document_is_served(api: Client) -> None:
     [
         ("GET", "nothing", 404, "GET openapi.json lists all addresses"),
         ("GET", "sessions/ann/nothing", 404, "no such address"),
-        ("POST", "sessions", 405, "This address has no POST: use GET."),
+        ("POST", "sessions", 405, "This address does not support POST: use GET."),
         ("GET", "sessions?limit=0", 400, "limit: input should be greater than or equal to 1"),
         ("GET", "sessions?limit=x", 400, "limit: input should be a valid integer"),
         ("GET", "sessions?offset=-1", 400, "offset: "),
@@ -60,7 +60,7 @@ async def test_the_document_is_served(api: Client) -> None:
         ("GET", "sessions?colour=red", 400, "colour: extra inputs are not permitted"),
         ("GET", "sessions/50%25", 404, "You have no session '50%'."),
         ("GET", "nodes/moon", 404, "There is no node 'moon' with an agent that answers."),
-        ("GET", "history?by=colour", 400, "by: 'colour' is not known"),
+        ("GET", "history?by=colour", 400, "by: 'colour' is not a valid key"),
     ],
 )
 async def test_a_wrong_request_says_what_is_wrong(api: Client, method: str, path: str, status: int, said: str) -> None:

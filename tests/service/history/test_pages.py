@@ -180,7 +180,7 @@ async def test_periods(client: Client) -> None:
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("by=colour", "by: 'colour' is not known: choose from user, group, template"),
+        ("by=colour", "by: 'colour' is not a valid key: choose from user, group, template"),
         ("since=yesterday", "since: 'yesterday' is not a time: write a date like 2026-11-01"),
         ("since=2026-11-02&until=2026-11-01", "until: the period ends before it begins"),
         ("since=50%25", "since: '50%' is not a time"),

@@ -280,7 +280,7 @@ async def test_template_with_mig_gets_the_smallest_instance_and_its_card_says_th
     assert (asked.gpus, asked.layer, asked.memory_limit) == (("MIG-1",), LayerName.MIG, "100%")
     assert (asked.share_units, asked.borrowed_units) == (10, 0)
     # now, while it is free, and later, when the next server waits for it
-    card = "A server has a MIG instance (1g.10gb) alone: 1/7 of one GPU&#39;s time and 9.5 GiB of memory."
+    card = "Each server has a MIG instance (1g.10gb) to itself: 1/7 of one GPU&#39;s time and 9.5 GiB of memory."
     assert card in (await hub.spawner("ada").show_form()).replace("\N{NO-BREAK SPACE}", " ")
 
 

@@ -26,7 +26,7 @@ def test_the_last_node_that_refuses_says_that_nothing_is_reserved() -> None:
     [
         ("NodeShutdown", "was shut down"),
         ("Evicted", "evicted the server"),
-        ("OutOfmemory", "has not enough memory left for the server"),
+        ("OutOfmemory", "does not have enough memory left for the server"),
         ("SomethingNew", "ended the server"),
         ("", "ended the server"),
     ],

@@ -21,6 +21,7 @@ def test_card_promises_only_what_something_keeps(layer: str) -> None:
 def test_card_says_how_large_a_mig_instance_is() -> None:
     mig = LAYERS[LayerName.MIG]
     assert terms(mig, PROFILES["1g.10gb"]) == (
-        "By NVIDIA MIG. A server has a MIG instance (1g.10gb) alone: 1/7 of one GPU's time and 9.5 GiB of memory."
+        "By NVIDIA MIG. Each server has a MIG instance (1g.10gb) to itself: 1/7 of one GPU's time and 9.5 GiB of "
+        "memory."
     )
-    assert terms(mig, PROFILES["7g.80gb"]).endswith("(7g.80gb) alone: one whole GPU, with 76 GiB of memory.")
+    assert terms(mig, PROFILES["7g.80gb"]).endswith("(7g.80gb) to itself: one whole GPU, with 76 GiB of memory.")

@@ -61,7 +61,7 @@ from gpushare_spawner.wording import spawn_failures
                 ),
             ),
             "Nodes with 0.50 GPU free lack another resource: this needs 1.5 CPU, and at most 0.5 is free "
-            "on 3 nodes; this needs 4 GiB of memory, and at most 1 GiB is free on 1 node; 1 node can run no more pods.",
+            "on 3 nodes; this needs 4 GiB of memory, and at most 1 GiB is free on 1 node; 1 node cannot run more pods.",
         ),
         (
             Unplaceable(

@@ -14,7 +14,7 @@ from gpushare_spawner.wording.spawn_failures import missing
         ("Insufficient memory", "it has too little free memory"),
         ("Insufficient nvidia.com/gpu", "it has too little free nvidia.com/gpu"),
         ("Insufficient gpushare-spawner.io/gpu-0", "it does not offer the units of the GPU that its agent reports"),
-        ("Too many pods", "it runs as many pods as it may"),
+        ("Too many pods", "it already runs its maximum number of pods"),
         ("node(s) had untolerated taint {team: a}", "the server does not tolerate its taint team"),
         ("node(s) had untolerated taint(s)", "the server does not tolerate one of its taints"),
         ("node(s) had untolerated taint {node.kubernetes.io/not-ready: }", "it is not ready"),

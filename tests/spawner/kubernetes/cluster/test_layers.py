@@ -150,7 +150,7 @@ def test_an_error_in_one_layer_refuses_its_spawns_alone_and_is_logged_once(
         found = met(layers([node()]))
         assert (found.outcome, found.why) == (
             LayerOutcome.NEVER,
-            "The hub cannot read what NVIDIA time-slicing says is free. The hub's log has the error.",
+            "The hub cannot read the free capacity that NVIDIA time-slicing publishes. The hub's log has the error.",
         )
     assert caplog.text.count("Cannot read the objects that NVIDIA time-slicing publishes") == 1
 
