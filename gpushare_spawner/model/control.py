@@ -88,7 +88,7 @@ class OpenRequest(_Request):
     user_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)] | None = None
     """Maximum units of all sessions of this user and quota together on one GPU while others compete; None: no limit."""
     time_limit_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)] = UNITS_PER_GPU
-    """The most of each GPU's time, also alone on the GPU. While the share is larger, the share is the limit."""
+    """Maximum part of each GPU's time, even when alone on the GPU. A larger share is the limit instead."""
     memory_limit: PercentOrBytes = "100%"
     oversubscribe: bool = True
     engine: MemoryEngine = MemoryEngine.MANAGED

@@ -64,7 +64,7 @@ class WaitCounts:
 
 @dataclass(frozen=True)
 class Delivered:
-    """Sums over the time in which others competed for the session's GPUs, added up over several GPUs."""
+    """Sums over the time in which other sessions competed for the session's GPUs, added over all of its GPUs."""
 
     entitled_seconds: float = 0.0
     """GPU seconds that its guaranteed units entitled it to."""
@@ -290,7 +290,7 @@ class SessionReport(MessagePart):
     guaranteed_units: Units
     """The session's current units while all others work: `effective_units` minus reclaimed borrowed units."""
     time_limit_units: Units = UNITS_PER_GPU
-    """The most of each GPU's time that the session gets, also alone on the GPU."""
+    """Maximum part of each GPU's time that the session gets, even when it is alone on the GPU."""
     yields: bool = False
     """Whether the units that the tier took are reserved for spawns in quota. GPU work does not restore them yet."""
     opened_at: Instant
@@ -488,10 +488,11 @@ def with_reported_since(report: Report, before: Report | None, now: float) -> Re
     return report.model_copy(update={"gpus": last if last == gpus else gpus})
 
 
-def in_order_of_claim(nodes: Mapping[str, GpuReport]) -> tuple[str, ...]:
-    """Return the nodes that report one GPU, earliest to report it first, then by name. The first node owns the GPU.
+def by_first_report(nodes: Mapping[str, GpuReport]) -> tuple[str, ...]:
+    """Return the nodes that report one GPU, ordered by the time of their first report of it, then by name.
 
-    So a node cannot take another node's GPU by reporting its UUID. ``nodes``: their reports of the GPU.
+    The first node owns the GPU, so a node cannot take another node's GPU by reporting its UUID. ``nodes``: their
+    reports of the GPU.
     """
     return tuple(sorted(nodes, key=lambda node: (nodes[node].reported_since, node)))
 
@@ -502,13 +503,13 @@ def doubled_gpus(reports: Iterable[Report]) -> dict[str, tuple[str, ...]]:
     for report in reports:
         for gpu in report.gpus:
             nodes.setdefault(gpu.uuid, {})[report.node] = gpu
-    return {uuid: in_order_of_claim(of_nodes) for uuid, of_nodes in nodes.items() if len(of_nodes) > 1}
+    return {uuid: by_first_report(of_nodes) for uuid, of_nodes in nodes.items() if len(of_nodes) > 1}
 
 
 def shared_fields(source: object, model: type[BaseModel]) -> dict[str, Any]:
-    """Return the values of a session's fields that the source and the model have under one name.
+    """Return the values of a session's fields that the source and the model have under the same name.
 
-    A session's annotations, open request, record and report use one name for one fact.
+    A session's annotations, open request, record and report use the same name for the same fact.
     """
     kind: Any = type(source)
     return {name: getattr(source, name) for name in _shared_names(kind, model)}

@@ -171,7 +171,7 @@ class ShareStatus:
     guaranteed_units: int = 0
     """The session's current units while all other sessions work."""
     time_limit_units: int = UNITS_PER_GPU
-    """The most of each GPU's time that the session gets, also alone on the GPU."""
+    """Maximum part of each GPU's time that the session gets, even when it is alone on the GPU."""
     idle_seconds: float | None = None
     """Time since the last GPU work, 0 during GPU work; None if there has been no GPU work."""
     gpus: tuple[GpuStatus, ...] = field(default=())

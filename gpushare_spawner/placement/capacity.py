@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.report import GpuReport, in_order_of_claim
+from gpushare_spawner.model.report import GpuReport, by_first_report
 from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, UNITS_PER_GPU, NeighbourRules, Share
 from gpushare_spawner.placement.node import UNKNOWN, GpuCapacity, NodeCapacity, NodeResources
 from gpushare_spawner.placement.request import UNCONDITIONAL, Conditions, Demand, PlacementRequest
@@ -740,7 +740,7 @@ class FreeCapacity:
         nodes = self._reporting[uuid]
         if len(nodes) == 1:
             return next(iter(nodes))
-        return in_order_of_claim({node: self._reported[node][uuid] for node in nodes})[0]
+        return by_first_report({node: self._reported[node][uuid] for node in nodes})[0]
 
     def _changed(self, node: NodeCapacity) -> None:
         node.changed()

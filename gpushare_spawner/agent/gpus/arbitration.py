@@ -307,7 +307,7 @@ class GpuArbitration:
         self._carry_out(self._arbiter.add_session(session, weight, now, whole=whole, away=away, time_limit=time_limit))
 
     def set_time_limit(self, session: str, units: int) -> None:
-        """Set the most units of the GPU's time that the session gets, also while it is alone."""
+        """Set the maximum units of the GPU's time that the session gets, even when it is alone."""
         if session not in self._observed:
             self._carry_out(self._arbiter.set_time_limit(session, units, self._clock()))
 
@@ -468,7 +468,7 @@ class GpuArbitration:
 
     @property
     def contended(self) -> bool:
-        """Whether several sessions have work, or had a moment ago, or one with a limit of GPU time has work."""
+        """Whether several sessions have work or recently had work, or a session with a GPU time limit has work."""
         return self._arbiter.measured
 
     def delivered(
@@ -534,7 +534,7 @@ class GpuArbitration:
             if client is None:
                 continue
             number, send = decision.client, partial(client.process.send, gpu=self._raw)
-            if isinstance(decision, Refuse):  # a suspended process also gets it
+            if isinstance(decision, Refuse):  # suspended processes receive it too
                 send(Kind.GRANT, 0, 0, 0, 0, 1)
                 continue
             if client.session in self._away:
@@ -559,7 +559,7 @@ class GpuArbitration:
         for change in self._arbiter.paces():
             assert isinstance(change.client, int)
             client = self._clients[change.client]
-            # a client that is being resumed gets it with its lease
+            # a client that is being resumed receives its pace with its lease
             if client.paced and client.session not in self._away:
                 pace = round(change.seconds * NANOSECONDS)
                 client.process.send(Kind.GRANT, change.lease, 0, 0, pace, gpu=self._raw)

@@ -291,7 +291,7 @@ class Session:
 
     @property
     def time_limit_units(self) -> int:
-        """The most of each GPU's time, also alone on the GPU: never below its share, which can have grown."""
+        """Maximum part of each GPU's time, even when alone on the GPU. Never below its share, which can have grown."""
         return max(self.record.request.time_limit_units, self.record.request.share_units)
 
     @property

@@ -352,7 +352,7 @@ class Suspender:
     ) -> None:
         """Mark the session as not suspendable for now, so that its memory stays on the GPU.
 
-        `retry_in` None: never retry. `for_a_moment`: others that need the memory wait for it.
+        `retry_in` None: never retry. `for_a_moment`: other sessions that need the memory wait for it.
         """
         session = progress.session
         if session.not_suspendable != reason:

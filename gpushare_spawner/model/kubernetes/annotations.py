@@ -130,7 +130,7 @@ spawns in quota, and GPU work does not restore them."""
 NEIGHBOURS = PREFIX + "neighbours"
 """Annotation: JSON of `model.share.NeighbourRules`; absent: no labels and no rules."""
 TIME_LIMIT = PREFIX + "time-limit"
-"""Annotation: the most units of 1 % of each GPU's time, also alone on the GPU; absent: 100."""
+"""Annotation: maximum part of each GPU's time in units of 1 %, even when alone on the GPU; absent: 100."""
 MEMORY_LIMIT = PREFIX + "memory-limit"
 """Annotation: each GPU's total memory as CUDA reports it, as "80%" or "12Gi"; absent: the whole GPU."""
 OVERSUBSCRIBE = PREFIX + "oversubscribe"
@@ -198,7 +198,7 @@ class PodSession:
     yields_until: float | None = None
     """Time until which the units that the tier took are reserved for spawns in quota; None: they are not reserved."""
     time_limit_units: int = UNITS_PER_GPU
-    """The most of each GPU's time, also alone on the GPU."""
+    """Maximum part of each GPU's time in units of 1 %, even when the session is alone on the GPU."""
     memory_limit: str = WHOLE_MEMORY
     """Each GPU's total memory as CUDA reports it, in percent or bytes."""
     oversubscribe: bool = True

@@ -267,7 +267,7 @@ class SessionEntry(ApiModel):
     effective_units: int
     guaranteed_units: int
     time_limit_units: int
-    """The most of each GPU's time that the session gets, also alone on the GPU; 100: no limit."""
+    """Maximum part of each GPU's time that the session gets, even when it is alone on the GPU; 100: no limit."""
     gpu_busy: bool
     waiting: bool
     gpu_worked: bool

@@ -236,7 +236,7 @@ async def _query_history(call: Call[Any, Any], query: Any) -> str:
     try:
         return str(await call.services.history.ask(query))
     except HistoryFailed as error:
-        # the database's address is for admins
+        # only admins may see the database's address
         why = str(error) if call.caller.sees_all else words.UNAVAILABLE
         raise ApiError(503, "unavailable", why) from None
 

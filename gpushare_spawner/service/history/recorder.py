@@ -283,7 +283,7 @@ log = logging.getLogger("gpushare.service.history")
 OBSERVE_EVERY = 10.0
 """Seconds between observations of the reports. Use after a session's last observation is not counted."""
 QUEUE_EVERY = 30.0
-"""Seconds between requests for the hub's pending servers, which are needed only for spawns that give up."""
+"""Seconds between requests for the hub's pending servers. Only spawns that end without a session need them."""
 STORE_EVERY = 60.0
 """Seconds between writes. A killed service counts the missing time when it starts again; only the use of sessions that
 ended before that is lost."""
@@ -390,7 +390,7 @@ class History:
             self._tiers = {node: tiers for node, tiers in self._tiers.items() if node in present}
 
     async def observe_queue(self) -> None:
-        """Count the spawns that gave up."""
+        """Count the spawns that ended without a session."""
         pending, snapshots = await self._sources.pending(), await self._sources.snapshots()
         reports = answered(snapshots)
         if pending is None or len(reports) < len(snapshots):

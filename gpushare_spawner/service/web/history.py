@@ -265,7 +265,7 @@ def _moment(text: str) -> float:
 
 
 MOST_ROWS = 200
-"""Maximum rows in a table of the page. The CSV has all."""
+"""Maximum rows in a table of the page. The CSV contains all rows."""
 _TABLES = {"group": (By.GROUP,), "user": (By.USER,), "template": (By.TEMPLATE,), "gpu": (By.NODE, By.MODEL, By.GPU)}
 """The page's tables, with their keys."""
 
@@ -302,7 +302,7 @@ class HistoryPage(Page):
                 )
             )
         except HistoryFailed as error:
-            # the database's address is for admins
+            # only admins may see the database's address
             raise HTTPError(503, str(error) if viewer.sees_all else words.UNAVAILABLE) from None
         rows = sorted(sums, key=lambda entry: -entry.amounts.reserved)
         self.finish_page(

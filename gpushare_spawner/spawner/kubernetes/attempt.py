@@ -402,7 +402,7 @@ class ServerPod:
 
 @dataclass
 class PodLauncher:
-    """Starts pods for one spawn, one after another, until a node runs one, an error is permanent, or the time is over.
+    """Starts pods for one spawn, one after another, until a node runs one, an error is permanent, or the time runs out.
 
     Afterwards, either a pod's annotations contain the share, or the share is free again.
     """

@@ -190,7 +190,7 @@ def pod_constraints(settings: Mapping[str, Any], values: Callable[[Any], list[An
     """
     extra = settings["extra_pod_config"]
     if settings["modify_pod_hook"] is not None:
-        # They may add tolerations, so only the scheduler can decide.
+        # The hook may add tolerations, so only the scheduler can decide.
         return None
     if any(key in extra for key in ("nodeSelector", "node_selector", "affinity", "tolerations")):
         return None
@@ -314,7 +314,7 @@ def _require_node(spec: Any, affinity: Mapping[str, Any]) -> None:
 
 
 def _node_affinity(spec: Any) -> V1NodeAffinity:
-    """Return the node affinity of a pod's spec with models; it is made where it is missing."""
+    """Return the node affinity of a pod's spec that holds models, and create it if it is missing."""
     spec.affinity = spec.affinity or V1Affinity()
     node_affinity: V1NodeAffinity = spec.affinity.node_affinity or V1NodeAffinity()
     spec.affinity.node_affinity = node_affinity

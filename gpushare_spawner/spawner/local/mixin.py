@@ -95,7 +95,7 @@ class GPUShareMixin(GPUShareBase):
     """
 
     unavailable = AGENT_SILENT
-    """Why the state of the GPUs is unknown, as half a sentence."""
+    """Why the state of the GPUs is unknown, as a clause."""
 
     agent_socket = Unicode(
         help="""

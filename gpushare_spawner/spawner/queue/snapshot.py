@@ -19,7 +19,7 @@ from typing import Protocol
 
 from gpushare_spawner.model.layer_rules import LayersFile, MigInstance, MigProfile, guaranteed_memory, machine_layer
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.report import GpuReport, Notice, in_order_of_claim
+from gpushare_spawner.model.report import GpuReport, Notice, by_first_report
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.template import Template, TemplateGpu
 from gpushare_spawner.placement.node import Requested
@@ -106,7 +106,7 @@ class GpuInventory:
             before = self._gpus.pop(uuid, None)
             if before is not None:
                 self._count(before, -1)
-            claims = in_order_of_claim(of_nodes)
+            claims = by_first_report(of_nodes)
             if claims:
                 now = self._gpus[uuid] = of_nodes[claims[0]]
                 self._count(now, 1)

@@ -188,7 +188,7 @@ def needed_patch(annotated: PodSession, record: SessionRecord, now: float) -> di
 
 
 def tier_decision_key(annotations: Mapping[str, str]) -> str:
-    """Return the key of the decision about the tier, which no other decision about this pod has."""
+    """Return the key that identifies the tier decision in a pod's annotations."""
     tier = (TIER, EFFECTIVE_SHARE, TIER_SINCE)
     kept = annotations.get(YIELDS_UNTIL)
     return f"tier {' '.join(annotations.get(name, '') for name in tier)}" + (f" yields {kept}" if kept else "")
@@ -199,7 +199,7 @@ def _tier_of(session: PodSession | SessionRecord) -> tuple[Tier, int, float | No
 
 
 def remember(owner: PodOwner, decision: str) -> None:
-    """Add a decision that needs no more action to the record, which retains the last `MAX_SEEN`."""
+    """Add a decision that needs no further action to the record, which retains the last `MAX_SEEN`."""
     if decision not in owner.seen:
         owner.seen = (*owner.seen, decision)[-MAX_SEEN:]
 

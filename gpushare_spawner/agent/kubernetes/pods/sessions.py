@@ -452,7 +452,7 @@ class PodSessions:
         return needed_patch(annotated, session.record, self._node.wall_clock())
 
     def _written(self, session: Session, item: Json) -> None:
-        """Process the pod from the API server's answer to a patch; its decision about the tier needs no more action."""
+        """Process the pod from the API server's answer to a patch; its tier decision needs no further action."""
         self._pods.put(item)
         owner = session.record.pod
         if owner is not None:
