@@ -67,7 +67,7 @@ from gpushare_spawner.model.report import (
     SessionReport,
     shared_fields,
 )
-from gpushare_spawner.model.share import UNITS_PER_GPU, Share
+from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.wording.amounts import memory
 
 log = logging.getLogger(__name__)
@@ -141,10 +141,12 @@ class ControlRequests:
             self._open_again(session, request)
         else:
             for gpu in gpus:
-                self._node.shares.check_free_units(gpu, request.share_units, request.borrowed_units)
+                units = request.on(gpu.uuid, request.share_units)
+                owned = request.on(gpu.uuid, request.share_units - request.borrowed_units)
+                self._node.shares.check_free_units(gpu, units, units - owned)
             session = self._registry.add(SessionRecord.opened(request, self._node.wall_clock()))
             indices = ", ".join(str(gpu.index) for gpu in gpus)
-            log.info("session %s opened: %d units on GPU %s", session.id, request.share_units, indices)
+            log.info("session %s opened: %s on GPU %s", session.id, request.share, indices)
             if request.uid != os.geteuid() and (barrier := self._node.state_folder.barrier()) is not None:
                 log.warning(
                     "uid %d cannot reach its socket: other users cannot enter %s (chmod o+x)", request.uid, barrier
@@ -228,7 +230,7 @@ class ControlRequests:
     def _checked(self, request: OpenRequest) -> tuple[Gpu, ...]:
         """Return the GPUs of a valid request."""
         try:
-            Share(request.share_units, len(request.gpus))
+            _ = request.share
             if request.borrowed_units > request.share_units:
                 raise ValueError(
                     f"borrowed_units: {request.borrowed_units} is more than the share of {request.share_units}"
@@ -278,13 +280,10 @@ class ControlRequests:
 
     def _open_again(self, session: Session, request: OpenRequest) -> None:
         before = session.record.request
-        if any(
-            getattr(before, name) != getattr(request, name)
-            for name in ("share_units", "gpus", "uid", "engine", "layer")
-        ):
+        if any(getattr(before, name) != getattr(request, name) for name in ("share", "gpus", "uid", "engine", "layer")):
             raise ControlRefused(
                 "exists",
-                f"session {request.id} is open already, with {before.share_units} units on {', '.join(before.gpus)} "
+                f"session {request.id} is open already, with {before.share} on {', '.join(before.gpus)} "
                 f"for uid {before.uid}, the layer {before.layer} and the memory engine {before.engine}; close it first",
             )
         self._registry.reopen(session, request)

@@ -33,8 +33,10 @@ from gpushare_spawner.model.share import (
     UNITS_PER_GPU,
     IdleCause,
     NeighbourRules,
+    Share,
     Tier,
     UseRule,
+    units_on,
 )
 
 CONTROL_VERSION: Literal[1] = 1
@@ -84,6 +86,8 @@ class OpenRequest(_Request):
     """The account that the share is charged to, see `quota.Account`; empty: there are no quotas."""
     gpus: Annotated[tuple[str, ...], Field(min_length=1)]
     share_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)]
+    last_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)] = 0
+    """Units on the last GPU if these are fewer; 0: as many. Units of any kind are at most so many there."""
     borrowed_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)] = 0
     user_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)] | None = None
     """Maximum units of all sessions of this user and quota together on one GPU while others compete; None: no limit."""
@@ -98,6 +102,15 @@ class OpenRequest(_Request):
     """Labels and rules of the session for others on its GPUs. The agent reports them, and placement applies them."""
     confirm_within: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which the agent closes an unconfirmed session."""
+
+    @property
+    def share(self) -> Share:
+        """The share. Raises ValueError for impossible numbers."""
+        return Share(self.share_units, len(self.gpus), self.last_units)
+
+    def on(self, gpu: str, units: int) -> int:
+        """Return the session's units on one of its GPUs, by those on each, see `share.units_on`."""
+        return units_on(gpu, self.gpus, units, self.last_units)
 
 
 class Opened(BaseModel):
@@ -151,6 +164,8 @@ class ResizeRequest(_Request):
     op: Literal["resize"] = "resize"
     id: SessionId
     share_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)]
+    last_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)] = 0
+    """See `OpenRequest.last_units`."""
     memory_limit: PercentOrBytes | None = None
     """The GPU's total memory as CUDA will report it; None: unchanged."""
     reason: str = ""

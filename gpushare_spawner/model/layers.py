@@ -114,6 +114,8 @@ class Layer:
     """Whether sessions together can allocate more memory than the GPU has."""
     several_gpus: bool = True
     """Whether a session can have several whole GPUs."""
+    parts_of_several_gpus: bool = False
+    """Whether a session can have a part of each of several GPUs."""
     legacy: bool = False
     """Whether its project is no longer maintained."""
     replaces_pods: bool = False
@@ -135,6 +137,7 @@ LAYERS: dict[LayerName, Layer] = {
             places=PlacedBy.LEDGER,
             reach=frozenset(IdleReach),
             oversubscribes=True,
+            parts_of_several_gpus=True,
             where=frozenset(Where),
             note="While others are idle, a session can use more than its share. While others work, it gets GPU time "
             "in proportion to its share.",
@@ -185,6 +188,7 @@ LAYERS: dict[LayerName, Layer] = {
             name=LayerName.HAMI,
             title="HAMi",
             smallest_units=1,
+            parts_of_several_gpus=True,
             observed_by=ObservedBy.NVML,
             note="The hub names HAMi's scheduler in the pod, because HAMi's webhook skips pods that name another "
             "scheduler. HAMi denies privileged containers. A GPU has at most as many sessions as its "

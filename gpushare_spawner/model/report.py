@@ -278,6 +278,9 @@ class SessionReport(MessagePart):
     """Whether its GPU work is measured. False: another layer provides the GPU, and no agent observes the session."""
     share_units: Units
     """Units that the session is entitled to, on each of its GPUs."""
+    last_units: Units = 0
+    """Units of the share on the last of its GPUs if these are fewer; 0: as many. There the session has at most so many
+    of its units of any kind, see `share.units_on`."""
     borrowed_units: Units = 0
     """The part of `share_units` that idle sessions lent when the session was placed."""
     tier: Tier = Tier.ACTIVE
@@ -386,7 +389,8 @@ class SessionReport(MessagePart):
     @property
     def share(self) -> Share:
         """The session's share while it is active."""
-        return Share(units=self.share_units, count=max(1, len(self.gpus)))
+        last = self.last_units if len(self.gpus) > 1 and self.last_units < self.share_units else 0
+        return Share(self.share_units, max(1, len(self.gpus)), last)
 
 
 class MountReport(MessagePart):

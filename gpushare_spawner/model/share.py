@@ -8,7 +8,7 @@ The placement of a share is in `model.layers`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import IntEnum, StrEnum
@@ -21,41 +21,62 @@ UNITS_PER_GPU = 100
 
 @dataclass(frozen=True, order=True)
 class Share:
-    """``units`` of 1 % on each of ``count`` GPUs.
-
-    A fraction is on one GPU; a share of several GPUs has whole GPUs. Raises ValueError for other values.
-    """
+    """``units`` of 1 % on each of ``count`` GPUs. Raises ValueError for impossible numbers."""
 
     units: int = UNITS_PER_GPU
     count: int = 1
+    last_units: int = 0
+    """Units on the last of several GPUs if these are fewer than on each of the others; 0: as many."""
 
     def __post_init__(self) -> None:
         if type(self.units) is not int or not 1 <= self.units <= UNITS_PER_GPU:
             raise ValueError(f"a share has 1 to {UNITS_PER_GPU} units of 1 % per GPU, not {self.units!r}")
         if type(self.count) is not int or not 1 <= self.count <= 64:
             raise ValueError(f"a share is on 1 to 64 GPUs, not {self.count!r}")
-        if self.count > 1 and self.units != UNITS_PER_GPU:
-            raise ValueError("a fraction is on one GPU; a share of several GPUs has whole GPUs")
+        if type(self.last_units) is not int or not 0 <= self.last_units < self.units:
+            raise ValueError(
+                f"the last GPU has fewer than the {self.units} units of the others, not {self.last_units!r}"
+            )
+        if self.last_units and self.count < 2:
+            raise ValueError("a share with fewer units on the last GPU is on at least 2 GPUs")
 
     @classmethod
-    def from_fraction(cls, value: Any) -> Share:
-        """Return the share for 0.25, "0.25" or 1. Raises ValueError with advice."""
-        return cls(units=units_from_fraction(value))
+    def from_fraction(cls, value: Any, count: int = 1) -> Share:
+        """Return the share for 0.25, "0.25" or 1, on each of some GPUs. Raises ValueError with advice."""
+        return cls(units_from_fraction(value), count)
 
     @property
     def fraction(self) -> float:
         """The share in GPUs: 0.25 for 25 units, 2.0 for two whole GPUs."""
-        return self.units * self.count / UNITS_PER_GPU
+        return self.total_units / UNITS_PER_GPU
 
     @property
     def total_units(self) -> int:
         """The total units on all GPUs."""
-        return self.units * self.count
+        return self.units * (self.count - 1) + self.least_units
+
+    @property
+    def least_units(self) -> int:
+        """The units on the last GPU, which has no more than each of the others."""
+        return self.last_units or self.units
+
+    @property
+    def each(self) -> tuple[int, ...]:
+        """The units on each GPU, in the order of the GPUs."""
+        return (*(self.units,) * (self.count - 1), self.least_units)
 
     def __str__(self) -> str:
         if self.units == UNITS_PER_GPU:
             return f"{self.count} GPU" if self.count == 1 else f"{self.count} GPUs"
-        return f"{self.fraction:.2f} GPU"
+        return f"{self.count} × " * (self.count > 1) + f"{self.units / UNITS_PER_GPU:.2f} GPU"
+
+
+def units_on(gpu: str, gpus: Sequence[str], units: int, last_units: int) -> int:
+    """Return the units of a session on one of its GPUs: at most ``units``, and on the last at most ``last_units``.
+
+    Both by the share or by its tier. ``last_units`` 0: as many on the last GPU as on the others.
+    """
+    return min(units, last_units) if last_units and gpu == gpus[-1] else units
 
 
 def borrowed_in_use(share_units: int, borrowed_units: int, guaranteed_units: int) -> int:
@@ -73,7 +94,7 @@ def units_from_fraction(value: Any) -> int:
 
     Raises ValueError for a value that is not a number, is outside 0.01 to 1, or is finer than 0.01.
     """
-    advice = "write a fraction of one GPU from 0.01 to 1 in steps of 0.01, like 0.25; for more than one GPU use 'count'"
+    advice = "write a fraction of one GPU from 0.01 to 1 in steps of 0.01, like 0.25; for more than one GPU add 'count'"
     return written_units(value, "fraction", advice, least=1, most=UNITS_PER_GPU)
 
 

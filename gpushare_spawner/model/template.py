@@ -108,13 +108,14 @@ class GpuTime(FilePart):
 
 
 class TemplateGpu(FilePart):
-    """A fraction of one GPU, or a number of whole GPUs."""
+    """A fraction of one GPU, a number of whole GPUs, or a fraction of each of several GPUs."""
 
     fraction: Fraction | None = None
-    """A fraction of one GPU, in steps of 0.01, guaranteed while other sessions work; the session gets more while they
-    are idle. Give either `fraction` or `count`."""
+    """A fraction of each GPU, in steps of 0.01, guaranteed while other sessions work; the session gets more while they
+    are idle. Not given: whole GPUs."""
     count: Annotated[int, Field(ge=1, le=64, strict=True)] | None = None
-    """Number of whole GPUs, instead of a fraction. Several GPUs are on the same machine and of the same model."""
+    """Number of GPUs; required without `fraction`. Several GPUs are on the same machine and of the same model. Not
+    given: one."""
     time: GpuTime = GpuTime()
     """Time of the GPU."""
     memory: GpuMemory = GpuMemory()
@@ -128,8 +129,8 @@ class TemplateGpu(FilePart):
 
     @model_validator(mode="after")
     def _one_of(self) -> TemplateGpu:
-        if (self.fraction is None) == (self.count is None):
-            raise ValueError("give either fraction (a part of one GPU) or count (whole GPUs)")
+        if self.fraction is None and self.count is None:
+            raise ValueError("give fraction (a part of a GPU), count (whole GPUs), or both (a part of each of several)")
         if self.memory.engine is MemoryEngine.SUSPEND and (self.count or 1) > 1:
             raise ValueError("memory.engine: suspend needs a share of one GPU; leave out the engine, or write count: 1")
         if self.time.limit < self.share.units:
@@ -142,7 +143,7 @@ class TemplateGpu(FilePart):
     @cached_property
     def share(self) -> Share:
         """The template's share."""
-        return Share(count=self.count) if self.count is not None else Share.from_fraction(self.fraction)
+        return Share.from_fraction(1 if self.fraction is None else self.fraction, self.count or 1)
 
     def accepts(self, model: str) -> bool:
         """Return whether a GPU with this model name is suitable, ignoring case."""
@@ -528,6 +529,9 @@ def _broken_promises(gpu: TemplateGpu, idle: Idle, layer: Layer) -> Iterator[Bro
 def _of_share(share: Share, layer: Layer) -> Iterator[BrokenPromise]:
     if share.count > 1 and not layer.several_gpus:
         yield BrokenPromise("gpu.count", f"{layer.title} gives a server one GPU", "write count: 1, or a fraction")
+    elif share.count > 1 and share.units < UNITS_PER_GPU and not layer.parts_of_several_gpus:
+        what = f"{layer.title} gives a server whole GPUs, or a part of one"
+        yield BrokenPromise("gpu.count", what, "remove the count, or the fraction")
     if layer.largest_units < share.units < UNITS_PER_GPU:
         most = f"{layer.largest_units / UNITS_PER_GPU:.2f}"
         what = f"a part of a GPU with {layer.title} is at most {most}"

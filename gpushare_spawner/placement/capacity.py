@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport, by_first_report
-from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, UNITS_PER_GPU, NeighbourRules, Share
+from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, NeighbourRules, Share
 from gpushare_spawner.placement.node import UNKNOWN, GpuCapacity, NodeCapacity, NodeResources
 from gpushare_spawner.placement.request import UNCONDITIONAL, Conditions, Demand, PlacementRequest
 
@@ -98,7 +98,7 @@ def obstacle_of(demand: Demand, node: NodeCapacity) -> Obstacle:
     if_uncordoned = max(Counter(gpu.model for gpu in able).values(), default=0)
     able = [gpu for gpu in able if gpu.offered]
     counts = Counter(gpu.model for gpu in able)
-    whole = Counter(gpu.model for gpu in able if gpu.free >= UNITS_PER_GPU)
+    free = Counter(gpu.model for gpu in able if gpu.free >= demand.units)
     most_count = max(counts.values(), default=0)
     if node.name in demand.ineligible:
         lacking = Lacking.ELIGIBLE
@@ -125,7 +125,7 @@ def obstacle_of(demand: Demand, node: NodeCapacity) -> Obstacle:
         most_units=max(gpu.capacity for gpu in suitable),
         most_count=most_count,
         free_units=max((gpu.free for gpu in able), default=0),
-        free_count=max(whole.values(), default=0),
+        free_count=max(free.values(), default=0),
         left=max(0, left.get(lacking) or 0),
     )
 
@@ -134,7 +134,9 @@ def _units_free(demand: Demand, node: NodeCapacity) -> bool:
     if not demand.count:
         return True
     for model, free in node.most_free.items():
-        if demand.accepts(model) and len(free) >= demand.count and free[demand.count - 1] >= demand.units:
+        # the most free units come first
+        enough = len(free) >= demand.count and free[demand.count - 1] >= demand.least_units
+        if enough and demand.accepts(model) and (not demand.last_units or free[demand.count - 2] >= demand.units):
             return True
     return False
 

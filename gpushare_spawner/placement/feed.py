@@ -324,7 +324,7 @@ def _may_fit(
         and name not in request.left_out
         and request.share.count
         <= sum(
-            free[gpu.uuid] >= request.share.units
+            free[gpu.uuid] >= request.share.least_units
             and request.demand.accepts(gpu.model)
             and gpu.can_have(request.demand.layer_on(gpu.model))
             for gpu in node.gpus

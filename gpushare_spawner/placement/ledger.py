@@ -114,13 +114,15 @@ def preparing_hold(capacity: FreeCapacity, request: PlacementRequest) -> Iterato
 
 def _candidates(demand: Demand, node: NodeCapacity) -> list[tuple[int, list[GpuCapacity]]]:
     """Return the missing units and the GPUs with the fewest missing units, for each suitable model."""
-    candidates = []
+    candidates, least = [], demand.least_units
     for model, gpus in node.healthy.items():
         able = [gpu for gpu in gpus if gpu.capacity >= demand.units and gpu.can_ever_meet(demand.conditions)]
         if demand.count and demand.accepts(model) and len(able) >= demand.count:
             able.sort(key=lambda gpu: (max(0, demand.units - gpu.free), gpu.preference))
-            chosen = able[: demand.count]
-            candidates.append((sum(max(0, demand.units - gpu.free) for gpu in chosen), chosen))
+            last = min(able[demand.count - 1 :], key=lambda gpu: (max(0, least - gpu.free), gpu.preference))
+            chosen = [*able[: demand.count - 1], last]
+            missing = sum(max(0, units - gpu.free) for units, gpu in zip(demand.each, chosen, strict=True))
+            candidates.append((missing, chosen))
     return candidates
 
 
@@ -145,6 +147,7 @@ class Ledger:
         """Callbacks for each changed allocation of a session; None if it is gone, or replaced in the next call."""
         self._allocations: dict[str, Allocation] = {}
         self._on_gpu: dict[str, dict[str, Allocation]] = {}
+        """Allocations by GPU and session, each with the units on this GPU."""
         self._guaranteed: dict[str, dict[str, int]] = {}
         self._resources: dict[str, NodeResources] = {}
         self._holds: dict[str, NodeHold] = {}
@@ -182,9 +185,10 @@ class Ledger:
         if wrong:
             named = f"{', '.join(chosen.gpus)} of node {chosen.node}"
             raise LedgerError(f"{strategy!r} chose {named} for {request.share}: {wrong}")
-        units = request.share.units
-        borrowed = max(0, *(units - self.capacity.gpus[uuid].unowned for uuid in chosen.gpus))
-        return Placement(chosen.node, tuple(chosen.gpus), min(borrowed, units), request.layer)
+        share = request.share
+        unowned = [self.capacity.gpus[uuid].unowned for uuid in chosen.gpus]
+        owned = min([share.units, *(left for left, units in zip(unowned, share.each, strict=True) if left < units)])
+        return Placement(chosen.node, tuple(chosen.gpus), share.units - max(0, owned), request.layer)
 
     def why_unplaceable(self, request: PlacementRequest) -> Unplaceable:
         """Return the reason why `place` found no GPU for this request. The result is cached until a node changes."""
@@ -249,7 +253,7 @@ class Ledger:
         held = [self._on_gpu.get(uuid, {}) for uuid in alone.capacity.gpus]
         for hold_name, hold in self._holds_of.get(name, {}).items():
             alone.hold(hold_name, hold)
-        here = {session: allocation for on_gpu in held for session, allocation in on_gpu.items()}
+        here = {session: self._allocations[session] for on_gpu in held for session in on_gpu}
         alone.capacity.labels = self.capacity.labels.copy()
         alone.capacity.labels.subtract(label for each in here.values() for label in each.neighbours.labels)
         alone.change(here.values())
@@ -268,7 +272,7 @@ class Ledger:
         if len({gpu.model for gpu in gpus}) > 1:
             return "they are of several models"
         demand = self.capacity.resolved(request.demand)
-        if any(gpu.left_for(demand).free < request.share.units for gpu in gpus):
+        if any(gpu.left_for(demand).free < units for units, gpu in zip(request.share.each, gpus, strict=True)):
             return "not all have so much free"
         node = node.left_for(demand)
         if not fits(demand, node):
@@ -397,8 +401,8 @@ class Ledger:
     def guaranteed(self, session: str) -> int:
         """Return the guaranteed units of a session: the least over its GPUs. Raises KeyError for an unknown session."""
         held = self._allocations[session]
-        units = [self._guaranteed[gpu][session] for gpu in held.gpus if gpu in self.capacity.gpus]
-        return min(units, default=0)
+        known = [gpu for gpu in held.gpus if gpu in self.capacity.gpus]
+        return held.least_of({gpu: self._guaranteed[gpu][session] for gpu in known})
 
     # -- counting --
 
@@ -407,7 +411,7 @@ class Ledger:
         self._notify(allocation.session, allocation)
         self.capacity.labels.update(allocation.neighbours.labels)
         for gpu in allocation.gpus:
-            self._on_gpu.setdefault(gpu, {})[allocation.session] = allocation
+            self._on_gpu.setdefault(gpu, {})[allocation.session] = allocation.on(gpu)
             touched[gpu] = None
         if allocation.uncounted is not NOTHING:
             resources.update(self._nodes_of(allocation))
@@ -461,7 +465,7 @@ class Ledger:
         shared = gpu.mig is None and hold.demand.layer_on(gpu.model) is layer
         # a session that comes meanwhile may be one that must not be there
         shared = shared and not rules.alone and not rules.apart_from
-        return hold.demand.units if shared else gpu.capacity
+        return hold.demand.each[hold.gpus.index(uuid)] if shared else gpu.capacity
 
     def _without(self, node: NodeCapacity, names: Collection[str]) -> NodeCapacity:
         """Return a copy of a node without these holds."""

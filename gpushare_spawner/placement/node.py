@@ -13,7 +13,7 @@ from typing import Any
 from gpushare_spawner.model.layer_rules import MigProfile
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, UNITS_PER_GPU, NeighbourRules
+from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, UNITS_PER_GPU, NeighbourRules, Share
 from gpushare_spawner.placement.request import UNCONDITIONAL, Conditions, Demand
 
 
@@ -235,7 +235,10 @@ class NodeCapacity:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A session's units of 1 %, the same on each of its GPUs. Raises ValueError for contradictory numbers."""
+    """A session's units of 1 % on each of its GPUs. Raises ValueError for contradictory numbers.
+
+    Units of any kind are the same on each GPU, but on the last at most ``last_units``, see `share.units_on`.
+    """
 
     session: str
     gpus: tuple[str, ...]
@@ -260,6 +263,8 @@ class Allocation:
     """Sharing layer of its GPUs. All sessions of one GPU have the same layer."""
     neighbours: NeighbourRules = NO_NEIGHBOUR_RULES
     """Its labels, and its rules for other sessions on its GPUs."""
+    last_units: int = 0
+    """Units of its share on the last GPU if these are fewer; 0: as many."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.share_units <= UNITS_PER_GPU:
@@ -267,6 +272,8 @@ class Allocation:
         for name in ("borrowed_units", "effective_units"):
             if not 0 <= getattr(self, name) <= self.share_units:
                 raise ValueError(f"{self.session}: {name} is {getattr(self, name)}, outside 0 to {self.share_units}")
+        if not 0 <= self.last_units < self.share_units:
+            raise ValueError(f"{self.session}: the last GPU has {self.last_units} of {self.share_units} units")
 
     @classmethod
     def of(cls, report: SessionReport) -> Allocation | None:
@@ -288,7 +295,26 @@ class Allocation:
             quota=report.quota,
             layer=report.layer,
             neighbours=report.neighbours,
+            last_units=report.share.last_units,
         )
+
+    def on(self, gpu: str) -> Allocation:
+        """Return the allocation on one of its GPUs alone; itself if it has the same units on each."""
+        last = self.last_units
+        if not last or gpu != self.gpus[-1]:
+            return self
+        borrowed, effective = max(0, last - self.owned_units), min(last, self.effective_units)
+        return replace(self, share_units=last, borrowed_units=borrowed, effective_units=effective, last_units=0)
+
+    def least_of(self, guaranteed: Mapping[str, int]) -> int:
+        """Return the units that are guaranteed on each of its GPUs, from those on each; 0 without a GPU."""
+        limited = [units for gpu, units in guaranteed.items() if units < self.on(gpu).effective_units]
+        return min(limited, default=self.effective_units if guaranteed else 0)
+
+    @property
+    def total_units(self) -> int:
+        """The units of its share on all GPUs."""
+        return Share(self.share_units, len(self.gpus), self.last_units).total_units
 
     @property
     def owned_units(self) -> int:
@@ -343,14 +369,19 @@ def settle(capacities: Mapping[str, int], allocations: Iterable[Allocation]) -> 
     owned: defaultdict[str, int] = defaultdict(int)
     for allocation in oldest_first:
         for gpu in allocation.gpus:
-            owned[gpu] += allocation.share_units if allocation.yields else allocation.owned_units
+            here = allocation.on(gpu)
+            owned[gpu] += here.share_units if here.yields else here.owned_units
     settled: dict[str, int] = {}
     for allocation in oldest_first:
         if allocation.yields:
             continue
-        gain = min([allocation.borrowed_units, *(capacities.get(gpu, 0) - owned[gpu] for gpu in allocation.gpus)])
+        gain = allocation.borrowed_units
+        for gpu in allocation.gpus:
+            left = capacities.get(gpu, 0) - owned[gpu]
+            gain = min(gain, left) if left < allocation.on(gpu).borrowed_units else gain
         if gain > 0:
-            settled[allocation.session] = allocation.borrowed_units - gain
+            later = allocation.with_borrowed(allocation.borrowed_units - gain)
+            settled[allocation.session] = later.borrowed_units
             for gpu in allocation.gpus:
-                owned[gpu] += gain
+                owned[gpu] += later.on(gpu).owned_units - allocation.on(gpu).owned_units
     return settled

@@ -6,13 +6,13 @@ Pure data: time is an argument. strategy.py and ledger.py place the requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, NeighbourRules, Share
+from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, UNITS_PER_GPU, NeighbourRules, Share
 from gpushare_spawner.model.template import Template, TemplateGpu
 
 
@@ -69,6 +69,15 @@ class Conditions:
 UNCONDITIONAL = Conditions()
 
 
+def most_requests(each: Sequence[int], count: int) -> int:
+    """Return the number of requests for ``count`` GPUs that fit. ``each``: those that fit on each GPU by its units."""
+    most = sum(each) // count
+    # a request has different GPUs, so a GPU counts at most once for each request
+    while count > 1 and sum([min(fit, most) for fit in each]) < most * count:
+        most -= 1
+    return most
+
+
 @dataclass(frozen=True)
 class Demand:
     """Resources that a node must have for a pod or process. Requests with equal demands share an index."""
@@ -90,16 +99,49 @@ class Demand:
     by_layer: ByLayer = ()
     """Alternative layers, each on GPUs of its own models. The first with a place counts."""
     conditions: Conditions = UNCONDITIONAL
+    last_units: int = 0
+    """Units on the last GPU if these are fewer, see `Share`: then all other GPUs are whole."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # needed for each query of an index; the sets can be large
         of_layer = (self.layer, self.by_layer)
-        key = (self.units, self.count, self.cpu, self.memory, self.models, self.ineligible, of_layer, self.conditions)
+        units = (self.units, self.count, self.last_units)
+        key = (units, self.cpu, self.memory, self.models, self.ineligible, of_layer, self.conditions)
         object.__setattr__(self, "_hash", hash(key))
 
     def __hash__(self) -> int:
         return self._hash
+
+    @property
+    def each(self) -> tuple[int, ...]:
+        """The units on each GPU, see `Share.each`."""
+        return (*(self.units,) * (self.count - 1), self.least_units)[: self.count]
+
+    @property
+    def least_units(self) -> int:
+        """The units on the last GPU, which has no more than each of the others."""
+        return self.last_units or self.units
+
+    @property
+    def total_units(self) -> int:
+        """The units on all GPUs."""
+        return self.units * (self.count - 1) + self.least_units
+
+    @property
+    def is_part_of_several(self) -> bool:
+        """Whether it is for several GPUs that are not all whole."""
+        return self.count > 1 and self.least_units < UNITS_PER_GPU
+
+    def most_requests(self, free: Sequence[int]) -> int:
+        """Return how many such requests fit on GPUs of one node and model. ``free``: the units of each."""
+        count, least = self.count, self.least_units
+        if count == 1:
+            return sum([units // least for units in free])
+        if self.last_units:  # each request takes whole GPUs, and a part of the rest
+            parts, of_whole = sum([units // least for units in free]), UNITS_PER_GPU // least
+            return min(free.count(UNITS_PER_GPU) // (count - 1), parts // ((count - 1) * of_whole + 1))
+        return most_requests([units // least for units in free], count)
 
     def accepts(self, model: str) -> bool:
         """Return whether a GPU of this model is suitable."""
@@ -154,6 +196,7 @@ class PlacementRequest:
             self.layer,
             self.by_layer,
             self.conditions,
+            share.last_units,
         )
 
     def of_each_layer(self) -> Iterator[PlacementRequest]:
@@ -191,7 +234,7 @@ class Workload:
     @property
     def cpu_per_gpu(self) -> float:
         """Requested millicores for each GPU, on average over the workload; 0 if nothing is requested."""
-        gpus = sum(kind.popularity * kind.demand.units * kind.demand.count for kind in self.kinds) / 100
+        gpus = sum(kind.popularity * kind.demand.total_units for kind in self.kinds) / UNITS_PER_GPU
         cpu = sum(kind.popularity * kind.demand.cpu for kind in self.kinds)
         return cpu / gpus if gpus else 0.0
 

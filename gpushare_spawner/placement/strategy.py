@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement.capacity import Best, FreeCapacity, Key, Loss, PricedRating, Pricing, Rated, Rating
-from gpushare_spawner.placement.node import NodeCapacity
+from gpushare_spawner.placement.node import GpuCapacity, NodeCapacity
 from gpushare_spawner.placement.request import NO_WORKLOAD, UNCONDITIONAL, Demand, PlacementRequest, Workload
 
 
@@ -111,11 +111,11 @@ class Place(NamedTuple):
     """GPUs of one node and model that a demand can have."""
 
     lent: int
-    """Borrowed units of the GPU, or borrowed whole GPUs for a demand of several."""
+    """Borrowed units of the GPU, or GPUs with borrowed units for a demand of several."""
     unowned: int
-    """Unowned units of the GPU, or unowned whole GPUs of the node and model."""
+    """Unowned units of the GPU, or GPUs of the node and model with so many unowned units."""
     free: int
-    """Free units of the GPU, or free whole GPUs of the node and model."""
+    """Free units of the GPU, or GPUs of the node and model with so many free units."""
     model: str
     positions: tuple[int, ...]
     """Positions of the GPUs among the node's healthy GPUs of the model."""
@@ -150,17 +150,25 @@ def places(demand: Demand, node: NodeCapacity) -> list[Place]:
                     lent = units - unowned if units > unowned else 0
                     matches.append(Place(lent, unowned, free, model, (position,)))
         else:
-            whole = [position for position, gpu in enumerate(gpus) if gpu.free >= demand.units]
-            if len(whole) >= demand.count:
-                unowned = sum(gpus[position].unowned >= UNITS_PER_GPU for position in whole)
-                # the least lent first, then the fullest, then the first
-                whole.sort(key=lambda at: (max(0, UNITS_PER_GPU - gpus[at].unowned), gpus[at].unowned))
-                lent = max(0, demand.count - unowned)
-                matches.append(Place(lent, unowned, len(whole), model, tuple(whole[: demand.count])))
+            able = _fullest(gpus, units)
+            chosen = able[: demand.count]
+            if demand.last_units:
+                others = able[: demand.count - 1]
+                chosen = [*others, *[at for at in _fullest(gpus, demand.last_units) if at not in others][:1]]
+            if len(chosen) == demand.count:
+                unowned = sum([gpus[at].unowned >= units for at in able])
+                lent = sum([gpus[at].unowned < left for at, left in zip(chosen, demand.each, strict=True)])
+                matches.append(Place(lent, unowned, len(able), model, tuple(chosen)))
     if len(matches) > 1:
         least = min(matches).lent
         matches = [place for place in matches if place.lent == least]
     return matches
+
+
+def _fullest(gpus: Sequence[GpuCapacity], units: int) -> list[int]:
+    """Return the positions of GPUs with so many free units: those that lend the least, then the fullest, the first."""
+    able = [position for position, gpu in enumerate(gpus) if gpu.free >= units]
+    return sorted(able, key=lambda at: (max(0, units - gpus[at].unowned), gpus[at].unowned))
 
 
 CPU_RATIOS = (0.6, 0.8, 1.0)
@@ -181,6 +189,8 @@ class _Bracket(NamedTuple):
     """By the units left on one GPU, 0 to 100."""
     of_whole: tuple[float, ...]
     """By the number of whole GPUs: requests of more GPUs cannot use them."""
+    of_parts: tuple[tuple[Demand, float], ...]
+    """The kinds of requests for several GPUs that are not all whole."""
 
 
 class Fragmentation:
@@ -202,29 +212,36 @@ class Fragmentation:
         """
         return self.values_after(left, cpu, [NO_GPU], 0)[0]
 
-    def values_after(self, left: Left, cpu: int | None, places: Sequence[Place], taken: int) -> list[float]:
+    def values_after(
+        self, left: Left, cpu: int | None, places: Sequence[Place], taken: int, last: int = 0
+    ) -> list[float]:
         """Return for each place the `value` of the node after the place's GPUs have lost ``taken`` units each.
 
-        ``left``: before; a GPU with less than ``taken`` units loses all. ``cpu``: free millicores afterwards.
+        ``left``: before; a GPU with less than ``taken`` units loses all. ``cpu``: free millicores afterwards. ``last``:
+        units that the last GPU of each place loses if these are fewer; 0: as many.
         """
         bracket = len(self._steps) if cpu is None else bisect_right(self._steps, cpu)
         wasted, units = 0.0, 0
         of_model = {}
         for model, gpus in left:
-            of_units, of_whole = self._table(model)[bracket]
+            of_units, of_whole, of_parts = self._table(model)[bracket]
             whole = gpus.count(UNITS_PER_GPU)
             wasted += sum([of_units[gpu] for gpu in gpus]) + of_whole[whole]
+            if of_parts:
+                wasted += _of_parts(of_parts, gpus)
             units += sum(gpus)
-            of_model[model] = (gpus, of_units, of_whole, whole)
+            of_model[model] = (gpus, of_units, of_whole, whole, of_parts)
         values = []
         for place in places:
             value, remaining = wasted, units
             if place.positions:
-                gpus, of_units, of_whole, whole = of_model[place.model]
+                gpus, of_units, of_whole, whole, of_parts = of_model[place.model]
                 whole_taken = 0
+                if of_parts:
+                    value += _of_parts(of_parts, _taken(gpus, place.positions, taken, last)) - _of_parts(of_parts, gpus)
                 for position in place.positions:
-                    now = gpus[position]
-                    later = now - taken if now > taken else 0
+                    now, less = gpus[position], taken if not last or position != place.positions[-1] else last
+                    later = now - less if now > less else 0
                     value += of_units[later] - of_units[now]
                     remaining -= now - later
                     whole_taken += now == UNITS_PER_GPU
@@ -262,20 +279,38 @@ def _bracket(able: Sequence[tuple[Demand, float]]) -> _Bracket:
     """Return the tables for the kinds that a node's model and CPU allow; all units are wasted for other kinds."""
     others = 1.0 - sum(popularity for _, popularity in able)
     # between two requested amounts the number of larger requests is constant
-    requested_units = sorted({demand.units for demand, _ in able})
+    requested_units = sorted({demand.least_units for demand, _ in able})
     more_units = [
-        others + sum(popularity for demand, popularity in able if demand.units > units)
+        others + sum(popularity for demand, popularity in able if demand.least_units > units)
         for units in [-1, *requested_units]
     ]
     of_units = [units * more_units[bisect_right(requested_units, units)] for units in range(UNITS_PER_GPU + 1)]
-    requested_counts = sorted({demand.count for demand, _ in able})
+    whole_gpus = [(demand.count, popularity) for demand, popularity in able if not demand.is_part_of_several]
+    requested_counts = sorted({count for count, _ in whole_gpus})
     more_gpus = [
-        sum(popularity for demand, popularity in able if demand.count > count) for count in [-1, *requested_counts]
+        sum(popularity for number, popularity in whole_gpus if number > count) for count in [-1, *requested_counts]
     ]
     of_whole = [
         whole * UNITS_PER_GPU * more_gpus[bisect_right(requested_counts, whole)] for whole in range(MOST_GPUS + 1)
     ]
-    return _Bracket(tuple(of_units), tuple(of_whole))
+    return _Bracket(tuple(of_units), tuple(of_whole), tuple(kind for kind in able if kind[0].is_part_of_several))
+
+
+def _of_parts(kinds: Sequence[tuple[Demand, float]], gpus: Sequence[int]) -> float:
+    """Return the waste for kinds of several GPUs, not all of them whole: GPUs with enough units, if too few."""
+    return sum(
+        popularity * sum([left for left in gpus if left >= demand.least_units])
+        for demand, popularity in kinds
+        if not demand.most_requests(gpus)
+    )
+
+
+def _taken(gpus: Sequence[int], positions: Sequence[int], taken: int, last: int) -> tuple[int, ...]:
+    """Return the units left on GPUs of one model after those at some positions lost units, see `values_after`."""
+    after = list(gpus)
+    for position in positions:
+        after[position] = max(0, gpus[position] - (taken if not last or position != positions[-1] else last))
+    return tuple(after)
 
 
 SCARCITY_DECAY = 0.2
@@ -328,7 +363,7 @@ class Scarcity:
         named = frozenset[str]().union(*(kind.demand.models or () for kind in requested))
         everywhere = (None,) if any(kind.demand.models is None for kind in requested) else (named,)
         kinds = [
-            _ScarceKind(kind.demand, kind.popularity / total * kind.demand.count * kind.demand.units / UNITS_PER_GPU)
+            _ScarceKind(kind.demand, kind.popularity / total * kind.demand.total_units / UNITS_PER_GPU)
             for kind in requested
             if (kind.demand.count > 1 or kind.demand.models not in everywhere)
             and kind.demand.conditions is UNCONDITIONAL
@@ -336,16 +371,17 @@ class Scarcity:
         self.kinds = sorted(kinds, key=lambda kind: -kind.weight)[:MOST_SCARCE]
         groups: dict[tuple[object, ...], list[int]] = {}
         for position, (demand, _) in enumerate(self.kinds):
-            groups.setdefault((demand.models, demand.count, demand.units), []).append(position)
+            groups.setdefault((demand.models, demand.count, demand.units, demand.last_units), []).append(position)
         self._groups = [(self.kinds[group[0]].demand, group) for group in groups.values()]
         """Kinds that differ only in CPU, each group with one of their demands."""
+        self._has_parts = any(demand.is_part_of_several for demand, _ in self._groups)
         self._fewer_of: dict[tuple[object, ...], Sequence[int]] = {}
 
     def fitting(self, left: Left, cpu: int | None) -> _Fitting:
         """Return the kinds of which a node can take requests. ``cpu``: free millicores; None: unknown."""
         fitting: list[tuple[int, int, int]] = []
         for demand, group in self._groups:
-            enough = sum([_fitting(demand, gpus) for model, gpus in left if demand.accepts(model)])
+            enough = sum([demand.most_requests(gpus) for model, gpus in left if demand.accepts(model)])
             if enough:
                 of_group = [(kind, min(enough, self._most(kind, cpu)), enough) for kind in group]
                 fitting += [entry for entry in of_group if entry[1]]
@@ -365,7 +401,7 @@ class Scarcity:
         losses = []
         for place in places:
             gpus = of_model.get(place.model, ())
-            fewer = self._fewer(place.model, gpus, [gpus[position] for position in place.positions], demand.units)
+            fewer = self._fewer(place.model, gpus, place.positions, demand)
             loss = [
                 (kind, now - later)
                 for kind, now, enough, most in kinds
@@ -379,25 +415,31 @@ class Scarcity:
         requested = self.kinds[kind].demand.cpu
         return (cpu if cpu > 0 else 0) // requested if cpu is not None and requested > 0 else UNLIMITED
 
-    def _fewer(self, model: str, gpus: Sequence[int], now: Sequence[int], taken: int) -> Sequence[int]:
+    def _fewer(self, model: str, gpus: Sequence[int], positions: Sequence[int], taken: Demand) -> Sequence[int]:
         """Return by kind how many requests fewer the GPUs of one model can take after a placement.
 
-        ``gpus``: the units left on each before; ``now``: on those that lose ``taken`` units each.
+        ``gpus``: the units left on each before; ``positions``: of those that the demand ``taken`` gets.
         """
-        whole = gpus.count(UNITS_PER_GPU)
-        key = (model, whole, *now, taken)
+        whole, now = gpus.count(UNITS_PER_GPU), [gpus[position] for position in positions]
+        key = (model, gpus if self._has_parts else whole, *now, taken.units, taken.last_units)
         fewer = self._fewer_of.get(key)
         if fewer is None:
             if len(self._fewer_of) >= MOST_PLACES:
                 self._fewer_of.clear()
+            after = _taken(gpus, positions, taken.units, taken.last_units)
             whole_later = whole - now.count(UNITS_PER_GPU)
             by_kind = [0] * len(self.kinds)
             for demand, group in self._groups:
                 if demand.accepts(model):
                     count, units = demand.count, demand.units
-                    lost = [left // units - max(0, left - taken) // units for left in now]
+                    if demand.is_part_of_several:
+                        lost = demand.most_requests(gpus) - demand.most_requests(after)
+                    elif count == 1:
+                        lost = sum([gpus[at] // units - after[at] // units for at in positions])
+                    else:
+                        lost = whole // count - whole_later // count
                     for kind in group:
-                        by_kind[kind] = sum(lost) if count == 1 else whole // count - whole_later // count
+                        by_kind[kind] = lost
             fewer = self._fewer_of[key] = tuple(by_kind)
         return fewer
 
@@ -412,13 +454,6 @@ class Scarcity:
             most * kind.weight * math.exp(-max(0, total - 1) / (SCARCITY_DECAY * root))
             for total, kind in zip(totals, self.kinds, strict=True)
         ]
-
-
-def _fitting(demand: Demand, gpus: Sequence[int]) -> int:
-    """Return how many requests the GPUs of one model can take; ``gpus``: the units left on each."""
-    if demand.count == 1:
-        return sum([units // demand.units for units in gpus])
-    return sum([units >= demand.units for units in gpus]) // demand.count
 
 
 STRANDING_WEIGHT = 1.0
@@ -523,9 +558,8 @@ class StrandingAwareFgd(RatingStrategy, PricedRating):
         cpu = node.resources.cpu
         _, left, waste, _ = state
         candidates = places(demand, node)
-        values = self._fragmentation.values_after(
-            left, None if cpu is None else cpu - demand.cpu, candidates, demand.units
-        )
+        after = None if cpu is None else cpu - demand.cpu
+        values = self._fragmentation.values_after(left, after, candidates, demand.units, demand.last_units)
         best: dict[Loss, _Place] = {}
         losses = self._scarcity.losses(plain, cpu, demand, candidates)
         for place, value, loss in zip(candidates, values, losses, strict=True):

@@ -152,22 +152,22 @@ class TemplateSource:
 def templates_of_kind(
     session: SessionReport, gpus: Iterable[GpuReport], templates: Mapping[str, Template], any_rules: bool = False
 ) -> list[Template]:
-    """Return the templates with a share of one GPU of the session's kind, with memory of the same kind and its rules.
+    """Return the templates with a share of GPUs of the session's kind, with memory of the same kind and its rules.
 
-    ``gpus``: those of the session's node. The result is empty for a session on several GPUs, because it has whole GPUs.
+    ``gpus``: those of the session's node. A running session stays on its GPUs, so the templates have as many.
     ``any_rules``: for admins, also templates with other placement rules, labels or limits of GPU time. A user could
     evade the rules of the session's own template with the share of such a template.
     """
     on = [gpu for gpu in gpus if gpu.uuid in session.gpus]
     own = templates.get(session.template)
-    if len(session.gpus) != 1 or not on:
+    if not on:
         return []
     suitable, rules = [], _rules(own)
     for template in templates.values():
         gpu = template.gpu
         if (
             gpu is None
-            or gpu.share.count != 1
+            or gpu.share.count != len(session.gpus)
             or not all(suits(gpu, session_gpu.model, session_gpu.memory_bytes) for session_gpu in on)
         ):
             continue
@@ -190,11 +190,10 @@ def allowed(templates: Iterable[Template], user: str, groups: Collection[str] | 
     return [template for template in templates if template.access.allows(user, frozenset(groups or ()))]
 
 
-def units_of(template: Template) -> int:
-    """Return the units of a template's share on each GPU; 0 without a GPU."""
-    return template.gpu.share.units if template.gpu is not None else 0
-
-
 def other_units(session: SessionReport, templates: Iterable[Template]) -> tuple[int, ...]:
-    """Return the templates' shares in units, without the session's own, smallest first."""
-    return tuple(sorted({units_of(template) for template in templates} - {session.share_units, 0}))
+    """Return the templates' shares in units on each GPU, without the session's own, smallest first.
+
+    Shares with fewer units on the last GPU are left out.
+    """
+    shares = {template.share for template in templates} - {session.share, None}
+    return tuple(sorted({share.units for share in shares if share is not None and not share.last_units}))

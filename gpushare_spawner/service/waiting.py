@@ -95,6 +95,6 @@ def quota_use(quotas: Quotas, reports: Iterable[Report]) -> QuotaUsage:
     for report in reports:
         for session in report.sessions:
             account = accounts.find(session.quota, session.user)
-            units = session.share_units * len(session.gpus)
+            units = session.share.total_units if session.gpus else 0
             usage.put(Charge(session.id, session.user, account, units, session.begun))
     return usage

@@ -18,6 +18,7 @@ from typing import Any
 from gpushare_spawner.model.layer_rules import HamiOptions
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.placement.request import most_requests
 from gpushare_spawner.sharing.base import ClusterNode, ClusterPod, LayerCapacity, LayerRequest, PodChange, PodSpec
 
 REGISTER = "hami.io/node-nvidia-register"
@@ -176,8 +177,7 @@ def _servers(request: LayerRequest, node: ClusterNode, allocated: Iterable[tuple
         if (gpu := left.get(uuid)) is not None:
             left[uuid] = replace(gpu, slots=gpu.slots - 1, memory_mib=gpu.memory_mib - mib, cores=gpu.cores - cores)
     fit = [_on_gpu(request, gpu, left[gpu.uuid]) for gpu in usable]
-    count = request.gpu.share.count
-    return sum(fit) if count == 1 else sum(1 for number in fit if number > 0) // count
+    return most_requests(fit, request.gpu.share.count)
 
 
 def _on_gpu(request: LayerRequest, gpu: HamiGpu, left: HamiGpu) -> int:

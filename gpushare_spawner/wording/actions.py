@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from gpushare_spawner.idle.keep import KeepRefusal, KeepsLeft, WhyNoKeep
 from gpushare_spawner.model.layers import Layer
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import Share, Tier
 from gpushare_spawner.wording.amounts import duration, gpu_share, guarantee, memory, plural, utc
 
 UNREADABLE = "The file with the cordons of this node cannot be read."
@@ -182,9 +182,9 @@ def tier_already(tier: Tier) -> str:
     return f"The session is already {tier}."
 
 
-def tier_set(tier: Tier, units: int) -> str:
+def tier_set(tier: Tier, units: int, gpus: int = 1) -> str:
     """Return that a session is now in a tier. ``units``: its units on each of its GPUs."""
-    return f"The session is {tier} now and has {gpu_share(units)}." if units else RELEASED
+    return f"The session is {tier} now and has {gpu_share(units, gpus)}." if units else RELEASED
 
 
 def no_downgrade(template: str | None) -> str:
@@ -282,35 +282,41 @@ def out_of_reach(layer: Layer) -> str:
     return f"{layer.title} provides this session's GPU and cannot change its share. You can stop the server."
 
 
-NO_FRACTION = "A share is a fraction of one GPU, from 0.01 to 1 in steps of 0.01, like 0.25."
-WHOLE_GPUS = (
-    "A share of several GPUs cannot be changed while the server runs. Restart the server with another template."
-)
+NO_FRACTION = "A share is a fraction of each GPU, from 0.01 to 1 in steps of 0.01, like 0.25."
+NO_GPU = "This session has no GPU, so it has no share to change. Restart the server with another template."
 MAKES_WAY = "This session makes way for servers within their quota. Its share cannot be changed now."
 
 
-def same(units: int) -> str:
+def other_gpus(share: Share, gpus: int) -> str:
+    """Return that a share needs another number of GPUs than the session has."""
+    return (
+        f"{share} is on {plural(share.count, 'GPU')}, and the session has {gpus}. The GPUs of a running server cannot "
+        "change. Restart it with another template."
+    )
+
+
+def same(share: Share) -> str:
     """Return that a session already has this share."""
-    return f"The share is already {gpu_share(units)}."
+    return f"The share is already {share}."
 
 
-def changed(before: int, units: int, borrowed: int, tier: Tier, memory_limit: int | None) -> str:
+def changed(before: Share, share: Share, borrowed: int, tier: Tier, memory_limit: int | None) -> str:
     """Return that a share was changed. ``borrowed``: borrowed units; ``memory_limit``: bytes, None: unchanged.
 
     Units are on each of the session's GPUs.
     """
-    text = f"The share is now {gpu_share(units)} (previously {gpu_share(before)})."
+    text = f"The share is now {share} (previously {before})."
     if borrowed:
-        owned = gpu_share(units - borrowed) if units > borrowed else ""
-        text += f" Guaranteed: {guarantee(owned, gpu_share(units))}."
+        owned = gpu_share(share.units - borrowed, share.count) if share.units > borrowed else ""
+        text += f" Guaranteed: {guarantee(owned, str(share))}."
     if memory_limit is not None:
         text += f" The server's programs can allocate {memory(memory_limit)} of GPU memory."
     return text if tier is Tier.ACTIVE else f"{text} It is {tier}: some seconds of GPU time restore it."
 
 
-def not_allowed(choices: Iterable[int]) -> str:
-    """Return which shares a user may change to. ``choices``: in units of 1 %."""
-    shares = [gpu_share(units) for units in sorted(set(choices))]
+def not_allowed(choices: Iterable[int], gpus: int = 1) -> str:
+    """Return which shares a user may change to. ``choices``: in units of 1 % on each of the session's GPUs."""
+    shares = [gpu_share(units, gpus) for units in sorted(set(choices))]
     if not shares:
         return "No template that you may use has another share of this kind of GPU under the same rules. Ask the admin."
     listed = " or ".join([", ".join(shares[:-1]), shares[-1]]) if len(shares) > 1 else shares[0]
@@ -333,9 +339,9 @@ def others_wait(spawns: int, template: str | None) -> str:
     return f"{waiting} for this kind of GPU, and free units go to the queue first. Try again later{_or_queue(template)}"
 
 
-def changed_by(actor: str, before: int, units: int, reason: str = "") -> str:
+def changed_by(actor: str, before: Share, share: Share, reason: str = "") -> str:
     """Return who changed a share, and why. ``reason``: the actor's text, or empty."""
-    return f"{actor} changed the share from {gpu_share(before)} to {gpu_share(units)}{because(reason)}"
+    return f"{actor} changed the share from {before} to {share}{because(reason)}"
 
 
 def _or_queue(template: str | None) -> str:

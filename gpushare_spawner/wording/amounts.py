@@ -64,7 +64,12 @@ def _clock(at: datetime, now: datetime, time: str = "%H:%M") -> str:
 
 
 def gpu_share(units: int, gpus: int = 1) -> str:
-    """Return units of 1 % on each of some GPUs as a share: 25 -> "0.25 GPU"; 100 on each of 2 -> "2 GPUs"."""
+    """Return units of 1 % on each of some GPUs as a share: 25 -> "0.25 GPU"; 100 on each of 2 -> "2 GPUs".
+
+    A part of each of several GPUs is not the same as their sum on one: 50 on each of 2 -> "2 × 0.50 GPU".
+    """
+    if gpus > 1 and units % UNITS_PER_GPU:
+        return f"{gpus} × {gpu_share(units)}"
     whole = units * gpus % UNITS_PER_GPU == 0
     return f"{number_of_gpus(units, gpus)} {'GPUs' if whole and units * gpus > UNITS_PER_GPU else 'GPU'}"
 

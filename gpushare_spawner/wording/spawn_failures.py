@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.placement.capacity import Lacking, Reason, Shortage, Unplaceable
 from gpushare_spawner.wording.amounts import duration, either, elapsed, gpu_share, guarantee, memory, plural
 
@@ -190,11 +190,12 @@ def capacity(why: Unplaceable) -> str:
             free = f"at most {gpu_share(why.best_units)} is free on {where}" if why.best_units else "none is free"
             return f"Not enough free capacity: this needs {share}, and {free}."
         case _:
-            free = (
-                f"at most {plural(why.best_count, 'is', 'are')} free on any node"
-                if why.best_count
-                else "no whole GPU is free on any node"
-            )
+            if share.units < UNITS_PER_GPU:
+                free = f"at most {plural(why.best_count, 'GPU')} of any node can give {gpu_share(share.units)}"
+            elif why.best_count:
+                free = f"at most {plural(why.best_count, 'is', 'are')} free on any node"
+            else:
+                free = "no whole GPU is free on any node"
             return f"Not enough free capacity: this needs {_amount(share)}, and {free}."
 
 

@@ -52,8 +52,10 @@ def maximum(gpu: TemplateGpu, memory_bytes: int | None) -> str:
     """Return the maximum that a session can use; empty if all of it is guaranteed."""
     if gpu.share.units < UNITS_PER_GPU:
         most = gpu.time.limit
-        time = time_limit(most) if most < UNITS_PER_GPU else "100 % of one GPU's time while others are idle"
-        return f"{time}, and {_memory(gpu.memory.limit, memory_bytes)}"
+        several = gpu.share.count > 1
+        whole = f"100 % of {'each' if several else 'one'} GPU's time while others are idle"
+        time = time_limit(most) if most < UNITS_PER_GPU else whole
+        return f"{time}, and {_memory(gpu.memory.limit, memory_bytes)}{' each' * several}"
     return "" if gpu.memory.limit == "100%" else _memory(gpu.memory.limit, memory_bytes)
 
 
@@ -80,7 +82,7 @@ def idle_actions(template: Template, reach: Collection[IdleReach] = _WHOLE_REACH
     share = template.share
     waits = " if a spawn waits for it" if idle.when == "pressure" else ""
     if idle.downgrade_after is not None and share is not None and IdleReach.DOWNGRADE in reach:
-        smaller = gpu_share(idle.units(Tier.DOWNGRADED, share))
+        smaller = gpu_share(idle.units(Tier.DOWNGRADED, share), share.count)
         actions.append(f"after {duration(idle.downgrade_after)}, downgraded to {smaller}{waits}")
     if idle.release_after is not None and IdleReach.RELEASE in reach:
         actions.append(f"after {duration(idle.release_after)}, released and lent{waits}")

@@ -145,7 +145,7 @@ async def test_a_session_that_is_opened_again_has_no_past(agent: Agent) -> None:
     ("changes", "code"),
     [
         ({"gpus": ("GPU-no",)}, "unknown-gpu"),
-        ({"gpus": (FIRST.uuid, SECOND.uuid)}, "bad-request"),
+        ({"gpus": (FIRST.uuid, SECOND.uuid), "last_units": 25}, "bad-request"),
         ({"gpus": (FIRST.uuid, FIRST.uuid), "share_units": 100}, "bad-request"),
         ({"borrowed_units": 26}, "bad-request"),
         ({"uid": -1}, "bad-request"),

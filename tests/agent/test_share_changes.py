@@ -17,7 +17,7 @@ from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.control import ControlRefused, NoticeRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.frames import Feature, Frame, Kind, Role
 from gpushare_spawner.model.report import NOTHING, SessionReport
-from gpushare_spawner.model.share import Tier, UseRule
+from gpushare_spawner.model.share import Share, Tier, UseRule
 from tests.agent.conftest import Agent, request_for
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 
@@ -101,7 +101,7 @@ async def test_idle_session_owns_more_but_borrows_no_more(agent: Agent) -> None:
     assert (session(agent).tier, units(session(agent))) == (Tier.ACTIVE, (10, 10, 10, 0)), "nothing is left to lend"
 
 
-async def test_session_that_gives_up_units_and_one_of_several_gpus_cannot_change(agent: Agent) -> None:
+async def test_session_that_gives_up_units_and_one_that_is_unknown_cannot_change(agent: Agent) -> None:
     agent.open("ada")
     until = 4e9
     tier = TierRequest(id="ada", tier=Tier.DOWNGRADED, effective_units=10, reason="", yields_until=until)
@@ -109,10 +109,6 @@ async def test_session_that_gives_up_units_and_one_of_several_gpus_cannot_change
     with pytest.raises(ControlRefused, match="gives up units"):
         await resize(agent, 20)
     agent.node.registry.end("ada", "test")
-    agent.open("bob", gpus=(FIRST.uuid, SECOND.uuid), share_units=100)
-    with pytest.raises(ControlRefused, match="a share of several GPUs has whole GPUs") as refused:
-        await resize(agent, 50, "bob")
-    assert refused.value.code == "bad-request"
     with pytest.raises(ControlRefused) as refused:
         await resize(agent, 50, "nobody")
     assert refused.value.code == "unknown-session"
@@ -259,9 +255,22 @@ async def test_observers_are_told_the_largest_share_that_is_free_now(agent: Agen
     assert await largest_told(agent, path) == 40
 
 
-async def test_a_share_of_several_gpus_cannot_be_changed(agent: Agent) -> None:
-    path = agent.open("ada", share_units=100, gpus=(FIRST.uuid, SECOND.uuid))
-    assert await largest_told(agent, path) == 0
+async def test_a_share_of_several_gpus_changes_on_each(agent: Agent) -> None:
+    path = agent.open("ada", share_units=50, gpus=(FIRST.uuid, SECOND.uuid))
+    agent.open("bob", share_units=30, gpus=(SECOND.uuid,))
+    assert await largest_told(agent, path) == 70
+    with pytest.raises(ControlRefused, match="20 free units now"):
+        await resize(agent, 71)
+    await resize(agent, 70, last_units=40)
+    held = agent.node.sessions["ada"]
+    assert session(agent).share == Share(70, 2, 40)
+    assert [held.memory_guarantee(gpu) for gpu in (FIRST, SECOND)] == [16 * GIB * 70 // 100, 16 * GIB * 40 // 100]
+    assert await largest_told(agent, path) == 70, "the same on each"
+    with pytest.raises(ControlRefused, match="fewer than the 40 units of the others"):
+        await resize(agent, 40, last_units=40)
+    await agent.stop()
+    await agent.start()
+    assert session(agent).share == Share(70, 2, 40)
 
 
 async def test_share_is_a_whole_gpu_at_most_where_units_are_overcommitted(agent: Agent) -> None:

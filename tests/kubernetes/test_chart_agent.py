@@ -438,7 +438,7 @@ TEMPLATE = {"quarter": {"display_name": "Quarter", "gpu": {"fraction": 0.25}}}
     [
         ({}, "1 template, 1 quota, no problems."),
         ({"templates": {"quarter": {"display_name": "Q", "gpu": {"fraction": 0.255}}}}, "gpu.fraction"),
-        ({"templates": {"quarter": {"display_name": "Q", "gpu": {"count": 1, "fraction": 0.5}}}}, "give either"),
+        ({"templates": {"quarter": {"display_name": "Q", "gpu": {"models": ["T4"]}}}}, "give fraction"),
         ({"quotas": {"users": {"ada": {"guarantee": 2, "maximum": 1}}}}, ": users.ada: the maximum"),
         ({"layers": {"rules": [{"layer": "mig", "options": {"kai": {}}}]}}, "options of kai have no effect"),
         ({"idlePolicy": {"defaults": {"release_after": "5h", "stop_after": "1h"}}}, "idle.yaml:"),

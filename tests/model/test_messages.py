@@ -66,7 +66,7 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
         "id": "ada", "user": "ada", "server": "lab", "template": "quarter-gpu", "quota": "group:ml",
         "gpus": ["GPU-1"], "layer": "kai", "layer_trouble": "Its scheduler does not run.", "gpu_use_known": False,
         "neighbours": {"labels": ["course"], "apart_from": ["exam"], "alone": True},
-        "share_units": 25,
+        "share_units": 25, "last_units": 0,
         "borrowed_units": 5, "tier": "downgraded", "tier_since": 990.0, "effective_units": 10, "guaranteed_units": 9,
         "time_limit_units": 60,
         "yields": True, "opened_at": 900.0, "clock_moved": 0.0, "confirmed": False, "pid": 7, "memory_bytes": 16,

@@ -29,10 +29,20 @@ def test_every_unit_survives_the_way_through_a_float(units: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"units": 0}, {"units": 101}, {"units": 25.0}, {"count": 0}, {"units": 50, "count": 2}, {"units": True}]
+    "wrong",
+    [
+        {"units": 0},
+        {"units": 101},
+        {"units": 25.0},
+        {"units": True},
+        {"count": 0},
+        {"count": 2, "last_units": 100},
+        {"count": 2, "last_units": -1},
+        {"last_units": 50},
+    ],
 )
 def test_impossible_shares_are_refused(wrong: dict[str, bool | float]) -> None:
-    with pytest.raises(ValueError, match=r"share is on|share has|whole GPUs"):
+    with pytest.raises(ValueError, match=r"share is on|share has|last GPU"):
         Share(**wrong)  # type: ignore[arg-type]
 
 
@@ -40,3 +50,9 @@ def test_shares_read_as_people_say_them() -> None:
     assert str(Share(units=25)) == "0.25 GPU"
     assert str(Share()) == "1 GPU"
     assert str(Share(count=2)) == "2 GPUs"
+    assert str(Share(50, 2)) == "2 × 0.50 GPU"
+
+
+def test_each_gpu_of_a_share_has_its_units() -> None:
+    assert (Share(50, 2).each, Share(50, 2).total_units) == ((50, 50), 100)
+    assert (Share(100, 3, 20).each, Share(100, 3, 20).fraction) == ((100, 100, 20), 2.2)

@@ -51,8 +51,11 @@ def changed(**changes: Any) -> dict[str, Any]:
     [
         (changed(name="Quarter GPU"), "name"),
         (changed(gpu={"fraction": 1.5}), "out of range"),
-        (changed(gpu={"fraction": 0.25, "count": 1}), "give either fraction"),
-        (changed(gpu={}), "give either fraction"),
+        (changed(gpu={"fraction": 0.25, "count": 0}), "count"),
+        (changed(gpu={}), "give fraction"),
+        (changed(gpu={"fraction": 0.5, "count": 2, "memory": {"engine": "suspend"}}), "a share of one GPU"),
+        (changed(gpu={"fraction": 0.5, "count": 2}, idle={"downgrade_after": "15m", "downgrade_to": 0.5}), "less than"),
+        (changed(gpu={"fraction": 0.5, "count": 2, "time": {"limit": "25%"}}), "less than the share, 50%"),
         (changed(gpu={"fraction": 0.25, "memory": {"engine": "swap"}}), "engine"),
         (changed(gpu={"count": 2, "memory": {"engine": "suspend"}}), "a share of one GPU"),
         (changed(gpu={"fraction": 0.25, "memory": {"engine": "suspend", "oversubscribe": False}}), "oversubscribe"),
@@ -71,6 +74,14 @@ def changed(**changes: Any) -> dict[str, Any]:
 def test_mistakes_are_named(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         Template.model_validate(wrong)
+
+
+def test_a_part_of_each_of_several_gpus_keeps_its_idle_actions_on_each() -> None:
+    halves = Template.model_validate(
+        changed(gpu={"fraction": 0.5, "count": 2}, idle={"downgrade_after": "15m", "downgrade_to": 0.1})
+    )
+    assert halves.share == Share(50, 2)
+    assert halves.idle.units(Tier.DOWNGRADED, Share(50, 2)) == 10
 
 
 def releasing(

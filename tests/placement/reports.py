@@ -35,6 +35,7 @@ def session(allocation: Allocation) -> SessionReport:
         template="any",
         gpus=allocation.gpus,
         share_units=allocation.share_units,
+        last_units=allocation.last_units,
         borrowed_units=allocation.borrowed_units,
         tier=Tier.ACTIVE if allocation.effective_units == allocation.share_units else Tier.DOWNGRADED,
         tier_since=allocation.opened_at,

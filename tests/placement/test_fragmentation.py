@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.placement.request import Demand, Workload, workload_of
-from gpushare_spawner.placement.strategy import Fragmentation, Place
+from gpushare_spawner.placement.strategy import Fragmentation, Place, StrandingAwareFgd
+from tests.placement.reports import gpu, ledger_of, report
 
 MODELS = ("A100", "T4")
 CPUS = (0, 1000, 4000)
@@ -21,8 +24,10 @@ def by_definition(workload: Workload, stranding: float, left: dict[str, list[int
         demand = kind.demand
         for model, gpus in left.items():
             able = demand.count > 0 and demand.accepts(model) and (cpu is None or cpu >= demand.cpu)
-            able = able and sum(units >= demand.units for units in gpus) >= demand.count
-            unusable = sum(units for units in gpus if units < demand.units) if able else sum(gpus)
+            most_first = sorted(gpus, reverse=True)
+            able = able and len(gpus) >= demand.count
+            able = able and all(units >= needed for units, needed in zip(most_first, demand.each, strict=False))
+            unusable = sum(units for units in gpus if units < demand.least_units) if able else sum(gpus)
             wasted += kind.popularity / total * unusable
     if cpu is None or not workload.cpu_per_gpu:
         return wasted
@@ -33,8 +38,10 @@ def by_definition(workload: Workload, stranding: float, left: dict[str, list[int
 
 
 demands = st.builds(
-    lambda share, cpu, models: Demand(share[0], share[1], cpu=cpu, models=models),
-    st.sampled_from([(10, 1), (25, 1), (47, 1), (100, 1), (100, 2), (100, 4), (0, 0)]),
+    lambda share, cpu, models: Demand(share[0], share[1], cpu=cpu, models=models, last_units=(*share, 0)[2]),
+    st.sampled_from(
+        [(10, 1), (25, 1), (47, 1), (100, 1), (100, 2), (100, 4), (0, 0), (50, 2), (24, 3), (100, 2, 50), (100, 3, 9)]
+    ),
     st.sampled_from(CPUS),
     st.sampled_from([None, frozenset({"A100"}), frozenset({"T4"}), frozenset({"H100"})]),
 )
@@ -76,9 +83,47 @@ def test_a_node_that_loses_units_on_several_gpus_is_worth_what_the_node_with_les
     fragmentation = Fragmentation(workload, 1.0)
     model, gpus = next(iter(left.items()))
     positions = tuple(data.draw(st.sets(st.sampled_from(range(len(gpus))))))
-    after = {**left, model: [max(0, units - taken) if at in positions else units for at, units in enumerate(gpus)]}
-    [value] = fragmentation.values_after(tuple(left.items()), cpu, [Place(0, 0, 0, model, positions)], taken)
+    last = data.draw(st.sampled_from([0, 0, 1, 30]))
+    lost = {at: last if last and at == positions[-1] else taken for at in positions}
+    after = {**left, model: [max(0, units - lost.get(at, 0)) for at, units in enumerate(gpus)]}
+    [value] = fragmentation.values_after(tuple(left.items()), cpu, [Place(0, 0, 0, model, positions)], taken, last)
     assert value == pytest.approx(fragmentation.value(tuple(after.items()), cpu), abs=1e-6)
+
+
+UNEVEN = Demand(100, 2, last_units=40)
+
+
+def fitting(demand: Demand, free: tuple[int, ...]) -> int:
+    """The requests that fit, by trying every choice of different GPUs."""
+    return max(
+        (
+            1 + fitting(demand, tuple(units - taken.get(at, 0) for at, units in enumerate(free)))
+            for chosen in permutations(range(len(free)), demand.count)
+            if all(free[at] >= units for at, units in zip(chosen, demand.each, strict=True))
+            and (taken := dict(zip(chosen, demand.each, strict=True)))
+        ),
+        default=0,
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    demand=st.sampled_from([Demand(34, 1), Demand(50, 2), Demand(40, 3), Demand(100, 2), UNEVEN]),
+    free=st.lists(st.sampled_from([0, 39, 40, 50, 80, 100]), min_size=1, max_size=4),
+)
+@example(demand=Demand(100, 3, last_units=25), free=[100, 100, 100, 50])
+def test_the_requests_that_fit_on_the_gpus_of_a_node_are_counted_exactly(demand: Demand, free: list[int]) -> None:
+    assert demand.most_requests(free) == fitting(demand, tuple(free))
+
+
+def test_the_loss_of_a_place_counts_requests_for_parts_of_several_gpus() -> None:
+    strategy = StrandingAwareFgd(workload_of([(Demand(50, 2), 1), (Demand(100, 2, last_units=50), 1)]))
+    ledger = ledger_of([report("node", [gpu("a", 0), gpu("b", 1)])])
+    [node] = ledger.capacity.nodes.values()
+    more_units, fewer_units = 0, 1  # kinds, by the part of the demand
+    assert [dict(rated.loss) for rated in strategy.rate_all(Demand(25, 1), node)] == [{fewer_units: 1}]
+    [rated] = strategy.rate_all(Demand(100, 2, last_units=50), node)
+    assert dict(rated.loss) == {more_units: 1, fewer_units: 2}
 
 
 def test_without_a_workload_nothing_is_wasted_but_what_is_left() -> None:

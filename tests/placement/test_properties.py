@@ -23,7 +23,12 @@ GPUS = {
 CAPACITY = {one.uuid: one.capacity_units for gpus in GPUS.values() for one in gpus}
 NODE = {one.uuid: node for node, gpus in GPUS.items() for one in gpus}
 
-SHARES = st.one_of(st.integers(1, 100).map(Share), st.sampled_from([Share(count=1), Share(count=2), Share(50)]))
+SHARES = st.one_of(
+    st.integers(1, 100).map(Share),
+    st.sampled_from(
+        [Share(count=1), Share(count=2), Share(50), Share(50, 2), Share(30, 2), Share(100, 2, 50), Share(100, 2, 1)]
+    ),
+)
 
 
 class Hub(RuleBasedStateMachine):
@@ -59,9 +64,19 @@ class Hub(RuleBasedStateMachine):
         number = next(self.numbers)
         name, opened_at = f"s{number}", float(number // 2)
         allocation = Allocation(
-            name, placement.gpus, share.units, placement.borrowed, share.units, opened_at, user=name
+            name,
+            placement.gpus,
+            share.units,
+            placement.borrowed,
+            share.units,
+            opened_at,
+            user=name,
+            last_units=share.last_units,
         )
-        assert all(self.ledger.free_units(uuid) >= share.units for uuid in placement.gpus)
+        assert allocation.total_units == share.total_units
+        for uuid, units in zip(placement.gpus, share.each, strict=True):
+            assert self.ledger.free_units(uuid) >= units == allocation.on(uuid).share_units
+            assert allocation.on(uuid).owned_units <= self.ledger.unowned_units(uuid)
         self.ledger.add(allocation)
         assert self.ledger.guaranteed(allocation.session) == share.units
         self.reserved[allocation.session] = allocation
@@ -119,7 +134,7 @@ class Hub(RuleBasedStateMachine):
         check_ledger(self.ledger)
         held = [*self.running.values(), *self.reserved.values()]
         for uuid, capacity in CAPACITY.items():
-            here = [allocation for allocation in held if uuid in allocation.gpus]
+            here = [allocation.on(uuid) for allocation in held if uuid in allocation.gpus]
             assert sum(allocation.share_units - allocation.borrowed_units for allocation in here) <= capacity
             assert sum(self.ledger._guaranteed.get(uuid, {}).values()) <= capacity
             for allocation in here:

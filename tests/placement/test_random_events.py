@@ -37,7 +37,7 @@ WORKLOAD = workload_of([(request(25, cpu=1000).demand, 3.0), (request(50, "A100"
 STRATEGIES = (BestFit(), Spread(), StrandingAwareFgd(WORKLOAD))
 REQUESTS = [
     PlacementRequest(share, cpu=cpu, memory=cpu, models=models, left_out=left_out, node=node)
-    for share in (Share(10), Share(25), Share(60), Share(count=1), Share(count=2))
+    for share in (Share(10), Share(25), Share(60), Share(count=1), Share(count=2), Share(40, 2), Share(100, 2, 30))
     for cpu, models, left_out, node in (
         (0, None, frozenset[str](), ""),
         (1500, frozenset({"A100"}), frozenset[str](), ""),
@@ -135,6 +135,7 @@ class Cluster:
             user=name,
             uncounted=uncounted,
             neighbours=wanted.conditions.neighbours,
+            last_units=wanted.share.last_units,
         )
         self.feed.put(EntrySource.RESERVED, self.reserved[name])
 
@@ -172,11 +173,14 @@ class Cluster:
             return
         pod, ledger = self.pods[name], self.feed.ledger
         units = self.random.choice([5, 10, 25, 50, 100])
-        more = units - pod.owned_units
-        free = [ledger.capacity.gpus[uuid].unowned if uuid in ledger.capacity.gpus else 0 for uuid in pod.gpus]
-        if more > 0 and min(free) < more:
-            return
-        self.pods[name] = replace(pod, share_units=units, borrowed_units=0, effective_units=units)
+        last = pod.last_units if pod.last_units < units else 0
+        resized = replace(pod, share_units=units, borrowed_units=0, effective_units=units, last_units=last)
+        for uuid in pod.gpus:
+            more = resized.on(uuid).owned_units - pod.on(uuid).owned_units
+            gpu_left = ledger.capacity.gpus[uuid].unowned if uuid in ledger.capacity.gpus else 0
+            if more > max(0, gpu_left):
+                return
+        self.pods[name] = resized
         self.feed.put(EntrySource.SEEN, self.pods[name])
 
     def a_node_comes(self, name: str = "") -> None:
@@ -279,7 +283,7 @@ class Cluster:
         owned = dict.fromkeys(CAPACITY, 0)
         for one in (*self.pods.values(), *self.reserved.values()):
             for uuid in one.gpus:
-                owned[uuid] += one.owned_units
+                owned[uuid] += one.on(uuid).owned_units
         over = {uuid: units for uuid, units in owned.items() if units > CAPACITY[uuid]}
         assert not over
         check_ledger(self.feed.ledger)

@@ -44,10 +44,13 @@ def test_templates_are_of_the_sessions_kind_of_gpu_and_memory() -> None:
     assert names(templates_of_kind(gone, [A100], TEMPLATES)) == ["quarter", "half", "whole", "plain", "suspended"]
 
 
-def test_session_on_several_or_unknown_gpus_has_no_choice() -> None:
+def test_session_chooses_among_shares_of_as_many_gpus_and_has_no_choice_on_unknown_ones() -> None:
     several = session("ann", gpus=("GPU-0", "GPU-1"), share_units=100, effective_units=100)
     other = A100.model_copy(update={"uuid": "GPU-1", "index": 1})
-    assert templates_of_kind(several, [A100, other], TEMPLATES) == []
+    halves = Template(name="halves", display_name="Halves", gpu={"count": 2, "fraction": 0.5})
+    of_kind = templates_of_kind(several, [A100, other], {**TEMPLATES, "halves": halves})
+    assert names(of_kind) == ["two", "halves"]
+    assert other_units(several, of_kind) == (50,)
     assert templates_of_kind(session("ann"), [other], TEMPLATES) == []
 
 

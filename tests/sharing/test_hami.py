@@ -57,6 +57,8 @@ def test_fraction_becomes_gpu_percentage_of_memory_and_cores_and_names_the_sched
     pod = hami.render(POD, request({"fraction": 0.25}, HamiOptions()))
     assert pod["spec"]["schedulerName"] == "hami-scheduler"
     assert webhook(pod) == (1, 0, 25, 25)
+    halves = hami.render(POD, request({"count": 2, "fraction": 0.5}, HamiOptions()))
+    assert webhook(halves) == (2, 0, 50, 50), "of each GPU"
     whole = hami.render(POD, request({"count": 2}, HamiOptions(scheduler="s", resource="example.com/gpu")))
     assert whole["spec"]["schedulerName"] == "s"
     assert notebook(whole)["resources"]["limits"]["example.com/gpu"] == "2"
@@ -143,6 +145,16 @@ def test_free_counts_units_memory_and_the_split_count_of_healthy_gpus() -> None:
 def test_amounts_of_a_pod_that_hami_cannot_have_written_do_not_count(amount: str) -> None:
     facts = ClusterFacts((registered(),), (with_gpu("forged", f"GPU-0,NVIDIA,{amount},0:;"),))
     assert hami.free(request({"fraction": 0.25}, HamiOptions(), facts)) == LayerCapacity(4, 4)
+
+
+def test_servers_with_a_part_of_each_of_two_gpus_have_different_gpus() -> None:
+    gpus = ":".join(f"GPU-{number},10,81920,100,NVIDIA-Tesla T4,0,true" for number in range(3)) + ":"
+    halves = {"count": 2, "fraction": 0.5}
+    assert hami.free(request(halves, HamiOptions(), ClusterFacts(nodes=(registered(gpus),)))).servers == 3
+    one_full = ClusterFacts(nodes=(registered(gpus),), pods=(with_gpu("p", "GPU-0,NVIDIA,81920,100:"),))
+    assert hami.free(request(halves, HamiOptions(), one_full)).servers == 2
+    two_full = ClusterFacts(nodes=one_full.nodes, pods=(*one_full.pods, with_gpu("q", "GPU-1,NVIDIA,81920,100:")))
+    assert hami.free(request(halves, HamiOptions(), two_full)).servers == 0
 
 
 def test_whole_gpu_is_free_only_where_no_pod_is() -> None:

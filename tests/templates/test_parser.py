@@ -69,7 +69,7 @@ def test_a_good_template() -> None:
         ("gpu: {fraction: 0.125}", "x.yaml:3: gpu.fraction: 0.125 is finer than 0.01; write a fraction"),
         ("gpu: {fraction: yes}", "x.yaml:3: gpu.fraction: 'yes' is not a fraction; write a fraction"),
         ("gpu: {fraction: [0.5]}", "x.yaml:3: gpu.fraction: [0.5] is not a fraction; write a fraction"),
-        ("gpu: {fraction: 0.5, count: 1}", "x.yaml:3: gpu: give either fraction (a part of one GPU) or count"),
+        ("gpu: {models: [T4]}", "x.yaml:3: gpu: give fraction (a part of a GPU), count (whole GPUs), or both"),
         ("gpu: {count: 0}", "x.yaml:3: gpu.count: 0 is too small; write at least 1"),
         ("gpu: {count: 65}", "x.yaml:3: gpu.count: 65 is too large; write at most 64"),
         ("gpu: {count: '1'}", 'x.yaml:3: gpu.count: must be a whole number, not "1"; write a number without quotes'),

@@ -36,7 +36,9 @@ def in_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
         (25, 1, "0.25 GPU"),
         (100, 1, "1 GPU"),
         (100, 2, "2 GPUs"),
-        (75, 2, "1.50 GPU"),
+        (75, 2, "2 × 0.75 GPU"),
+        (50, 2, "2 × 0.50 GPU"),
+        (0, 2, "0 GPU"),
     ],
 )
 def test_a_share_is_said_in_gpus(units: int, gpus: int, said: str) -> None:

@@ -255,7 +255,7 @@ class NodeMemory:
         None if the allowed bytes suffice. Existing allocations do not matter.
         """
         budget = self.session_budget(session)
-        if budget is None or session.record.request.share_units == UNITS_PER_GPU:
+        if budget is None or all(session.has_whole(gpu.uuid) for gpu in session.gpus):
             return None
         guaranteed = sum(min(session.memory_guarantee(gpu), session.memory_limit(gpu)) for gpu in session.gpus)
         return (budget, guaranteed) if budget < guaranteed and session.record.request.oversubscribe else None
@@ -361,7 +361,7 @@ class NodeMemory:
                     most = self._most(session, uuid, budget)
                     counted, movable = min(counted, most), min(movable, most)
                 limit = session.memory_limit(gpu)
-                whole = session.record.request.share_units == UNITS_PER_GPU
+                whole = session.has_whole(uuid)
                 own_budget = self.session_budget(session) if whole else None
                 here[session.id] = SessionOnGpu(
                     counted=counted,
@@ -376,7 +376,8 @@ class NodeMemory:
 
     def _most(self, session: Session, uuid: str, budget: int) -> int:
         """Return the maximum bytes that count for a session on one GPU, regardless of its stated memory."""
-        return session.memory_limit(self.gpus[uuid]) + budget * session.record.request.share_units // UNITS_PER_GPU
+        request = session.record.request
+        return session.memory_limit(self.gpus[uuid]) + budget * request.on(uuid, request.share_units) // UNITS_PER_GPU
 
 
 def inform_arbiters(

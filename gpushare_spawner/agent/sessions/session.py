@@ -310,8 +310,13 @@ class Session:
 
         The bytes for borrowed units are guaranteed to their lender.
         """
-        owned = self.record.request.share_units - self.record.borrowed_units
+        request = self.record.request
+        owned = request.on(gpu.uuid, request.share_units - self.record.borrowed_units)
         return gpu.memory_bytes * owned // UNITS_PER_GPU
+
+    def has_whole(self, gpu: str) -> bool:
+        """Return whether its share is all of one of its GPUs."""
+        return self.record.request.on(gpu, self.record.request.share_units) == UNITS_PER_GPU
 
 
 @lru_cache(maxsize=256)

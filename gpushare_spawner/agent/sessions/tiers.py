@@ -20,7 +20,7 @@ from gpushare_spawner.idle.use import UseCount
 from gpushare_spawner.model.control import ControlRefused, NoticeRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport, Notice
-from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule, voids_idle_action
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule, units_on, voids_idle_action
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation, guaranteed_units
 
@@ -80,27 +80,28 @@ class Shares:
         idle = record.effective_units != record.request.share_units
         return self._ledger.unowned_units(gpu.uuid) if idle else self._ledger.free_units(gpu.uuid)
 
-    def borrowed_after(self, session: Session, units: int) -> int:
-        """Return the units that a session borrows if its share changes to `units` on each of its GPUs.
+    def borrowed_after(self, session: Session, share: Share) -> int:
+        """Return the units that a session borrows if its share on the same GPUs changes.
 
         Additional units must be free now, as for a new session; for an idle session, they must have no owner.
         Raises ControlRefused (`no-capacity`).
         """
-        record = session.record
-        more = units - record.request.share_units
-        if more <= 0:
-            return max(0, record.borrowed_units + more)
-        lent = 0
+        before = _allocation(session)
+        borrowed = max(0, before.borrowed_units + min(0, share.units - before.share_units))
+        owned = share.units - borrowed
         for gpu in session.gpus:
+            here, units = before.on(gpu.uuid), units_on(gpu.uuid, before.gpus, share.units, share.last_units)
             free, unowned = self._ledger.free_units(gpu.uuid), self._ledger.unowned_units(gpu.uuid)
-            if more > self.most_more(session, gpu):
+            more = units - here.share_units
+            if more > 0 and more > self.most_more(session, gpu):
                 raise ControlRefused(
                     "no-capacity",
                     f"GPU {gpu.index} ({gpu.uuid}) has {free} free units now, and {unowned} units without "
                     f"an owner; the share of {units} units needs {more} more",
                 )
-            lent = max(lent, more - unowned)
-        return record.borrowed_units + lent
+            if min(units, owned) > here.owned_units + unowned:
+                owned = here.owned_units + unowned
+        return share.units - owned
 
     def own_what_is_unowned(self, session: Session) -> int:
         """Let a new session borrow the units that already have an owner on its fullest GPU. Return those units.
@@ -108,9 +109,10 @@ class Shares:
         Units that were reserved for it may have returned to their owner because its server started too late. The
         session becomes their owner when the current owner ends.
         """
-        record = session.record
-        owned = record.request.share_units - record.borrowed_units
-        lacking = max([0, *(owned - self._ledger.unowned_units(gpu.uuid) for gpu in session.gpus)])
+        record, allocation = session.record, _allocation(session)
+        unowned = {gpu.uuid: self._ledger.unowned_units(gpu.uuid) for gpu in session.gpus}
+        too_few = [units for uuid, units in unowned.items() if units < allocation.on(uuid).owned_units]
+        lacking = allocation.owned_units - min([allocation.owned_units, *too_few])
         record.borrowed_units += lacking
         return lacking
 
@@ -125,8 +127,9 @@ class Shares:
                 self.arbitrations[gpu.uuid].add_observed_session(session.id)
                 continue
             away = session.record.suspension is not None
+            weight = session.record.request.on(gpu.uuid, session.weight)
             self.arbitrations[gpu.uuid].add_session(
-                session.id, session.weight, session.suspends, away, session.time_limit_units
+                session.id, weight, session.suspends, away, session.time_limit_units
             )
         return self._recount(session)
 
@@ -192,11 +195,13 @@ class Shares:
             on_gpu: dict[str, Mapping[str, int]] = {}
 
             def if_active(name: str) -> int:
-                gpus = [gpu for gpu in self._sessions[name].gpus if gpu.uuid in self._ledger.capacity.gpus]
+                other = self._sessions[name]
+                gpus = [gpu for gpu in other.gpus if gpu.uuid in self._ledger.capacity.gpus]
                 for gpu in gpus:
                     if gpu.uuid not in on_gpu:
                         on_gpu[gpu.uuid] = self._guaranteed_if_active(gpu)
-                return min((on_gpu[gpu.uuid][name] for gpu in gpus), default=0)
+                allocation = _allocation(other, other.lent_units)
+                return allocation.least_of({gpu.uuid: on_gpu[gpu.uuid][name] for gpu in gpus})
 
             weights = [(session, self._guaranteed(session, if_active)) for session, _ in weights]
         # Decreases come first, because they free the units for the others.
@@ -205,14 +210,19 @@ class Shares:
             if weight != session.weight:
                 session.weight = weight
                 for gpu in session.gpus:
-                    self.arbitrations[gpu.uuid].set_weight(session.id, weight)
+                    on_gpu_weight = session.record.request.on(gpu.uuid, weight)
+                    self.arbitrations[gpu.uuid].set_weight(session.id, on_gpu_weight)
 
     def _weight(self, session: Session, units: int) -> int:
         return max(units, 1) if session.record.effective_units or session.lent_units else 0
 
     def _guaranteed_if_active(self, gpu: Gpu) -> Mapping[str, int]:
         """Return the guaranteed units of each session on a GPU; sessions on lent units count as active."""
-        held = [_allocation(session, session.lent_units) for session in self._sessions.values() if gpu in session.gpus]
+        held = [
+            _allocation(session, session.lent_units).on(gpu.uuid)
+            for session in self._sessions.values()
+            if gpu in session.gpus
+        ]
         return guaranteed_units(self._ledger.capacity.gpus[gpu.uuid].capacity, held)
 
     def _guaranteed(self, session: Session, units_of: Callable[[str], int]) -> int:
@@ -231,7 +241,7 @@ class Shares:
         """Add up the units of a session's user and quota on a GPU."""
         whose = (session.record.request.user, session.record.request.quota)
         return sum(
-            units_of(other.id)
+            other.record.request.on(gpu.uuid, units_of(other.id))
             for other in self._sessions.values()
             if gpu in other.gpus and (other.record.request.user, other.record.request.quota) == whose
         )
@@ -249,6 +259,7 @@ def _allocation(session: Session, active: bool = False) -> Allocation:
         opened_at=record.begun,
         yields=record.yields_until is not None,
         layer=record.request.layer,
+        last_units=record.request.last_units,
     )
 
 
@@ -393,14 +404,15 @@ class Tiers:
         record = session.record
         before, units = record.request, request.share_units
         limit = before.memory_limit if request.memory_limit is None else request.memory_limit
-        if (units, limit) == (before.share_units, before.memory_limit):
+        if (units, request.last_units, limit) == (before.share_units, before.last_units, before.memory_limit):
             return
-        self._check_share(session, units, limit)
-        borrowed = self._shares.borrowed_after(session, units)
+        share = self._checked_share(session, request, limit)
+        borrowed = self._shares.borrowed_after(session, share)
         effective = units if record.tier is Tier.ACTIVE else min(record.effective_units, units)
         tier = Tier.ACTIVE if effective == units else record.tier
-        log.info("session %s: share %d -> %d units: %s", session.id, before.share_units, units, request.reason)
-        record.request = before.model_copy(update={"share_units": units, "memory_limit": limit})
+        log.info("session %s: share %s -> %s: %s", session.id, before.share, share, request.reason)
+        changed = {"share_units": units, "last_units": request.last_units, "memory_limit": limit}
+        record.request = before.model_copy(update=changed)
         record.borrowed_units, record.effective_units = borrowed, effective
         if tier is not record.tier:
             record.tier, record.tier_since = tier, self._clock()
@@ -420,14 +432,17 @@ class Tiers:
         The service decides which shares the user may have.
         """
         record = session.record
-        if session.observed or len(session.gpus) != 1 or record.yields_until is not None:
+        if session.observed or not session.gpus or record.yields_until is not None:
             return 0
-        most = record.request.share_units + max(0, self._shares.most_more(session, session.gpus[0]))
-        return min(most, UNITS_PER_GPU)
+        units = record.request.share_units
+        each = (
+            record.request.on(gpu.uuid, units) + max(0, self._shares.most_more(session, gpu)) for gpu in session.gpus
+        )
+        return min([UNITS_PER_GPU, *each])
 
-    def _check_share(self, session: Session, units: int, limit: str) -> None:
+    def _checked_share(self, session: Session, request: ResizeRequest, limit: str) -> Share:
         try:
-            Share(units, len(session.record.request.gpus))
+            share = Share(request.share_units, len(session.record.request.gpus), request.last_units)
             for gpu in session.gpus:
                 if resolve_bytes(limit, gpu.memory_bytes) <= 0:
                     raise ValueError(f"memory_limit: {limit} leaves no memory")
@@ -438,6 +453,7 @@ class Tiers:
                 "no-capacity",
                 f"session {session.id} gives up units for spawns in quota, and its share cannot change now",
             )
+        return share
 
     def _share_changed(self, session: Session) -> None:
         others = self._shares.change(session)

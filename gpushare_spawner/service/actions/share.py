@@ -11,12 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpushare_spawner.idle.use import Observation, use_rule
 from gpushare_spawner.model.control import ControlRefused, ResizeRequest, TierRequest
 from gpushare_spawner.model.report import Report, SessionReport
-from gpushare_spawner.model.share import Tier, UseRule, units_from_fraction
+from gpushare_spawner.model.share import Share, Tier, UseRule
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.request import suits
 from gpushare_spawner.quota.order import exceeded_units
@@ -33,7 +33,7 @@ from gpushare_spawner.service.actions.context import (
     refusals,
 )
 from gpushare_spawner.service.actions.keeps import explain
-from gpushare_spawner.service.templates import allowed, other_units, templates_of_kind, units_of
+from gpushare_spawner.service.templates import allowed, other_units, templates_of_kind
 from gpushare_spawner.service.waiting import quota_use, waiting_spawns
 from gpushare_spawner.wording import actions as words
 from gpushare_spawner.wording import service as quota_words
@@ -54,31 +54,34 @@ earlier, or repeats the request in time."""
 async def change_share(
     context: ActionContext, target: Target, actor: Actor, fraction: float, why: str = ""
 ) -> ActionOutcome:
-    """Change the share to a fraction of its GPU, like 0.5. Kernels keep running.
+    """Change the share to a fraction of each of its GPUs, like 0.5. Kernels keep running, on the same GPUs.
 
     The memory limit is that of the user's template with this share. ``why``, here and below: the actor's comment, or
     empty. It is shown to the session's user if another person acts.
     """
     try:
-        units = units_from_fraction(fraction)
+        written = Share.from_fraction(fraction)
     except ValueError as error:
         raise ActionRefused(words.NO_FRACTION, RefusalCode.BAD_REQUEST) from error
     async with context.share_lock:
         session = await current(target)
-        if units == session.share_units:
-            return ActionOutcome(False, words.same(units))
-        if len(session.gpus) != 1:
-            raise ActionRefused(words.WHOLE_GPUS, RefusalCode.BAD_REQUEST)
+        if not session.gpus:
+            raise ActionRefused(words.NO_GPU, RefusalCode.BAD_REQUEST)
+        share = replace(written, count=len(session.gpus)) if written.count == 1 else written
+        if share == session.share:
+            return ActionOutcome(False, words.same(share))
+        if share.count != len(session.gpus):
+            raise ActionRefused(words.other_gpus(share, len(session.gpus)), RefusalCode.BAD_REQUEST)
         if session.yields:
             raise ActionRefused(words.MAKES_WAY, RefusalCode.CAPACITY)
         # admins are not limited by templates, quotas or the queue
-        template = None if actor.is_admin else await _template_for(context, session, units)
-        await _resize(target, session, units, template, words.changed_by(actor.name, session.share_units, units))
+        template = None if actor.is_admin else await _template_for(context, session, share)
+        await _resize(target, session, share, template, words.changed_by(actor.name, session.share, share))
         after = await current(target)
-    reason = words.changed_by(actor.name, session.share_units, units, harmless(why))
+    reason = words.changed_by(actor.name, session.share, share, harmless(why))
     context.log.session(after, target.node, SHARE, actor.name, units=after.effective_units, reason=reason)
     memory = after.memory_limit_bytes if after.memory_limit_bytes != session.memory_limit_bytes else None
-    text = words.changed(session.share_units, units, after.borrowed_units, after.tier, memory)
+    text = words.changed(session.share, share, after.borrowed_units, after.tier, memory)
     return await _explained(context, target, actor, reason, text)
 
 
@@ -88,8 +91,8 @@ async def other_shares(context: ActionContext, target: Target) -> tuple[int, ...
     This changes nothing, and does not check whether the units are free and within the quota.
     """
     session = await current(target)
-    if len(session.gpus) != 1:
-        raise ActionRefused(words.WHOLE_GPUS, RefusalCode.BAD_REQUEST)
+    if not session.gpus:
+        raise ActionRefused(words.NO_GPU, RefusalCode.BAD_REQUEST)
     units = other_units(session, await _choices(context, session, await context.reports()))
     if not units:
         raise ActionRefused(words.not_allowed(()), RefusalCode.LIMIT)
@@ -102,32 +105,35 @@ async def _explained(context: ActionContext, target: Target, actor: Actor, reaso
     return ActionOutcome(True, text if shown else f"{text} {words.NOT_NOTIFIED}")
 
 
-async def _resize(target: Target, session: SessionReport, units: int, template: Template | None, reason: str) -> None:
+async def _resize(target: Target, session: SessionReport, share: Share, template: Template | None, reason: str) -> None:
     limit = template.gpu.memory.limit if template is not None and template.gpu is not None else None
-    request = ResizeRequest(id=session.id, share_units=units, memory_limit=limit, reason=reason)
+    request = ResizeRequest(
+        id=session.id, share_units=share.units, last_units=share.last_units, memory_limit=limit, reason=reason
+    )
     with refusals():
         try:
             await target.agent.send(request)
         except ControlRefused as error:
             if error.code != "no-capacity":
                 raise
-            more, title = units - session.share_units, template.display_name if template is not None else None
+            more = max(units - before for units, before in zip(share.each, session.share.each, strict=True))
+            title = template.display_name if template is not None else None
             raise ActionRefused(words.no_capacity(more, title), RefusalCode.CAPACITY) from error
 
 
-async def _template_for(context: ActionContext, session: SessionReport, units: int) -> Template:
+async def _template_for(context: ActionContext, session: SessionReport, share: Share) -> Template:
     """Return the template that allows the user the share. Raises ActionRefused, also for a quota or the queue."""
     reports = await context.reports()
     choices = await _choices(context, session, reports)
-    matching = [template for template in choices if units_of(template) == units]
+    matching = [template for template in choices if template.share == share]
     if not matching:
-        raise ActionRefused(words.not_allowed(other_units(session, choices)), RefusalCode.LIMIT)
+        raise ActionRefused(words.not_allowed(other_units(session, choices), share.count), RefusalCode.LIMIT)
     template = next((template for template in matching if not _is_full(template, session, reports)), None)
     if template is None:
         full = matching[0]
         raise ActionRefused(words.too_many(full.display_name, full.limits.per_user or 0), RefusalCode.LIMIT)
-    if units > session.share_units:
-        _check_quota(context, session, units, reports)
+    if any(units > before for units, before in zip(share.each, session.share.each, strict=True)):
+        _check_quota(context, session, share.total_units, reports)
         await _check_queue(context, session, template, reports)
     return template
 
@@ -181,7 +187,7 @@ def _is_full(template: Template, session: SessionReport, reports: Sequence[Repor
         for other in report.sessions
         if other.user == session.user
         and other.id != session.id
-        and (other.template == template.name or other.share_units == units_of(template))
+        and (other.template == template.name or other.share == template.share)
     ]
     return len(others) >= most
 
@@ -214,7 +220,9 @@ async def change_tier(context: ActionContext, target: Target, actor: Actor, tier
         return ActionOutcome(False, words.tier_already(tier))
     request = _request(context, session, tier, units, words.tier_set_by(tier, actor.name))
     reason = words.tier_set_by(tier, actor.name, harmless(why))
-    return await _Change(context, target, actor, session, request, reason).carry_out(words.tier_set(tier, units))
+    return await _Change(context, target, actor, session, request, reason).carry_out(
+        words.tier_set(tier, units, len(session.gpus))
+    )
 
 
 def _units(context: ActionContext, session: SessionReport, tier: Tier) -> int:

@@ -250,5 +250,5 @@ class QueueQuotas:
             self.usage.drop(session)
             return
         account = self.usage.accounts.find(allocation.quota, allocation.user)
-        units = allocation.share_units * len(allocation.gpus)
-        self.usage.put(Charge(session, allocation.user, account, units, allocation.opened_at))
+        charge = Charge(session, allocation.user, account, allocation.total_units, allocation.opened_at)
+        self.usage.put(charge)

@@ -19,6 +19,14 @@ def broken(layer: str, gpu: dict[str, Any], **fields: Any) -> list[str]:
     return [one.field for one in template(gpu, **fields).broken_promises(LayerName(layer))]
 
 
+def test_only_some_layers_give_a_part_of_each_of_several_gpus() -> None:
+    able = {layer for layer in LayerName if not broken(layer, {"count": 2, "fraction": 0.5})}
+    assert able == {LayerName.NATIVE, LayerName.HAMI}
+    (told,) = template({"count": 2, "fraction": 0.5}).broken_promises(LayerName.KAI)
+    assert (told.field, told.advice) == ("gpu.count", "remove the count, or the fraction")
+    assert "whole GPUs, or a part of one" in told.what
+
+
 OVERSUBSCRIBED = {"fraction": 0.25, "memory": {"oversubscribe": True}}
 LIMITED = {"fraction": 0.25, "memory": {"limit": "50%"}}
 GUARANTEED = {"fraction": 0.25, "memory": {"guarantee": "8Gi"}}

@@ -9,7 +9,7 @@ import pytest
 
 from gpushare_spawner.model.control import ControlRefused, ResizeRequest
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import Share, Tier
 from gpushare_spawner.model.template import Limits, Template
 from gpushare_spawner.service.actions import share
 from gpushare_spawner.service.actions.context import ActionOutcome, RefusalCode
@@ -52,13 +52,13 @@ def ann(hub_server: FakeHub) -> None:
 async def test_user_changes_the_share_within_her_templates(acting: Acting) -> None:
     one = acting.seen()
     outcome = await share.change_share(acting.actions, one, ANN, 0.5)
-    assert outcome == ActionOutcome(True, words.changed(25, 50, 0, Tier.ACTIVE, 8 * GIB))
+    assert outcome == ActionOutcome(True, words.changed(Share(25), Share(50), 0, Tier.ACTIVE, 8 * GIB))
     assert acting.agent.sessions["ann"].share_units == 50
     (asked,) = acting.agent.asked
     assert asked == ResizeRequest(
         id="ann", share_units=50, memory_limit="50%", reason="ann changed the share from 0.25 GPU to 0.50 GPU."
     )
-    assert await share.change_share(acting.actions, one, ANN, 0.5) == ActionOutcome(False, words.same(50))
+    assert await share.change_share(acting.actions, one, ANN, 0.5) == ActionOutcome(False, words.same(Share(50)))
     assert acting.history == [("share", "ann", "ann")]
     assert acting.recorded[0].units == 50
 
@@ -229,10 +229,19 @@ async def test_limit_of_a_template_counts_servers_with_its_share(
     assert (refusal.code, refusal.text) == (RefusalCode.LIMIT, words.too_many("0.5 GPU", 1))
 
 
-async def test_share_of_several_gpus_and_of_one_that_makes_way_stays(acting: Acting) -> None:
+@pytest.mark.usefixtures("ann")
+async def test_share_of_several_gpus_changes_on_each_of_them(acting: Acting, templates: dict[str, Template]) -> None:
+    templates["halves"] = Template(name="halves", display_name="Halves", gpu={"count": 2, "fraction": 0.5})
     acting.agent.add("ann", gpus=("GPU-0", "GPU-1"), share_units=100, effective_units=100)
-    refusal = await refusal_of(share.change_share(acting.actions, acting.seen(), ROOT, 0.5))
-    assert refusal.text == words.WHOLE_GPUS
+    assert await share.other_shares(acting.actions, acting.seen()) == (50,)
+    refusal = await refusal_of(share.change_share(acting.actions, acting.seen(), ANN, 0.25))
+    assert "You can change this share to 2 × 0.50 GPU" in refusal.text
+    outcome = await share.change_share(acting.actions, acting.seen(), ANN, 0.5)
+    assert outcome.text.startswith("The share is now 2 × 0.50 GPU (previously 2 GPUs).")
+    assert acting.agent.sessions["ann"].share == Share(50, 2)
+
+
+async def test_share_of_a_session_that_makes_way_stays(acting: Acting) -> None:
     acting.agent.add("bob", yields=True)
     refusal = await refusal_of(share.change_share(acting.actions, acting.seen("bob"), ROOT, 0.5))
     assert refusal.text == words.MAKES_WAY

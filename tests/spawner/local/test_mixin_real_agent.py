@@ -7,8 +7,12 @@ import os
 import signal
 from pathlib import Path
 
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.control import TierRequest
+from gpushare_spawner.model.share import Share, Tier
 from tests.agent.agent_process import AgentProcess
+from tests.native.session_program import Program
+from tests.placement.reports import ledger_of
+from tests.present import present
 from tests.spawner.local.test_mixin import environment_of
 from tests.spawner.running_hub import RunningHub, until
 
@@ -104,3 +108,51 @@ async def test_rules_for_other_sessions_hold_after_a_restart_of_hub_and_agent(tm
         session = (await agent.client.report()).session("cyd")
         assert session is not None
         assert session.gpus == (quiet,)
+
+
+def kernels(*programs: Program) -> list[int]:
+    """Kernels of 10 ms that programs have run in 2 s, all at the same time."""
+    for program in programs:
+        program.spin(2.0)
+    return [program.hear()[1] for program in programs]
+
+
+async def test_a_part_of_each_of_two_gpus_gets_its_time_on_each_and_yields_on_each_while_idle(
+    tmp_path: Path, templates: Path
+) -> None:
+    (templates / "parts.yaml").write_text("{name: parts, display_name: Parts, gpu: {count: 2, fraction: 0.6}}")
+    (templates / "one.yaml").write_text("{name: one, display_name: One, gpu: {fraction: 0.2}}")
+    agent = AgentProcess(tmp_path, gpus=2)
+    await agent.start()
+    programs: list[Program] = []
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(lambda: agent.process and agent.process.poll() is None and agent.end())
+        hub = await stack.enter_async_context(RunningHub(tmp_path, templates, agent.client.socket, lambda config: None))
+        for user, profile in (("ada", "parts"), ("bob", "one")):
+            assert (await hub.start_server(user, {"profile": profile})).code == 201
+        environments = [await environment_of(hub.spawner(user)) for user in ("ada", "bob")]
+        gpus = environments[0]["CUDA_VISIBLE_DEVICES"].split(",")
+        shared = environments[1]["CUDA_VISIBLE_DEVICES"]
+        assert len(set(gpus)) == 2
+        assert shared in gpus
+        report = await agent.client.report()
+        assert [present(report.session(user)).share for user in ("ada", "bob")] == [Share(60, 2), Share(20)]
+        alone = next(gpu for gpu in gpus if gpu != shared)
+        for environment, gpu in ((environments[0], alone), (environments[0], shared), (environments[1], shared)):
+            programs.append(Program(os.environ | environment | {"CUDA_VISIBLE_DEVICES": gpu}))
+            stack.callback(programs[-1].end)
+        kernels(*programs)
+        undisturbed, larger, smaller = kernels(*programs)
+        # wide bounds: other programs keep the cores of a test machine busy
+        assert 2.0 <= larger / smaller <= 4.5, (undisturbed, larger, smaller)
+        assert undisturbed > larger
+        await agent.client.send(TierRequest(id="ada", tier=Tier.DOWNGRADED, effective_units=10, reason="idle"))
+
+        async def free() -> list[int]:
+            ledger = ledger_of([await agent.client.report()])
+            return [ledger.free_units(gpu) for gpu in (alone, shared)]
+
+        assert await free() == [90, 70]
+        kernels(programs[0])
+        session = present((await agent.client.report()).session("ada"))
+        assert (session.tier, session.effective_units, await free()) == (Tier.ACTIVE, 60, [40, 20]), "work on one GPU"
