@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from itertools import islice, zip_longest
 from typing import Annotated, Any, Literal, Self
 
@@ -510,16 +509,10 @@ def doubled_gpus(reports: Iterable[Report]) -> dict[str, tuple[str, ...]]:
     return {uuid: by_first_report(of_nodes) for uuid, of_nodes in nodes.items() if len(of_nodes) > 1}
 
 
-def shared_fields(source: object, model: type[BaseModel]) -> dict[str, Any]:
-    """Return the values of a session's fields that the source and the model have under the same name.
+def shared_fields(source: object, kind: type[Any]) -> dict[str, Any]:
+    """Return the source's attributes that are also fields of a dataclass or pydantic model.
 
-    A session's annotations, open request, record and report use the same name for the same fact.
+    A session's annotations, open request, record, report and status use the same name for the same fact.
     """
-    kind: Any = type(source)
-    return {name: getattr(source, name) for name in _shared_names(kind, model)}
-
-
-@cache
-def _shared_names(source: Any, model: type[BaseModel]) -> tuple[str, ...]:
-    names = source.model_fields if issubclass(source, BaseModel) else [field.name for field in fields(source)]
-    return tuple(name for name in names if name in model.model_fields)
+    names = kind.model_fields if issubclass(kind, BaseModel) else [field.name for field in fields(kind)]
+    return {name: getattr(source, name) for name in names if hasattr(source, name)}

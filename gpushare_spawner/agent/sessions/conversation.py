@@ -23,7 +23,7 @@ from gpushare_spawner.arbiter.recent_use import WINDOW
 from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, Feature, Frame, Kind, Role, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.report import SessionReport, shared_fields
 from gpushare_spawner.model.share_status import (
     AgentRecord,
     ControlsStatus,
@@ -377,22 +377,14 @@ class Conversation:
         uses, hit, got = self._uses(), self._limits.hits.last, report.delivered
         native = report.layer is LayerName.NATIVE
         gpus = [self._gpu_status(gpu, uses[gpu.uuid].seconds) for gpu in session.gpus]
-        return ShareStatus(
+        return replace(
+            ShareStatus(**shared_fields(report, ShareStatus)),
             layer="" if native else report.layer,
             layer_gpus=0 if native else len(report.gpus),
             layer_trouble=(report.layer_trouble or "")[:MAX_TEXT_LETTERS],
-            share_units=record.request.share_units,
-            tier=record.tier,
-            effective_units=record.effective_units,
-            borrowed_units=record.borrowed_units,
-            guaranteed_units=session.guaranteed_units,
-            time_limit_units=session.time_limit_units,
             idle_seconds=None if last is None else max(0.0, now - last),
             gpus=tuple(gpus) if native else own_gpus(gpus, len(report.gpus)),
             notice=None if record.notice is None else PendingAction.of(record.notice),
-            lacks_requests=session.lacks_requests,
-            yields=record.yields_until is not None,
-            suspended=session.suspended,
             not_suspendable=(session.not_suspendable or "")[:MAX_TEXT_LETTERS],
             processes=tuple(
                 ProcessMemory(pid, uuid, size, utilisation=_part_of_window(use.of_process.get(process, 0.0)))

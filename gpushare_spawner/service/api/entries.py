@@ -9,16 +9,13 @@ cannot be empty, so `~` stands for it. A name that begins with `~` gets another 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 from urllib.parse import quote
-
-from pydantic import BaseModel
 
 from gpushare_spawner.idle.keep import KeepsLeft, in_force
 from gpushare_spawner.idle.policy import IdleAction
 from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.layers import LAYERS, LayerName
-from gpushare_spawner.model.report import GpuReport, SessionReport, doubled_gpus
+from gpushare_spawner.model.report import GpuReport, SessionReport, doubled_gpus, shared_fields
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.service.actions import keeps
 from gpushare_spawner.service.actions.context import ActionContext
@@ -93,11 +90,6 @@ def spawn_entry(spawn: WaitingSpawn, caller: Caller, now: float) -> answers.Spaw
     )
 
 
-def _of_report(entry: type[BaseModel], report: BaseModel) -> dict[str, Any]:
-    """Return the report's fields that the entry also has."""
-    return {name: getattr(report, name) for name in entry.model_fields if hasattr(report, name)}
-
-
 def node_entry(report: KnownReport, caller: Caller) -> answers.NodeEntry:
     """Return the entry of a node with its GPUs. Users are named only if the caller may see them."""
     uuids, whole = {gpu.uuid for gpu in report.gpus}, report.cordon()
@@ -134,7 +126,7 @@ def _gpu(gpu: GpuReport, report: KnownReport, caller: Caller) -> answers.GpuEntr
         "cordon": _cordon(alone),
         "bar": [_segment(segment, report, caller) for segment in bar],
     }
-    return answers.GpuEntry.model_validate(_of_report(answers.GpuEntry, gpu) | shown)
+    return answers.GpuEntry.model_validate(shared_fields(gpu, answers.GpuEntry) | shown)
 
 
 def _drains(cordon: Cordon | None) -> bool:
@@ -215,7 +207,7 @@ def session_entry(
         "share_choices": _share_choices(snapshot, row, caller),
         "largest_share_units": _largest_share(snapshot, row),
     }
-    return answers.SessionEntry.model_validate(_of_report(answers.SessionEntry, session) | shown)
+    return answers.SessionEntry.model_validate(shared_fields(session, answers.SessionEntry) | shown)
 
 
 def _short_work(decision: SessionDecision) -> str:
