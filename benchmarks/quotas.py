@@ -226,13 +226,13 @@ class Simulation:
         placer = Placer(self._check(), self._feed, self._queue, "the simulation")
         breaks = LoopBreaks()
         for ticket in self._queue:
-            admission = self._quotas.admission(ticket.request.tenant, ticket.request.share)
+            admission = self._quotas.admission(ticket.request.tenant, ticket.request.template)
             assert admission is not None
             assert not isinstance(admission.refused, LimitExceeded)
             placement = placer.place(ticket)
             if placement is not None:
                 self._start(ticket, placement)
-                self._quotas.admitted(admission, ticket.request.share)
+                self._quotas.admitted(admission)
             else:
                 await placer.hold(ticket, breaks)
         self._quotas.note_use()

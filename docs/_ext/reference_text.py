@@ -323,7 +323,7 @@ def _fields(part: dict[str, Any], schema: dict[str, Any], prefix: str, entries: 
         default = "must be given" if required else _default(field.get("default"), inner is not None, unit)
         declared = f"{part.get('title', '')}.{name}"
         yield Setting(f"`{prefix}{name}`", value, default, markup(field["description"]), declared)
-        if inner is not None:
+        if inner is not None and inner is not part:  # a part that contains itself has its fields once
             entry = "" if not named else "[]" if kinds[0].get("type") == "array" else ".NAME"
             yield from _fields(inner, schema, f"{prefix}{name}{entry}.", entries)
 

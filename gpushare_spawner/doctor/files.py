@@ -211,7 +211,6 @@ def _beside_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> Ite
     """Yield the findings on each related file that exists. `gpus`: the hub's GPUs; empty if unknown."""
     for name, content in policy.beside.items():
         if name == QUOTA_FILE:
-            yield from (note(*_problem_texts(folder, warning)) for warning in policy.warnings)
             units = sum(gpu.capacity(UNITS_PER_GPU) for gpu in gpus)
             exceeds = exceeds_cluster(policy.quotas, units) if policy.quotas is not None and gpus else None
             if exceeds is not None:

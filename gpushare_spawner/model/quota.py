@@ -5,13 +5,16 @@ The rules that use quotas are in the package `quota`. Reference for admins: docs
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from functools import cached_property
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.part import SHOWN_LINE, FilePart
-from gpushare_spawner.model.quantity import Seconds
+from gpushare_spawner.model.quantity import Bytes, Cores, Seconds
 from gpushare_spawner.model.share import UNITS_PER_GPU, written_units
 
 HALF_LIFE_SECONDS = 86400.0
@@ -30,7 +33,45 @@ RECLAIM_STOP_NOTICE_SECONDS = 300.0
 """The default of `Reclaim.stop_notice`, equal to that of a template's `idle.warn_before`, because variables are
 lost."""
 NAME_TAKEN = "name_taken"
-"""Type of the error for two groups with the same name; its context has the name and the department."""
+"""Type of the error for two groups or users with the same name; its context has the names and the path of the field."""
+MILLICORES = 1000
+"""Millicores of a CPU core."""
+
+
+class Resource(StrEnum):
+    """The resources that quotas count."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+    MEMORY = "memory"
+
+
+class ResourceAmounts(NamedTuple):
+    """Amounts of the resources that quotas count, each at least 0."""
+
+    units: int = 0
+    """Units of 1 % of a GPU."""
+    cpu: int = 0
+    """Millicores."""
+    memory: int = 0
+    """Bytes of host memory."""
+
+    def plus(self, other: ResourceAmounts, times: int = 1) -> ResourceAmounts:
+        """Return the sum with an amount, taken so many times."""
+        return ResourceAmounts(*(mine + times * its for mine, its in zip(self, other, strict=True)))
+
+    def part_of(self, capacity: ResourceAmounts) -> float:
+        """Return the dominant share: the largest of the resources' parts of the capacity, 0 for an unknown capacity.
+
+        Lent units can be in use twice, so the result can exceed 1.
+        """
+        return max(mine / whole if whole > 0 else 0.0 for mine, whole in zip(self, capacity, strict=True))
+
+
+NOTHING = ResourceAmounts()
+
+Bounds = tuple[int | None, int | None, int | None]
+"""Guarantees or maxima in the order of `ResourceAmounts`; None: not given."""
 
 
 def _gpus(value: Any) -> float:
@@ -108,71 +149,146 @@ class Reclaim(FilePart):
         return units_of(self.active_share)
 
 
-class Amounts(FilePart):
-    """A guaranteed amount of GPUs, and the limits on use beyond it."""
+class CpuAmounts(FilePart):
+    """CPU cores that templates guarantee to servers."""
+
+    guarantee: Cores | None = None
+    """Guaranteed cores. Not given: no part of the rule that decides which servers are in quota."""
+    maximum: Cores | None = None
+    """The maximum number of cores. Not given: no maximum."""
+
+
+class MemoryAmounts(FilePart):
+    """Host memory that templates guarantee to servers."""
+
+    guarantee: Bytes | None = None
+    """Guaranteed memory. Not given: no part of the rule that decides which servers are in quota."""
+    maximum: Bytes | None = None
+    """The maximum amount of memory. Not given: no maximum."""
+
+
+class Quota(FilePart):
+    """The quota of a user or a group: guaranteed amounts, and the limits on use beyond them."""
 
     guarantee: Gpus = 0.0
     """Guaranteed GPUs: spawns within this amount come first in the queue. Not given: 0."""
     maximum: Gpus | None = None
     """The maximum number of GPUs that can be used, including use over quota. Not given: no maximum."""
     weight: Annotated[float, Field(ge=0, le=1_000_000, strict=False)] = 1.0
-    """Capacity beyond the guarantees is divided in proportion to the weights of the quotas that request it. With 0, the
-    quota gets only capacity that no other quota requests."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Amounts:
-        if self.maximum is not None and self.maximum < self.guarantee:
-            raise ValueError(
-                f"the maximum ({self.maximum:g}) is less than the guarantee ({self.guarantee:g}): "
-                "raise the maximum or lower the guarantee"
-            )
-        return self
-
-    @property
-    def guaranteed_units(self) -> int:
-        """The guarantee in units of 1 %."""
-        return units_of(self.guarantee)
-
-    @property
-    def maximum_units(self) -> int | None:
-        """The maximum in units of 1 %; None if there is none."""
-        return None if self.maximum is None else units_of(self.maximum)
-
-
-class Quota(Amounts):
-    """The quota of a user, a group or a team."""
-
+    """Capacity beyond the guarantees is divided in proportion to the weights of the quotas that request it, among those
+    of one group first. With 0, the quota gets only capacity that no other quota requests."""
+    cpu: CpuAmounts = CpuAmounts()
+    """CPU cores, counted from the guarantees of the servers' templates, with or without a GPU."""
+    memory: MemoryAmounts = MemoryAmounts()
+    """Host memory, counted in the same way."""
     servers: Annotated[int, Field(ge=1, strict=True)] | None = None
     """Maximum number of servers with a GPU that use the quota at the same time. Not given: no limit."""
     per_user: PerUser = PerUser()
     """Limits of one user within the quota."""
 
-
-class Group(Quota):
-    """The quota of a JupyterHub group. A group with teams is a department: only its teams have servers."""
-
-    teams: dict[Name, Quota] = {}
-    """Quotas of the department's teams, by the names of their JupyterHub groups. Any of the teams can use the part of
-    the department's guarantee that exceeds the teams' guarantees. If the department's guarantee is not given, it is the
-    sum of the teams' guarantees. A department has no `servers` and no `per_user`: its teams have them."""
-
     @model_validator(mode="after")
-    def _department(self) -> Group:
-        if self.teams and (self.servers is not None or self.per_user != PerUser()):
-            raise ValueError("a group with teams has no servers of its own: give servers and per_user in the teams")
+    def _ordered(self) -> Quota:
+        for guarantee, maximum, (field, one, unit) in zip(self.reserved, self.maxima, _WRITTEN, strict=True):
+            if guarantee is not None and maximum is not None and maximum < guarantee:
+                raise ValueError(
+                    f"{field and f'{field}: '}the maximum ({maximum / one:g}{unit}) is less than the guarantee "
+                    f"({guarantee / one:g}{unit}): raise the maximum or lower the guarantee"
+                )
         return self
+
+    @cached_property
+    def guaranteed(self) -> Bounds:
+        """The guarantees."""
+        return units_of(self.guarantee), _millicores(self.cpu.guarantee), self.memory.guarantee
+
+    @cached_property
+    def maxima(self) -> Bounds:
+        """The maxima."""
+        most = None if self.maximum is None else units_of(self.maximum)
+        return most, _millicores(self.cpu.maximum), self.memory.maximum
 
     @property
     def guaranteed_units(self) -> int:
-        """The guarantee in units of 1 %; for a department without a guarantee, the sum of its teams' guarantees."""
-        if self.teams and "guarantee" not in self.model_fields_set:
-            return self.teams_units
-        return super().guaranteed_units
+        """The guaranteed GPUs in units of 1 %."""
+        return self.guaranteed[0] or 0
 
     @property
-    def teams_units(self) -> int:
-        """The sum of the teams' guarantees, in units of 1 %."""
-        return sum(team.guaranteed_units for team in self.teams.values())
+    def maximum_units(self) -> int | None:
+        """The maximum of GPUs in units of 1 %; None if there is none."""
+        return self.maxima[0]
+
+    @property
+    def parts(self) -> Iterable[Quota]:
+        """The quotas within this one."""
+        return ()
+
+    @cached_property
+    def reserved(self) -> Bounds:
+        """The guarantees; where none is given, the sum of those of the quotas within."""
+        within = _sums(part.reserved for part in self.parts)
+        return _each(theirs if own is None else own for own, theirs in zip(self.guaranteed, within, strict=True))
+
+    @cached_property
+    def unshared(self) -> Bounds:
+        """What the guarantees exceed those of the quotas within: for any of them."""
+        within = _sums(part.reserved for part in self.parts)
+        pairs = zip(self.guaranteed, within, strict=True)
+        return _each(None if own is None else own - (theirs or 0) for own, theirs in pairs)
+
+
+_WRITTEN = (("", UNITS_PER_GPU, ""), ("cpu", MILLICORES, ""), ("memory", 2**30, "Gi"))
+"""For each resource the field of a quota, and an amount in the file with its unit."""
+
+
+class Group(Quota):
+    """The quota of a JupyterHub group. Only groups without teams have servers of their own."""
+
+    teams: dict[Name, Group] = {}
+    """Quotas of the group's teams, by the names of their JupyterHub groups; a team can have teams. Any of them can use
+    the part of the group's guarantee that exceeds theirs. If the group's guarantee of GPUs is not given, it is the sum
+    of theirs. A group with teams has no `per_user`."""
+    users: dict[Name, Quota] = {}
+    """Quotas of users within the group's, by user name. These users use them instead of the group's."""
+
+    @model_validator(mode="after")
+    def _contains(self) -> Group:
+        if self.teams and self.per_user != PerUser():
+            raise ValueError("a group with teams has no servers of its own: give per_user in the teams")
+        for left, guarantee, (field, one, unit) in zip(self.unshared, self.guaranteed, _WRITTEN, strict=True):
+            if left is not None and left < 0 and guarantee is not None:
+                within = f"{(guarantee - left) / one:g}{unit}"
+                raise ValueError(
+                    f"{field and f'{field}.'}guarantee: its teams and users are guaranteed {within} in all, more than "
+                    f"{guarantee / one:g}{unit}: raise it to {within}, or lower theirs"
+                )
+        return self
+
+    @cached_property
+    def guaranteed(self) -> Bounds:
+        """The guarantees; of GPUs, if none is given, the sum of those of its teams and users."""
+        units, *others = super().guaranteed
+        within = sum(part.guaranteed_units for part in self.parts)
+        return _each([units if "guarantee" in self.model_fields_set else within, *others])
+
+    @property
+    def parts(self) -> Iterable[Quota]:
+        """The quotas of its teams and users."""
+        return (*self.teams.values(), *self.users.values())
+
+
+def _each(bounds: Iterable[int | None]) -> Bounds:
+    units, cpu, memory = bounds
+    return units, cpu, memory
+
+
+def _sums(parts: Iterable[Bounds]) -> Bounds:
+    """Return the sum of the bounds of each resource; None where no part has one."""
+    given = [[bound for bound in bounds if bound is not None] for bounds in zip(*parts, strict=True)] or [[], [], []]
+    return _each(sum(bounds) if bounds else None for bounds in given)
+
+
+def _millicores(cores: float | None) -> int | None:
+    return None if cores is None else round(cores * MILLICORES)
 
 
 class Quotas(FilePart):
@@ -194,22 +310,44 @@ class Quotas(FilePart):
     @property
     def guaranteed_units(self) -> int:
         """The sum of all guarantees in units of 1 %, without the default quota, whose number of users is unknown."""
-        groups = sum(max(group.guaranteed_units, group.teams_units) for group in self.groups.values())
-        return groups + sum(user.guaranteed_units for user in self.users.values())
+        return sum(quota.guaranteed_units for quota in (*self.groups.values(), *self.users.values()))
+
+    @property
+    def all_quotas(self) -> list[Quota]:
+        """The quotas of all groups and users, without the default quota."""
+        found: list[Quota] = [*self.users.values(), *self.groups.values()]
+        for quota in found:
+            found += quota.parts
+        return found
+
+    @cached_property
+    def count_resources(self) -> bool:
+        """Whether any quota guarantees or limits CPU or memory, so that servers without a GPU count too."""
+        every = [self.default, *self.all_quotas]
+        return any(bound is not None for quota in every for bound in (*quota.guaranteed[1:], *quota.maxima[1:]))
 
     @model_validator(mode="after")
     def _unique(self) -> Quotas:
         if self.half_life <= 0:
             raise ValueError("half_life: must be more than 0 s: write a duration like 24h or 7d")
-        seen = dict.fromkeys(self.groups, "")
-        for department, group in self.groups.items():
-            for team in group.teams:
-                if team in seen:
-                    first = f"a team of {seen[team]}" if seen[team] else "a group"
-                    raise PydanticCustomError(
-                        NAME_TAKEN,
-                        "{team} is {first} already",
-                        {"team": team, "first": first, "department": department},
-                    )
-                seen[team] = department
+        entries = [*_entries(self.groups, ("groups",), "a group")]
+        entries += [("user", user, ("users", user), "a user") for user in self.users]
+        seen: dict[tuple[str, str], str] = {}
+        for kind, name, path, place in sorted(entries, key=lambda entry: len(entry[2])):
+            if (kind, name) in seen:
+                context = {"name": name, "first": seen[kind, name], "path": path, "kind": kind}
+                raise PydanticCustomError(NAME_TAKEN, "{name} is {first} already", context)
+            seen[kind, name] = place
         return self
+
+
+def _entries(
+    groups: Mapping[str, Group], path: tuple[str, ...], place: str
+) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
+    """Yield the kind, the name, the path in the file and the place of each group, and of each user in a group."""
+    for name, group in groups.items():
+        here = (*path, name)
+        yield "group", name, here, place
+        yield from _entries(group.teams, (*here, "teams"), f"a team of {name}")
+        for user in group.users:
+            yield "user", user, (*here, "users", user), f"a user of {name}"

@@ -259,6 +259,8 @@ class Allocation:
     """Owner of the session; empty: unknown."""
     quota: str = ""
     """Account that is charged, see `quota.Account`; empty: none was chosen."""
+    template: str = ""
+    """Name of its template, whose CPU and memory its account is charged too; empty: unknown."""
     layer: LayerName = LayerName.NATIVE
     """Sharing layer of its GPUs. All sessions of one GPU have the same layer."""
     neighbours: NeighbourRules = NO_NEIGHBOUR_RULES
@@ -293,6 +295,7 @@ class Allocation:
             yields=report.yields,
             user=report.user,
             quota=report.quota,
+            template=report.template,
             layer=report.layer,
             neighbours=report.neighbours,
             last_units=report.share.last_units,

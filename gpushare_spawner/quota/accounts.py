@@ -1,16 +1,19 @@
-"""Accounts that servers are charged to, their current use, and the sessions in quota.
+"""Accounts that servers are charged to, their current use, and the servers in quota.
 
-An account belongs to a user, a group or a team, or is a user's default account. Use is updated incrementally. Recent
-use over quota is in order.py.
+An account belongs to a user or a group, or is a user's default account. A group's account contains those of its teams
+and users, at any depth. Use is updated incrementally. Recent use over quota is in order.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
-from gpushare_spawner.model.quota import Group, Quota, Quotas
+from gpushare_spawner.model.quota import MILLICORES, NOTHING, Bounds, Group, Quota, Quotas, Resource, ResourceAmounts
+from gpushare_spawner.model.template import Template
 
 _NO_QUOTA = Quota()
 
@@ -20,7 +23,7 @@ class AccountKind(StrEnum):
 
     USER = "user"
     GROUP = "group"
-    """The account of a group or a team."""
+    """The account of a group."""
     DEFAULT = "default"
     """The account of a user who has no other account."""
 
@@ -32,8 +35,8 @@ class Account:
     key: str
     """Unique key, for example ``group:optics``. A session keeps its account's key while it runs."""
     quota: Quota
-    department: str = ""
-    """The department of a team; empty: none."""
+    parent: Account | None = None
+    """The account of the group that contains it; None: none."""
     known: bool = True
     """Whether the quota file has the account. A group can be removed from the file while its sessions run."""
 
@@ -47,30 +50,69 @@ class Account:
         """The user's or group's name."""
         return self.key.partition(":")[2]
 
+    @cached_property
+    def path(self) -> tuple[Account, ...]:
+        """The account, the group that contains it, and so on."""
+        return (self, *(self.parent.path if self.parent is not None else ()))
+
+    @cached_property
+    def guaranteeing(self) -> Sequence[Sequence[Account]]:
+        """For each resource the accounts of its path with a guarantee of it, or of a part of it."""
+        return [[level for level in self.path if level.quota.unshared[number] is not None] for number in range(3)]
+
+    @property
+    def counts_resources(self) -> bool:
+        """Whether it, or a group that contains it, guarantees or limits CPU or memory."""
+        return any(self.guaranteeing[1:]) or any(most is not None for one in self.path for most in one.quota.maxima[1:])
+
+    @property
+    def department(self) -> str:
+        """The names of the groups that contain it, the outermost first; empty: none."""
+        return " / ".join(account.name for account in reversed(self.path[1:]))
+
+    def is_within(self, account: Account) -> bool:
+        """Return whether it is this account, or one that this account contains."""
+        return any(level.key == account.key for level in self.path)
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether servers can be charged to it: a group with teams only adds theirs up."""
+        return not (isinstance(self.quota, Group) and self.quota.teams)
+
 
 class QuotaAccounts:
     """The accounts of a quota file."""
 
     def __init__(self, quotas: Quotas) -> None:
         self.quotas = quotas
-        self._departments = {name: group for name, group in quotas.groups.items() if group.teams}
         self._groups: dict[str, Account] = {}
-        for name, group in quotas.groups.items():
-            if group.teams:
-                for team, quota in group.teams.items():
-                    self._groups[team] = Account(_key(AccountKind.GROUP, team), quota, name)
-            else:
-                self._groups[name] = Account(_key(AccountKind.GROUP, name), group)
+        self._users = {user: Account(_key(AccountKind.USER, user), quota) for user, quota in quotas.users.items()}
+        self._within: dict[str, list[str]] = {}
+        self._enter(quotas.groups, None)
+
+    def _enter(self, groups: Mapping[str, Group], parent: Account | None) -> None:
+        for name, group in groups.items():
+            account = self._groups[name] = Account(_key(AccountKind.GROUP, name), group, parent)
+            self._enter(group.teams, account)
+            for user, quota in group.users.items():
+                self._users[user] = Account(_key(AccountKind.USER, user), quota, account)
+        if parent is None:
+            for account in self.named():
+                for above in account.path[1:]:
+                    self._within.setdefault(above.key, []).append(account.key)
 
     def of_user(self, user: str, groups: Collection[str]) -> tuple[Account, ...]:
         """Return the accounts that a user can choose from. The first is the default.
 
-        The user's own account comes first, then the groups in file order. The default account is only for users without
-        another account.
+        The user's own account comes first, then the groups in file order, except one that contains the user's own. The
+        default account is only for users without another account.
         """
-        own = self.quotas.users.get(user)
-        accounts = [Account(_key(AccountKind.USER, user), own)] if own is not None else []
-        accounts += [account for name, account in self._groups.items() if name in groups]
+        own = self._users.get(user)
+        accounts = [own] if own is not None else []
+        above = [account.key for account in own.path] if own is not None else []
+        for name, account in self._groups.items():
+            if name in groups and account.has_servers and account.key not in above:
+                accounts.append(account)
         return tuple(accounts) or (self._default(user),)
 
     def find(self, key: str, user: str) -> Account:
@@ -80,21 +122,19 @@ class QuotaAccounts:
         file gets an empty quota.
         """
         kind, _, name = key.partition(":")
-        if kind == AccountKind.GROUP:
-            return self._groups.get(name) or Account(key, _NO_QUOTA, known=False)
-        if kind == AccountKind.USER:
-            own = self.quotas.users.get(name)
-            return Account(key, own) if own is not None else Account(key, _NO_QUOTA, known=False)
+        if kind in (AccountKind.GROUP, AccountKind.USER):
+            known = self._groups if kind == AccountKind.GROUP else self._users
+            return known.get(name) or Account(key, _NO_QUOTA, known=False)
         return self._default(name or user)
 
     def named(self) -> Iterator[Account]:
-        """Yield the accounts in the file: those of groups and teams, then those of users."""
+        """Yield the accounts in the file: those of groups at any depth, then those of users."""
         yield from self._groups.values()
-        yield from (Account(_key(AccountKind.USER, user), quota) for user, quota in self.quotas.users.items())
+        yield from self._users.values()
 
-    def department(self, account: Account) -> Group | None:
-        """Return the department of a team's account; None for other accounts."""
-        return self._departments.get(account.department) if account.department else None
+    def within(self, account: Account) -> Sequence[str]:
+        """Return the keys of the accounts that a group contains, at any depth."""
+        return self._within.get(account.key, ())
 
     def _default(self, user: str) -> Account:
         return Account(_key(AccountKind.DEFAULT, user), self.quotas.default)
@@ -104,79 +144,95 @@ def _key(kind: AccountKind, name: str) -> str:
     return f"{kind}:{name}"
 
 
+def needs_of(template: Template, quotas: Quotas) -> ResourceAmounts:
+    """Return what a server of a template is charged: its share, and guaranteed CPU and memory if quotas count them."""
+    units = template.gpu.share.total_units if template.gpu is not None else 0
+    if not quotas.count_resources:
+        return ResourceAmounts(units)
+    cpu, memory = template.resources.cpu.guarantee, template.resources.memory.guarantee
+    return ResourceAmounts(units, math.ceil((cpu or 0.0) * MILLICORES), memory or 0)
+
+
 @dataclass(frozen=True)
 class Charge:
-    """Use of an account by one session."""
+    """Use of an account by one server."""
 
     session: str
     user: str
     account: Account
-    units: int
-    """Units that the session is entitled to, on all its GPUs together."""
+    needs: ResourceAmounts
+    """What the server is entitled to, on all its GPUs together."""
     opened_at: float
-    """Seconds since the epoch. The oldest sessions are in quota first."""
+    """Seconds since the epoch. The oldest servers are in quota first."""
 
     @property
     def age(self) -> tuple[float, str]:
-        """Sort key: the oldest session first; the session id breaks ties."""
+        """Sort key: the oldest server first; the session id breaks ties."""
         return (self.opened_at, self.session)
 
 
 @dataclass
 class Left:
-    """Remainder of the guarantees of an account, or of a department and its teams."""
+    """Remainders of the guarantees of accounts that have a group in common."""
 
-    accounts: dict[str, int] = field(default_factory=dict)
-    """Units by account key. An account without an entry has its whole guarantee left."""
-    shared: int = 0
-    """Units by which a department's guarantee exceeds its teams' guarantees."""
-    whole: int | None = None
-    """Units of a department's guarantee; None if there is no department."""
+    rest: dict[str, Bounds] = field(default_factory=dict)
+    """Remainders by account key. An account without an entry has all that its guarantee exceeds those within it."""
 
-    def of(self, account: Account) -> int:
-        """Return the maximum units of another session in quota."""
-        most = max(self._own(account), self.shared)
-        return most if self.whole is None else min(most, self.whole)
+    def of(self, account: Account) -> ResourceAmounts:
+        """Return the most of each resource that another server in quota can have; 0 without a guarantee."""
+        levels = [self._rest(level) for level in account.path]
+        return ResourceAmounts(*(max(rest or 0 for rest in rests) for rests in zip(*levels, strict=True)))
 
-    def take(self, account: Account, units: int, *, shared: bool = True) -> bool:
-        """Deduct the units of a session if they are in quota. Return whether they are.
+    def lacking(self, account: Account, needs: ResourceAmounts) -> Sequence[Resource]:
+        """Return the resources of which a server needs more than is left. Without any guarantee nothing is lacking."""
+        return [tuple(Resource)[number] for number, level in self._levels(account, needs) if level is None]
 
-        The account's own guarantee is used first, then, with ``shared``, the part of the department's guarantee that
-        exceeds its teams' guarantees.
+    def take(self, account: Account, needs: ResourceAmounts) -> bool:
+        """Deduct a server's needs if all are in quota. Return whether they are.
+
+        Each resource is taken from the account's own guarantee, else from what the guarantee of the nearest group
+        exceeds those within it.
         """
-        if self.whole is not None and units > self.whole:
-            return False
-        if units <= (own := self._own(account)):
-            self.accounts[account.key] = own - units
-        elif shared and units <= self.shared:
-            self.shared -= units
-        else:
-            return False
-        if self.whole is not None:
-            self.whole -= units
+        found: list[tuple[int, Account]] = []
+        for number, level in self._levels(account, needs):
+            if level is None:
+                return False
+            found.append((number, level))
+        for number, level in found:
+            rest = self.rest.get(level.key, level.quota.unshared)
+            less = [(amount or 0) - needs[number] if at == number else amount for at, amount in enumerate(rest)]
+            self.rest[level.key] = (less[0], less[1], less[2])
         return True
 
     def copy(self) -> Left:
         """Return a copy for simulated deductions."""
-        return Left(dict(self.accounts), self.shared, self.whole)
+        return Left(dict(self.rest))
 
-    def _own(self, account: Account) -> int:
-        return self.accounts.get(account.key, account.quota.guaranteed_units)
+    def _levels(self, account: Account, needs: ResourceAmounts) -> Iterator[tuple[int, Account | None]]:
+        """Yield for each resource that a guarantee counts the nearest account with enough left; None if it lacks."""
+        for number, needed in enumerate(needs):
+            levels = account.guaranteeing[number]
+            if needed and levels:
+                enough = (level for level in levels if (self._rest(level)[number] or 0) >= needed)
+                yield number, next(enough, None)
+
+    def _rest(self, account: Account) -> Bounds:
+        return self.rest.get(account.key, account.quota.unshared)
 
 
 @dataclass
 class _Pool:
-    """Sessions that compete for the same guarantee: those of an account, or of all teams of a department."""
+    """Servers that share a guarantee: those of an outermost group, or of an account in no group."""
 
     charges: dict[str, Charge] = field(default_factory=dict)
-    used: dict[str, int] = field(default_factory=dict)
-    """Units by account key."""
+    used: dict[str, ResourceAmounts] = field(default_factory=dict)
+    """By account key, with what the group contains."""
     counted: tuple[Left, frozenset[str]] | None = None
-    """The remainder and the sessions in quota; None: not computed since the last change."""
+    """The remainder and the servers in quota; None: not computed since the last change."""
 
 
 class QuotaUsage:
-    """Charges of all sessions. The cost of a change is proportional to the sessions of its account and department."""
+    """Charges of all servers. The cost of a change is proportional to the servers of its outermost group."""
 
     def __init__(self, accounts: QuotaAccounts) -> None:
         self.accounts = accounts
@@ -187,7 +243,7 @@ class QuotaUsage:
         return len(self._charges)
 
     def put(self, charge: Charge) -> None:
-        """Add or replace a session's charge."""
+        """Add or replace a server's charge."""
         before = self._charges.get(charge.session)
         if before == charge:
             return
@@ -195,90 +251,80 @@ class QuotaUsage:
         self._charges[charge.session] = charge
         pool = self._pools.setdefault(pool_of(charge.account), _Pool())
         pool.charges[charge.session] = charge
-        pool.used[charge.account.key] = pool.used.get(charge.account.key, 0) + charge.units
-        pool.counted = None
+        self._count(pool, charge, 1)
 
     def drop(self, session: str) -> None:
-        """Remove a session's charge, if it has one."""
+        """Remove a server's charge, if it has one."""
         charge = self._charges.pop(session, None)
         if charge is None:
             return
         key = pool_of(charge.account)
         pool = self._pools[key]
         del pool.charges[session]
-        pool.used[charge.account.key] -= charge.units
-        pool.counted = None
+        self._count(pool, charge, -1)
         if not pool.charges:
             del self._pools[key]
 
-    def used(self, account: Account) -> int:
-        """Return the units that the sessions of an account are entitled to."""
+    def _count(self, pool: _Pool, charge: Charge, times: int) -> None:
+        for account in charge.account.path:
+            pool.used[account.key] = pool.used.get(account.key, NOTHING).plus(charge.needs, times)
+        pool.counted = None
+
+    def used(self, account: Account) -> ResourceAmounts:
+        """Return what the servers of an account are entitled to; for a group, with what it contains."""
         pool = self._pools.get(pool_of(account))
-        return pool.used.get(account.key, 0) if pool is not None else 0
+        return pool.used.get(account.key, NOTHING) if pool is not None else NOTHING
 
     def all_accounts(self) -> list[Account]:
         """Return the accounts in the quota file and all others that have charges, without duplicates."""
         charged = (charge.account for charge in self._charges.values())
         return list({account.key: account for account in (*self.accounts.named(), *charged)}.values())
 
-    def used_by_department(self, account: Account) -> int:
-        """Return the units used by all teams of the account's department, or by the account if it has no department."""
-        pool = self._pools.get(pool_of(account))
-        return sum(pool.used.values()) if pool is not None else 0
-
-    def sessions(self, account: Account) -> Iterator[Charge]:
-        """Yield the charges of an account."""
+    def servers(self, account: Account) -> Iterator[Charge]:
+        """Yield the charges with a GPU of an account; for a group, with what it contains."""
         pool = self._pools.get(pool_of(account))
         if pool is not None:
-            yield from (charge for charge in pool.charges.values() if charge.account.key == account.key)
+            yield from (one for one in pool.charges.values() if one.needs.units and one.account.is_within(account))
 
     def left(self, account: Account) -> Left:
         """Return the remainder of the account's guarantees. The caller must not change it."""
         return self._counted(account)[0]
 
     def in_quota(self, session: str) -> bool:
-        """Return whether a session is in quota. Raises KeyError for an unknown session."""
+        """Return whether a server is in quota. Raises KeyError for an unknown server."""
         return session in self._counted(self._charges[session].account)[1]
 
     def over_quota_sessions(self) -> Iterator[Charge]:
-        """Yield the charges of sessions over quota."""
+        """Yield the charges of servers over quota."""
         for pool in self._pools.values():
             in_quota = self._counted(next(iter(pool.charges.values())).account)[1]
             if len(in_quota) < len(pool.charges):
                 yield from (charge for session, charge in pool.charges.items() if session not in in_quota)
 
-    def over_quota(self) -> dict[str, int]:
-        """Return the units over quota by account key. Accounts without any are omitted."""
-        over: dict[str, int] = {}
+    def over_quota(self, with_groups: bool = False) -> dict[str, ResourceAmounts]:
+        """Return the amounts over quota by account key. Accounts without any are omitted.
+
+        ``with_groups``: whether groups also have the amounts of the accounts that they contain.
+        """
+        over: dict[str, ResourceAmounts] = {}
         for charge in self.over_quota_sessions():
-            over[charge.account.key] = over.get(charge.account.key, 0) + charge.units
+            for account in charge.account.path if with_groups else (charge.account,):
+                over[account.key] = over.get(account.key, NOTHING).plus(charge.needs)
         return over
 
     def _counted(self, account: Account) -> tuple[Left, frozenset[str]]:
-        """Decide which sessions are in quota: oldest first, each only if it fits entirely into the remaining guarantee.
-
-        The teams' own guarantees are used first, then the rest of the department's guarantee.
-        """
+        """Decide which servers are in quota: oldest first, each only if all that it needs fits into what is left."""
         pool = self._pools.get(pool_of(account))
-        if pool is not None and pool.counted is not None:
-            return pool.counted
-        left = Left()
-        department = self.accounts.department(account)
-        if department is not None:
-            left.whole = department.guaranteed_units
-            left.shared = max(0, left.whole - department.teams_units)
         if pool is None:
-            return left, frozenset()
-        oldest_first = sorted(pool.charges.values(), key=lambda charge: charge.age)
-        own = [charge for charge in oldest_first if left.take(charge.account, charge.units, shared=False)]
-        in_quota = {charge.session for charge in own}
-        for charge in oldest_first:
-            if charge.session not in in_quota and left.take(charge.account, charge.units):
-                in_quota.add(charge.session)
-        pool.counted = (left, frozenset(in_quota))
+            return Left(), frozenset()
+        if pool.counted is None:
+            left = Left()
+            oldest_first = sorted(pool.charges.values(), key=lambda charge: charge.age)
+            in_quota = [charge.session for charge in oldest_first if left.take(charge.account, charge.needs)]
+            pool.counted = (left, frozenset(in_quota))
         return pool.counted
 
 
 def pool_of(account: Account) -> str:
-    """Return the key of the accounts that share a guarantee: the department's teams, or the account alone."""
-    return f"department:{account.department}" if account.department else account.key
+    """Return the key of the accounts that share a guarantee: that of the outermost group, or of the account alone."""
+    return account.path[-1].key

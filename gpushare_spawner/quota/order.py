@@ -2,45 +2,48 @@
 
 Spawns in quota come first, then the others by fair share. reclaim.py chooses the sessions that make way. As in Kueue's
 admission fair sharing, usage decays with a half-life and is divided by the weight, and a spawn pays an entry penalty
-when it is admitted. As in KAI, usage is measured as a fraction of the whole cluster.
+when it is admitted. As in KAI, usage is measured as a fraction of the whole cluster; of several resources the dominant
+share counts, as in DRF (Ghodsi et al., NSDI 2011).
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from gpushare_spawner.quota.accounts import Account, Left, QuotaUsage, pool_of
+from gpushare_spawner.model.quota import NOTHING, Resource, ResourceAmounts
+from gpushare_spawner.quota.accounts import Account, Left, QuotaAccounts, QuotaUsage, pool_of
 
 
 class Limit(Enum):
     """Limits of a quota that can reject a server."""
 
     MAXIMUM = "maximum"
-    """Maximum units of the account."""
-    DEPARTMENT = "department"
-    """Maximum units of the account's department."""
+    """Maximum amount of a resource."""
     SERVERS = "servers"
-    """Maximum number of the account's servers."""
+    """Maximum number of servers with a GPU."""
     USER_SERVERS = "user-servers"
-    """Maximum number of the user's servers in the account."""
+    """Maximum number of the user's servers with a GPU."""
 
 
 @dataclass(frozen=True)
 class LimitExceeded:
     """The limit that another server would exceed."""
 
+    account: Account
+    """The server's account, or the group with the limit that contains it."""
     limit: Limit
     most: int
-    """The limit: units or servers."""
+    """The limit, in the unit of `ResourceAmounts`, or as a number of servers."""
     used: int
     """Current use."""
+    resource: Resource = Resource.GPU
+    """The resource of a maximum."""
 
 
 @dataclass(frozen=True)
@@ -48,42 +51,46 @@ class Admission:
     """The result of an account's admission check for another server."""
 
     account: Account
-    in_quota: bool
-    left: int = 0
-    """Maximum units of another server in quota."""
+    lacking: Sequence[Resource] = ()
+    """The resources of which it needs more than is left of the guarantees."""
+    left: ResourceAmounts = NOTHING
+    """The most of each resource that another server in quota can have."""
     refused: LimitExceeded | None = None
     """None if the account admits the server."""
+    needs: ResourceAmounts = NOTHING
+    """What the server needs."""
+
+    @property
+    def in_quota(self) -> bool:
+        """Whether the server would be in quota."""
+        return not self.lacking
 
 
-def admit(usage: QuotaUsage, account: Account, user: str, units: int) -> Admission:
-    """Return the admission of a user's server. ``units``: over all its GPUs."""
-    left = usage.left(account).of(account)
-    return Admission(account, units <= left, left, _refused(usage, account, user, units))
+def admit(usage: QuotaUsage, account: Account, user: str, needs: ResourceAmounts) -> Admission:
+    """Return the admission of a user's server: every group that contains the account must admit it too."""
+    left = usage.left(account)
+    refused = _refused(usage, account, user) if needs.units else None
+    refused = refused or exceeded_amounts(usage, account, needs)
+    return Admission(account, left.lacking(account, needs), left.of(account), refused, needs)
 
 
-def _refused(usage: QuotaUsage, account: Account, user: str, units: int) -> LimitExceeded | None:
-    quota = account.quota
-    if quota.per_user.servers is not None:
-        mine = sum(charge.user == user for charge in usage.sessions(account))
-        if mine >= quota.per_user.servers:
-            return LimitExceeded(Limit.USER_SERVERS, quota.per_user.servers, mine)
-    if quota.servers is not None:
-        servers = sum(1 for _ in usage.sessions(account))
-        if servers >= quota.servers:
-            return LimitExceeded(Limit.SERVERS, quota.servers, servers)
-    return exceeded_units(usage, account, units)
+def _refused(usage: QuotaUsage, account: Account, user: str) -> LimitExceeded | None:
+    """Return the limit on servers that one more server with a GPU would exceed, or None."""
+    for level in account.path:
+        of_user, of_all = level.quota.per_user.servers, level.quota.servers
+        if of_user is not None and (mine := sum(one.user == user for one in usage.servers(level))) >= of_user:
+            return LimitExceeded(level, Limit.USER_SERVERS, of_user, mine)
+        if of_all is not None and (servers := sum(1 for _ in usage.servers(level))) >= of_all:
+            return LimitExceeded(level, Limit.SERVERS, of_all, servers)
+    return None
 
 
-def exceeded_units(usage: QuotaUsage, account: Account, units: int) -> LimitExceeded | None:
-    """Return the limit that ``units`` more would exceed, or None."""
-    quota = account.quota
-    if quota.maximum_units is not None and usage.used(account) + units > quota.maximum_units:
-        return LimitExceeded(Limit.MAXIMUM, quota.maximum_units, usage.used(account))
-    department = usage.accounts.department(account)
-    if department is not None and department.maximum_units is not None:
-        used = usage.used_by_department(account)
-        if used + units > department.maximum_units:
-            return LimitExceeded(Limit.DEPARTMENT, department.maximum_units, used)
+def exceeded_amounts(usage: QuotaUsage, account: Account, needs: ResourceAmounts) -> LimitExceeded | None:
+    """Return the maximum that these amounts more would exceed, or None."""
+    for level in account.path:
+        for resource, most, used, more in zip(Resource, level.quota.maxima, usage.used(level), needs, strict=True):
+            if most is not None and more and used + more > most:
+                return LimitExceeded(level, Limit.MAXIMUM, most, used, resource)
     return None
 
 
@@ -117,10 +124,10 @@ class FairShare:
         """The average fraction of the cluster that each account has used over quota."""
         return MappingProxyType(self._used)
 
-    def advance(self, now: float, over_quota: Mapping[str, int], capacity: int) -> None:
+    def advance(self, now: float, over_quota: Mapping[str, ResourceAmounts], capacity: ResourceAmounts) -> None:
         """Update the averages. ``now``: seconds on any clock that all calls share.
 
-        ``over_quota``: units over quota of each account since the last call; ``capacity``: units of all GPUs.
+        ``over_quota``: amounts over quota of each account since the last call; ``capacity``: of the whole cluster.
         """
         passed = 0.0 if self._at is None else max(0.0, now - self._at)
         self._at = now if self._at is None else max(self._at, now)
@@ -128,45 +135,40 @@ class FairShare:
         if kept == 1.0:
             return
         self._used = {key: used * kept for key, used in self._used.items() if used * kept > 1e-9}
-        for account, units in over_quota.items():
-            self._add(account, units, capacity, 1.0 - kept)
+        for account, amounts in over_quota.items():
+            self._add(account, amounts, capacity, 1.0 - kept)
 
     def clock_was_set(self, by: float) -> None:
         """Adjust to a step of the clock that `advance` uses. The step does not count as elapsed time."""
         if self._at is not None:
             self._at += by
 
-    def past(self, account: str, units: int, capacity: int, seconds: float) -> None:
+    def past(self, account: str, amounts: ResourceAmounts, capacity: ResourceAmounts, seconds: float) -> None:
         """Add use over quota that began ``seconds`` ago, after a restart of the hub."""
-        self._add(account, units, capacity, 1.0 - self._kept(max(0.0, seconds)))
+        self._add(account, amounts, capacity, 1.0 - self._kept(max(0.0, seconds)))
 
-    def admitted(self, account: str, units: int, capacity: int) -> None:
+    def admitted(self, account: str, amounts: ResourceAmounts, capacity: ResourceAmounts) -> None:
         """Add the entry penalty of a spawn admitted over quota."""
-        self._used[account] = self.used(account) + self.penalty(units, capacity)
+        self._used[account] = self.used(account) + self.penalty(amounts, capacity)
 
     def used(self, account: str) -> float:
         """Return the average fraction of the cluster that the account has used over quota."""
         return self._used.get(account, 0.0)
 
-    def penalty(self, units: int, capacity: int) -> float:
-        """Return the entry penalty of a spawn of ``units``."""
-        return _part(units, capacity) * (1.0 - self._kept(PREPAID_SECONDS))
+    def penalty(self, amounts: ResourceAmounts, capacity: ResourceAmounts) -> float:
+        """Return the entry penalty of a spawn."""
+        return amounts.part_of(capacity) * (1.0 - self._kept(PREPAID_SECONDS))
 
-    def _add(self, account: str, units: int, capacity: int, weight: float) -> None:
-        self._used[account] = self.used(account) + _part(units, capacity) * weight
+    def _add(self, account: str, amounts: ResourceAmounts, capacity: ResourceAmounts, weight: float) -> None:
+        self._used[account] = self.used(account) + amounts.part_of(capacity) * weight
 
     def _kept(self, seconds: float) -> float:
         return math.pow(0.5, seconds / self.half_life)
 
 
-def rank(account: Account, used: float) -> float:
-    """Return an account's rank in the order of service. The lowest rank is served first; weight 0 is last."""
-    return used / account.quota.weight if account.quota.weight > 0 else math.inf
-
-
-def _part(units: int, capacity: int) -> float:
-    # lent units can be in use twice, so the fraction can exceed 1
-    return units / capacity if capacity > 0 else 0.0
+def rank(weight: float, used: float) -> float:
+    """Return the rank in the order of service of an account. The lowest rank is served first; weight 0 is last."""
+    return used / weight if weight > 0 else math.inf
 
 
 Spawn = TypeVar("Spawn")
@@ -174,26 +176,27 @@ Spawn = TypeVar("Spawn")
 
 @dataclass(frozen=True)
 class Asking(Generic[Spawn]):
-    """A waiting spawn and the units that it requests."""
+    """A waiting spawn and what it needs."""
 
     spawn: Spawn
     account: Account
-    units: int
-    """Units on all its GPUs together."""
+    needs: ResourceAmounts
+    """On all its GPUs together."""
 
 
-def ordered(asking: Iterable[Asking[Spawn]], usage: QuotaUsage, fair: FairShare, capacity: int) -> list[Spawn]:
+def ordered(
+    asking: Iterable[Asking[Spawn]], usage: QuotaUsage, fair: FairShare, capacity: ResourceAmounts
+) -> list[Spawn]:
     """Return the spawns in the order of service. ``asking`` is in order of arrival.
 
     A spawn is in quota if it fits into its account's guarantee together with the account's earlier spawns. Spawns in
-    quota come first, in order of arrival. After them, the account with the least recent use over quota relative to its
-    weight is always served next; each spawn that is served counts immediately. ``capacity``: units of all GPUs.
+    quota come first, in order of arrival. After them, the outermost group with the least recent use over quota relative
+    to its weight is always served next, within it the team or user with the least, and so on; each spawn that is served
+    counts immediately. ``capacity``: the amounts of the whole cluster.
     """
     first, others = divided(asking, usage)
-    beyond: dict[str, deque[tuple[int, Asking[Spawn]]]] = {}
-    for number, request in enumerate(others):
-        beyond.setdefault(request.account.key, deque()).append((number, request))
-    return [request.spawn for request in first] + list(_by_fair_share(beyond, fair, capacity))
+    by_fair_share = _FairOrder(usage.accounts, fair, capacity).of(list(enumerate(others)))
+    return [request.spawn for request in (*first, *(request for _, request in by_fair_share))]
 
 
 def divided(asking: Iterable[Asking[Spawn]], usage: QuotaUsage) -> tuple[list[Asking[Spawn]], list[Asking[Spawn]]]:
@@ -205,22 +208,50 @@ def divided(asking: Iterable[Asking[Spawn]], usage: QuotaUsage) -> tuple[list[As
         pool = pool_of(request.account)
         if pool not in left:
             left[pool] = usage.left(request.account).copy()
-        (first if left[pool].take(request.account, request.units) else others).append(request)
+        (first if left[pool].take(request.account, request.needs) else others).append(request)
     return first, others
 
 
-def _by_fair_share(
-    beyond: dict[str, deque[tuple[int, Asking[Spawn]]]], fair: FairShare, capacity: int
-) -> Iterable[Spawn]:
-    used = {key: fair.used(key) for key in beyond}
-    heap = [(rank(waiting[0][1].account, used[key]), waiting[0][0], key) for key, waiting in beyond.items()]
-    heapq.heapify(heap)
-    while heap:
-        _, _, key = heapq.heappop(heap)
-        waiting = beyond[key]
-        _, request = waiting.popleft()
-        yield request.spawn
-        if waiting:
-            used[key] += fair.penalty(request.units, capacity)
-            number, following = waiting[0]
-            heapq.heappush(heap, (rank(following.account, used[key]), number, key))
+Numbered = tuple[int, Asking[Spawn]]
+"""A waiting spawn with its number in the order of arrival."""
+
+
+@dataclass(frozen=True)
+class _FairOrder:
+    """The order of spawns over quota, among the teams and users of each group."""
+
+    accounts: QuotaAccounts
+    fair: FairShare
+    capacity: ResourceAmounts
+
+    def of(self, asking: Sequence[Numbered[Spawn]], depth: int = 0) -> Iterator[Numbered[Spawn]]:
+        """Yield the spawns of one group in order. ``depth``: the number of groups around it, and itself.
+
+        The group's own servers are an entry beside its teams and users, with weight 1.
+        """
+        entries: dict[str, list[Numbered[Spawn]]] = {}
+        for number, request in asking:
+            path = request.account.path
+            entries.setdefault(path[-1 - depth].key if depth < len(path) else "", []).append((number, request))
+        heap: list[tuple[float, int, Asking[Spawn], float, float, Iterator[Numbered[Spawn]]]] = []
+        for key, requests in entries.items():
+            account = requests[0][1].account
+            entry = account.path[-1 - depth] if key else account
+            used, weight = self._used(entry, alone=not key), entry.quota.weight if key else 1.0
+            several = any(request.account.key != key for _, request in requests)
+            spawns = self.of(requests, depth + 1) if key and several else iter(requests)
+            number, request = next(spawns)
+            heap.append((rank(weight, used), number, request, used, weight, spawns))
+        heapq.heapify(heap)
+        while heap:
+            _, number, request, used, weight, spawns = heapq.heappop(heap)
+            yield number, request
+            following = next(spawns, None)
+            if following is not None:
+                used += self.fair.penalty(request.needs, self.capacity)
+                heapq.heappush(heap, (rank(weight, used), *following, used, weight, spawns))
+
+    def _used(self, account: Account, alone: bool) -> float:
+        """Return recent use, with that of the accounts within unless ``alone``."""
+        within = () if alone else self.accounts.within(account)
+        return self.fair.used(account.key) + sum(self.fair.used(key) for key in within)

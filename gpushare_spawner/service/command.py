@@ -39,7 +39,7 @@ from gpushare_spawner.service.api.router import Services
 from gpushare_spawner.service.api.snapshots import MAX_AGE, Events, ServiceSnapshots
 from gpushare_spawner.service.culler.asks import AskResponder
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.decisions import CullerSettings
+from gpushare_spawner.service.culler.decisions import CullerSettings, servers_of
 from gpushare_spawner.service.dashboard import DashboardPage
 from gpushare_spawner.service.history.recorder import History, HistorySources, Retention
 from gpushare_spawner.service.history.store import Action, HistoryFailed, HistoryStore
@@ -358,6 +358,7 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             clock,
             quotas=templates.quotas,
             pending=pending.now,
+            servers=lambda: servers_of(culler.hub_users or ()).values(),
             nodes_are_added=options.nodes_are_added,
         )
         outbox = Outbox(notifier_file(Path(options.notifiers)), time.time) if options.notifiers else None

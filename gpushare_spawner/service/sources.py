@@ -43,6 +43,8 @@ class ServiceSnapshot:
     waiting: Sequence[WaitingSpawn] | None = None
     """The waiting spawns; None: unknown."""
     quotas: Quotas | None = None
+    servers: Sequence[HubServer] = ()
+    """The hub's servers that count in the quotas."""
     notes: Sequence[str] = ()
     """Sentences for callers who see all sessions."""
     version: int = 0
@@ -79,7 +81,9 @@ class ServiceSnapshot:
     @cached_property
     def usage(self) -> QuotaUsage | None:
         """The use of the quotas; None if there are no quotas."""
-        return quota_use(self.quotas, self.reports) if self.quotas is not None else None
+        if self.quotas is None:
+            return None
+        return quota_use(self.quotas, self.reports, self.templates, self.servers)
 
     @cached_property
     def bars(self) -> Mapping[tuple[str, str], list[Segment]]:
@@ -153,5 +157,5 @@ class DashboardSources:
             waiting = waiting_spawns(pending, reports, templates)
             if waiting and with_progress:
                 waiting = in_order(waiting, await self.progress([spawn.server for spawn in waiting]))
-        quotas, notes = context.quotas(), tuple(self.notes())
-        return ServiceSnapshot(instant, snapshots, decisions, templates, pending, waiting, quotas, notes)
+        quotas, servers, notes = context.quotas(), tuple(context.servers()), tuple(self.notes())
+        return ServiceSnapshot(instant, snapshots, decisions, templates, pending, waiting, quotas, servers, notes)

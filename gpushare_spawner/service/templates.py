@@ -136,7 +136,7 @@ class TemplateSource:
     def problems(self) -> list[str]:
         """Problems of the folder, one sentence each."""
         policy = self._folder.load()
-        return described((*policy.problems, *policy.warnings))
+        return described(policy.problems)
 
     @property
     def needs_groups(self) -> bool:

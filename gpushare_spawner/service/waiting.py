@@ -7,15 +7,17 @@ follow the queue's rule.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from gpushare_spawner.model.control import QueueProgress
-from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.quota import NOTHING, Quotas
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.request import suitable_models
-from gpushare_spawner.quota.accounts import Charge, QuotaAccounts, QuotaUsage
+from gpushare_spawner.quota.accounts import Account, Charge, QuotaAccounts, QuotaUsage, needs_of
 from gpushare_spawner.service.hub.client import HubServer
 
 PendingServers = Callable[[], Awaitable[Sequence[HubServer] | None]]
@@ -25,6 +27,8 @@ PendingServers = Callable[[], Awaitable[Sequence[HubServer] | None]]
 async def pending_unknown() -> None:
     """Return None, because the servers that the hub is starting are unknown."""
 
+
+NO_TEMPLATES: Mapping[str, Template] = MappingProxyType({})
 
 QueueProgressOf = Callable[[Sequence[HubServer]], Awaitable[Mapping[tuple[str, str], QueueProgress]]]
 """Returns the queue progress that the hub shows to the users of these spawns, by user and server name."""
@@ -88,13 +92,44 @@ def in_order(
     return sorted(spawns, key=lambda spawn: spawn.position)
 
 
-def quota_use(quotas: Quotas, reports: Iterable[Report]) -> QuotaUsage:
-    """Return the use of the quotas by the sessions in all reports."""
+def quota_use(
+    quotas: Quotas,
+    reports: Iterable[Report],
+    templates: Mapping[str, Template] = NO_TEMPLATES,
+    servers: Iterable[HubServer] = (),
+) -> QuotaUsage:
+    """Return the use of the quotas by the sessions in all reports, and by the hub's servers without a GPU.
+
+    ``templates``: those in force, whose CPU and memory count; ``servers``: all servers of the hub.
+    """
+    counted = templates if quotas.count_resources else NO_TEMPLATES
+    needs = {name: needs_of(template, quotas) for name, template in counted.items()}
     accounts = QuotaAccounts(quotas)
     usage = QuotaUsage(accounts)
     for report in reports:
         for session in report.sessions:
             account = accounts.find(session.quota, session.user)
-            units = session.share.total_units if session.gpus else 0
-            usage.put(Charge(session.id, session.user, account, units, session.begun))
+            charged = needs.get(session.template, NOTHING)
+            charged = charged._replace(units=session.share.total_units if session.gpus else 0)
+            usage.put(Charge(session.id, session.user, account, charged, session.begun))
+    for server in servers if quotas.count_resources else ():
+        charged = needs.get(server.profile or "", NOTHING)
+        charged_to = account_of(accounts, server)
+        if charged_to is not None and charged != NOTHING and not charged.units:
+            since = server.started if server.started is not None else math.inf
+            usage.put(Charge(f"{server.label}#without-gpu", server.user, charged_to, charged, since))
     return usage
+
+
+def account_of(accounts: QuotaAccounts, server: HubServer) -> Account | None:
+    """Return the account to which a spawn will be charged; None: unknown."""
+    if server.groups is not None:
+        choices: Collection[Account] = accounts.of_user(server.user, server.groups)
+    elif server.quota or accounts.find(f"user:{server.user}", "").known:
+        # the hub has checked the choice
+        choices = [accounts.find(f"{kind}:{server.quota or server.user}", server.user) for kind in ("user", "group")]
+        choices = [account for account in choices if account.known]
+    else:
+        return None
+    named = [account for account in choices if not server.quota or account.name == server.quota]
+    return named[0] if named else None

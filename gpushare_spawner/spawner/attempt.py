@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
@@ -23,6 +23,7 @@ from gpushare_spawner.model.layers import LAYERS
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options import Choice, Overrides
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket, WaitStatus
+from gpushare_spawner.spawner.queue.quotas import ServerWithoutGpu
 from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording import spawn_form as layer_words
 from gpushare_spawner.wording.amounts import utc
@@ -209,6 +210,9 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         self.reservation: Reserved | None = None
         self.progress = SpawnProgress()
         """The events until the share is reserved."""
+        self.charged: ServerWithoutGpu | None = None
+        """The server without a GPU that counts in quotas; None: it has a GPU, or no template."""
+        self._uncharge: Callable[[], object] = lambda: None
         self._waiting: asyncio.Task[Any] | None = None
         self.hub_task: asyncio.Future[Any] | None = None
         """The hub's task for this spawn; None: a script started the spawner without a hub."""
@@ -241,6 +245,11 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         """Record the choice. Only templates are saved with the server's state."""
         self.choice = choice
         self.template_name = choice.profile.slug if choice.profile.template is not None else ""
+
+    def charge(self, servers: dict[str, ServerWithoutGpu], session: str, server: ServerWithoutGpu) -> None:
+        """Add a server without a GPU to those that count in quotas, until the attempt or the server ends."""
+        self.charged = servers[session] = server
+        self._uncharge = lambda: servers.get(session) is server and servers.pop(session)
 
     def apply(self, choice: Choice) -> None:
         """Record the choice and set its traits. Raises SpawnRefused, see `Overrides.apply`."""
@@ -300,6 +309,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         Does not end a wait for a share; `call_off` ends it, and the attempt ends with the wait.
         """
         self.give_back()
+        self._uncharge()
         self.overrides.undo()
         self.choice, self.template_name = None, ""
         if self.phase is not SpawnPhase.PLACING:
@@ -308,7 +318,8 @@ class SpawnAttempt(ABC, Generic[Reserved]):
 
     def state(self) -> dict[str, Any]:
         """Return the state that a restarted hub needs; empty if no template was chosen."""
-        return {"template": self.template_name} if self.template_name else {}
+        charged = {"quota": self.charged.quota, "since": self.charged.opened_at} if self.charged is not None else {}
+        return {"template": self.template_name, **charged} if self.template_name else {}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the `state` that an earlier hub process saved for a running server."""

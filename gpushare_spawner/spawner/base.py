@@ -25,7 +25,6 @@ from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.idle.policy import effective_idle
 from gpushare_spawner.model.controls import STATE_KEY, taken_out
-from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.strategy import Strategy, check_strategy
 from gpushare_spawner.quota.accounts import Account, QuotaAccounts
@@ -35,9 +34,9 @@ from gpushare_spawner.spawner import hub
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase, SpawnProgress
 from gpushare_spawner.spawner.form import Form
 from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
-from gpushare_spawner.spawner.options import Choice, Profile, choose
+from gpushare_spawner.spawner.options import Choice, Profile, chargeable, choose
 from gpushare_spawner.spawner.queue.queue import Ticket
-from gpushare_spawner.spawner.queue.quotas import QuotaChoice
+from gpushare_spawner.spawner.queue.quotas import QuotaChoice, ServerWithoutGpu
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from gpushare_spawner.templates.folder import Policy, PolicyFolder, default_folder
@@ -247,6 +246,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             "strategy": self._strategy(),
             "queue_length": self.queue_length,
             "policy": self._policy_in_force(),
+            "without_gpu": self._without_gpu,
             "quota_usage_file": Path(self.quota_usage_file).absolute() if self.quota_usage_file else None,
         }
 
@@ -280,15 +280,16 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         quotas = self.policy_folder.load(max_age=QUOTAS_MAX_AGE).quotas
         return QuotaAccounts(quotas).of_user(self.user.name, self.group_names) if quotas is not None else ()
 
-    def _quota_choices(self, share: Share) -> list[QuotaChoice]:
-        """Return the accounts that can be charged for this share, each with its admission if it can be determined."""
-        tenants = ((account, Tenant(self.user.name, self.name, quota=account.key)) for account in self._accounts())
-        return [QuotaChoice(account, self._admission(tenant, share)) for account, tenant in tenants]
+    def _quota_choices(self, template: Template) -> list[QuotaChoice]:
+        """Return the accounts that a server can be charged to, each with its admission if it can be determined."""
+        accounts = chargeable(self._accounts(), template)
+        tenants = ((account, Tenant(self.user.name, self.name, quota=account.key)) for account in accounts)
+        return [QuotaChoice(account, self._admission(tenant, template)) for account, tenant in tenants]
 
-    def _admission(self, tenant: Tenant, share: Share) -> Admission | None:
+    def _admission(self, tenant: Tenant, template: Template) -> Admission | None:
         """Return the quota's decision on a server now; None if it is unknown or if placement failed."""
         try:
-            return self.reservations.quotas.admission(tenant, share)
+            return self.reservations.quotas.admission(tenant, template)
         except Exception as error:
             self.reservations.placement_failed(error)
             return None
@@ -521,6 +522,21 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             raise
         return reserved
 
+    async def _admit_without_gpu(self, choice: Choice, template: Template) -> None:
+        """Charge a server without a GPU to its account. Raises SpawnRefused for an exceeded limit."""
+        if choice.quota:
+            tenant = Tenant(self.user.name, self.name, quota=choice.quota)
+            await self.reservations.admit_without_gpu(tenant, template)
+        self._charge(ServerWithoutGpu(self.user.name, choice.quota, template.name, time.time()))
+
+    def _charge(self, server: ServerWithoutGpu) -> None:
+        self._attempt.charge(self._without_gpu, Tenant(self.user.name, self.name).session, server)
+
+    @property
+    def _without_gpu(self) -> dict[str, ServerWithoutGpu]:
+        """The hub's servers without a GPU by session id, also before `reservations` can be created."""
+        return self._shared(("without-gpu",), dict)
+
     async def _decide_when_considered(self, ticket: Ticket) -> None:
         await ticket.considered.wait()
         # a pass also sets the event when it refuses or places the spawn; then the wait ends anyway
@@ -567,6 +583,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             except ValueError as error:
                 self.log.error("The hub's database has no valid GPU session for %s: %s", self._log_name, error)
             self._show_template(self._attempt.template_name)
+            if self._attempt.template_name:
+                since = kept.get("since")
+                opened_at = float(since) if isinstance(since, (int, float)) else 0.0
+                quota = str(kept.get("quota") or "")
+                self._charge(ServerWithoutGpu(self.user.name, quota, self._attempt.template_name, opened_at))
 
 
 def applied_when_placed(spawner: Any, user_options: dict[str, Any]) -> None:

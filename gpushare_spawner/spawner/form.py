@@ -14,7 +14,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from gpushare_spawner.model.layers import LAYERS, LayerName
-from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options import QUOTA_OPTION, UNLISTED, Profile, default_of
 from gpushare_spawner.spawner.queue.availability import (
@@ -93,13 +92,13 @@ class Form:
         availability_now: AvailabilityNow | UnknownNow | None,
         unavailable: str = spawn_form.AGENT_SILENT,
         enforces_resources: bool = True,
-        quotas: Callable[[Share], Sequence[QuotaChoice]] = lambda share: (),
+        quotas: Callable[[Template], Sequence[QuotaChoice]] = lambda template: (),
     ) -> str:
         """Return the HTML inside the hub's form element. ``chosen``: the user options to preselect.
 
         ``unavailable``: why the state of the GPUs is unknown, as a clause. ``enforces_resources``: whether the spawner
         enforces a template's CPU and memory limits; otherwise the cards do not show them. ``quotas``: function that
-        returns the accounts that the user can charge for a share.
+        returns the accounts that the user can charge for a server of a template.
         """
         now = {profile.slug: _now(profile.template, availability_now) for profile in offered}
         choosable = [profile for profile in offered if not _never(now[profile.slug])]
@@ -158,7 +157,7 @@ def _card(
     options: Mapping[str, Any],
     now: Availability | None,
     enforces_resources: bool,
-    quotas: Callable[[Share], Sequence[QuotaChoice]],
+    quotas: Callable[[Template], Sequence[QuotaChoice]],
 ) -> Card:
     checked = profile.slug == chosen
     template = profile.template
@@ -170,7 +169,7 @@ def _card(
     layer = LAYERS[name] if name is not LayerName.NATIVE else None
     reach = (layer or LAYERS[LayerName.NATIVE]).reach
     options_here = options if checked else {}
-    accounts = quotas(gpu.share) if gpu is not None and QUOTA_OPTION not in profile.options else ()
+    accounts = quotas(template) if template is not None and QUOTA_OPTION not in profile.options else ()
     return Card(
         profile=profile,
         checked=checked,

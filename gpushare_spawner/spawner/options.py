@@ -225,8 +225,9 @@ def choose(
 
 
 def _account(profile: Profile, options: Mapping[str, Any], accounts: Sequence[Account]) -> Account | None:
-    """Return the chosen account, or the user's default account; None for a profile without a GPU."""
-    if not accounts or profile.template is None or profile.template.gpu is None:
+    """Return the chosen account, or the user's default account; None if no account counts the profile's servers."""
+    accounts = chargeable(accounts, profile.template) if profile.template is not None else ()
+    if not accounts:
         return None
     # a profile may have its own option of that name
     name = None if QUOTA_OPTION in profile.options else options.get(QUOTA_OPTION)
@@ -236,6 +237,12 @@ def _account(profile: Profile, options: Mapping[str, Any], accounts: Sequence[Ac
         if account.name == name:
             return account
     raise SpawnRefused(words.unknown_quota(name, [account.name for account in accounts]), reason="unknown-quota")
+
+
+def chargeable(accounts: Sequence[Account], template: Template) -> Sequence[Account]:
+    """Return the accounts that a server can be charged to: without a GPU, only if one counts CPU or memory."""
+    counted = template.gpu is not None or any(account.counts_resources for account in accounts)
+    return accounts if counted else ()
 
 
 def _profile(options: Mapping[str, Any], profiles: Sequence[Profile], offered: Sequence[Profile]) -> Profile:

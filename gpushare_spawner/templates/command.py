@@ -246,7 +246,7 @@ def _warnings(folder: Path, policy: Policy, gpus: int | None) -> list[str]:
         kind = RESERVED.get(path.name, TEMPLATE)
         read = read_file(kind, path)
         warnings += map(str, bare_numbers(kind.model, path.name, read.numbers, read.lines))
-    warnings += [*_label_notes(policy), *layer_notes(policy), *legacy_notes(policy), *map(str, policy.warnings)]
+    warnings += [*_label_notes(policy), *layer_notes(policy), *legacy_notes(policy)]
     if policy.quotas is not None and gpus is not None:
         exceeds = exceeds_cluster(policy.quotas, gpus * UNITS_PER_GPU)
         warnings += [f"{QUOTA_FILE}: {exceeds}"] if exceeds else []
@@ -256,9 +256,7 @@ def _warnings(folder: Path, policy: Policy, gpus: int | None) -> list[str]:
 def _number_of(quotas: Quotas | None) -> list[str]:
     if quotas is None:
         return []
-    count = int("default" in quotas.model_fields_set)
-    count += len(quotas.users) + sum(max(1, len(group.teams)) for group in quotas.groups.values())
-    return [plural(count, "quota")]
+    return [plural(int("default" in quotas.model_fields_set) + len(quotas.all_quotas), "quota")]
 
 
 def _gpus(value: str) -> int:

@@ -36,7 +36,6 @@ from gpushare_spawner.templates.parser import (
     too_long,
 )
 from gpushare_spawner.templates.problems import FieldPath, Problem, log_problems
-from gpushare_spawner.wording.service import exceeded_departments
 
 _log = logging.getLogger(__name__)
 
@@ -192,8 +191,6 @@ class Policy:
     layers: LayersFile | None = None
     problems: tuple[Problem, ...] = ()
     """The current problems of all files."""
-    warnings: tuple[Problem, ...] = ()
-    """Warnings about valid amounts that cannot be met, such as teams' guarantees that exceed their department's."""
     files: Mapping[str, str] = field(default_factory=dict)
     """File names by template name."""
     lines: Mapping[str, Mapping[FieldPath, int]] = field(default_factory=dict)
@@ -224,7 +221,7 @@ class PolicyFolder:
 
     A file with an error does not affect the others. If the file was valid before, its last valid version stays in
     force, which the problem's text states. If two files have the same template name, the first file by name
-    counts. Problems and warnings are logged once, when they appear.
+    counts. Problems are logged once, when they appear.
     """
 
     def __init__(self, path: str | Path, log: logging.Logger | None = None) -> None:
@@ -309,7 +306,6 @@ class PolicyFolder:
             idle=idle.content,
             layers=layers.content,
             problems=tuple(problems),
-            warnings=tuple(_warnings(quotas)),
             files=files,
             lines=all_lines,
         )
@@ -325,9 +321,6 @@ class PolicyFolder:
     def _log_changes(self, before: Policy) -> None:
         now = self._now
         log_problems(self._log, self.path, described(before.problems), described(now.problems))
-        for warning in now.warnings:
-            if warning not in before.warnings:
-                self._log.warning("Quotas %s", warning)
         if before.templates != now.templates:
             names = ", ".join(template.name for template in now.templates) or "none"
             self._log.info("Templates in force from %s: %s", self.path, names)
@@ -335,14 +328,6 @@ class PolicyFolder:
             if content != before.beside[name]:
                 where = "none" if content is None else self.path / name
                 self._log.info("%s in force: %s", RESERVED[name].title, where)
-
-
-def _warnings(read: Parsed[Quotas]) -> list[Problem]:
-    exceeded = exceeded_departments(read.content) if read.content is not None else {}
-    return [
-        Problem(QUOTA_FILE, read.lines.get(("groups", department, "guarantee")), f"groups.{department}", what)
-        for department, what in exceeded.items()
-    ]
 
 
 def _entries(folder: Path) -> dict[str, Signature | None]:

@@ -97,7 +97,7 @@ QUOTAS = FileKind(
     title="Quotas",
     begin="groups:",
     required="write at least  groups: {}  or delete the file",
-    usual="a quota has about 5 values, at most 6 levels deep",
+    usual="a quota has about 10 values, and a team is 2 levels deeper than its group",
     content="quotas",
     most_nodes=10 * MAX_NODES,
 )

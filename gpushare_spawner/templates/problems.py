@@ -75,8 +75,8 @@ def line_of(path: FieldPath, lines: Mapping[FieldPath, int]) -> int | None:
 
 def _path(details: ErrorDetails, root: type[BaseModel]) -> FieldPath:
     if details["type"] == NAME_TAKEN:
-        context = details.get("ctx", {})
-        return ("groups", context["department"], "teams", context["team"])
+        path: FieldPath = details.get("ctx", {})["path"]
+        return path
     if details["type"] == LAYER_CANNOT:
         return tuple(details.get("ctx", {})["field"].split("."))
     # the error is in the name of a mapping's entry
@@ -174,7 +174,8 @@ def _words(details: ErrorDetails, path: FieldPath, root: type[BaseModel]) -> tup
             )
             return f"{second} must be more than {first}", ""
         case kind if kind == NAME_TAKEN:
-            return f"{limits['team']} is {limits['first']} already", "give each JupyterHub group one quota"
+            which = "JupyterHub group" if limits["kind"] == "group" else "user"
+            return f"{limits['name']} is {limits['first']} already", f"give each {which} one quota"
         case kind if kind == LAYER_CANNOT:
             return limits["what"], limits["advice"]
         case "value_error":

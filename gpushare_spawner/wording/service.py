@@ -5,14 +5,14 @@ The dashboard's static texts are in `service/web/pages`. The results of actions 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from gpushare_spawner.model.layers import Layer, LayerName
-from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.quota import MILLICORES, Quotas, Resource, ResourceAmounts
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.quota.accounts import Account, AccountKind
 from gpushare_spawner.quota.order import Admission, Limit, LimitExceeded
-from gpushare_spawner.wording.amounts import elapsed, gpu_share, plural
+from gpushare_spawner.wording.amounts import elapsed, gpu_share, memory, plural
 from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, when_idle
 
 UNKNOWN_ADDRESS = "The API has no such address. GET openapi.json lists all addresses."
@@ -197,21 +197,6 @@ PERIOD_ENDS_FIRST = "until: the period ends before it begins: give a later time 
 NOT_YOURS = "user: the history of other users is for admins, and for tokens with the scope custom:gpushare:read."
 LABEL = "Quota"
 """The label of the choice between several quotas on the form."""
-OVER_QUOTA_WAITS = "Your spawn is over quota: spawns in quota come first."
-
-
-def exceeded_departments(quotas: Quotas) -> Mapping[str, str]:
-    """Return a problem for each department with a limit below the sum of its teams' guarantees."""
-    problems = {}
-    for name, group in quotas.groups.items():
-        limits = {"guarantee": group.guaranteed_units, "maximum": group.maximum_units}
-        for field, limit in limits.items():
-            if limit is not None and group.teams_units > limit:
-                problems[name] = (
-                    f"the teams are guaranteed {gpu_share(group.teams_units)} together, more than the department's "
-                    f"{field} of {gpu_share(limit)}: lower the teams' guarantees, or raise the department's {field}"
-                )
-    return problems
 
 
 def exceeds_cluster(quotas: Quotas, capacity: int) -> str | None:
@@ -238,43 +223,75 @@ def name_of(account: Account) -> str:
             return f"the default quota of user {account.name}"
 
 
-def exceeded(account: Account, refused: LimitExceeded, units: int) -> str:
-    """Return that a quota's limit refuses a server. ``units``: needed on all its GPUs together."""
-    most, used, needs = refused.most, refused.used, gpu_share(units)
+def quota_amount(resource: Resource, amount: int) -> str:
+    """Return an amount of a resource as text: "0.50 GPU", "4 CPU cores", "16 GiB of memory"."""
+    match resource:
+        case Resource.GPU:
+            return gpu_share(amount)
+        case Resource.CPU:
+            return f"{amount / MILLICORES:g} CPU core{'' if amount == MILLICORES else 's'}"
+        case Resource.MEMORY:
+            return f"{memory(amount)} of memory"
+
+
+_ONE = {Resource.GPU: UNITS_PER_GPU, Resource.CPU: MILLICORES}
+
+
+def exceeded(refused: LimitExceeded, needs: ResourceAmounts) -> str:
+    """Return that a quota's limit refuses a server. ``needs``: on all its GPUs together."""
+    most, used, owner = refused.most, refused.used, name_of(refused.account)
     match refused.limit:
-        case Limit.MAXIMUM | Limit.DEPARTMENT:
-            owner = name_of(account) if refused.limit is Limit.MAXIMUM else f"department {account.department}"
+        case Limit.MAXIMUM:
+            of = refused.resource
+            needed = needs[list(Resource).index(of)]
+            left = quota_amount(of, max(0, most - used))
+            smaller = "a smaller share" if of is Resource.GPU else f"a template with at most {left}"
             return (
-                f"This needs {needs}, and {owner} is limited to {gpu_share(most)}, of which {gpu_share(used)} "
-                f"{'is' if used <= UNITS_PER_GPU else 'are'} in use. Choose a smaller share, or try again when a "
-                "server of this quota has stopped."
+                f"This needs {quota_amount(of, needed)}, and {owner} is limited to {quota_amount(of, most)}, of which "
+                f"{quota_amount(of, used)} {'is' if of is Resource.MEMORY or used <= _ONE[of] else 'are'} in use. "
+                f"Choose {smaller}, or try again when a server of this quota has stopped."
             )
         case Limit.SERVERS:
             return (
-                f"No more than {plural(most, 'server')} with a GPU can use {name_of(account)}, and {used} "
+                f"No more than {plural(most, 'server')} with a GPU can use {owner}, and {used} "
                 f"{'is' if used == 1 else 'are'} running. Try again when one of them has stopped."
             )
         case Limit.USER_SERVERS:
             return (
-                f"You have {plural(used, 'server')} with a GPU in {name_of(account)}, which allows {most} for each "
+                f"You have {plural(used, 'server')} with a GPU in {owner}, which allows {most} for each "
                 "user. Stop one first, or choose a template without a GPU."
             )
+
+
+def over_quota_waits(admission: Admission) -> str:
+    """Return that a waiting spawn is over quota, and what would be in quota."""
+    return f"Your spawn is {_over_quota(admission)}."
 
 
 def on_card(admission: Admission) -> str:
     """Return a quota's current effect on a spawn, as a phrase for a card."""
     refused = admission.refused
     if refused is not None:
+        of = refused.resource
         limits = {
-            Limit.MAXIMUM: f"{gpu_share(refused.used)} of at most {gpu_share(refused.most)} in use",
-            Limit.DEPARTMENT: f"department: {gpu_share(refused.used)} of at most {gpu_share(refused.most)} in use",
+            Limit.MAXIMUM: f"{quota_amount(of, refused.used)} of at most {quota_amount(of, refused.most)} in use",
             Limit.SERVERS: f"{refused.used} of at most {plural(refused.most, 'server')} in use",
             Limit.USER_SERVERS: f"you have {refused.used} of at most {plural(refused.most, 'server')}",
         }
-        return f"you cannot start now: {limits[refused.limit]}"
-    if admission.in_quota:
-        return f"in quota, {gpu_share(admission.left)} left"
-    return "over quota: spawns in quota come first"
+        whose = f"{refused.account.name}: " if refused.account.key != admission.account.key else ""
+        return f"you cannot start now: {whose}{limits[refused.limit]}"
+    if not admission.in_quota:
+        return _over_quota(admission)
+    amounts = zip(Resource, admission.needs, admission.left, strict=True)
+    left = " and ".join(quota_amount(resource, rest) for resource, needed, rest in amounts if needed and rest)
+    return f"in quota, {left} left" if left else "in quota"
+
+
+def _over_quota(admission: Admission) -> str:
+    left = dict(zip(Resource, admission.left, strict=True))
+    lacking = [resource for resource in admission.lacking if left[resource] or resource is not Resource.GPU]
+    most = " and ".join(quota_amount(resource, left[resource]) for resource in lacking)
+    return "over quota: spawns in quota come first" + (f" (in quota: at most {most})" if most else "")
 
 
 def choice(account: Account, admission: Admission | None) -> str:

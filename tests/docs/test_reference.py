@@ -120,8 +120,9 @@ def test_every_field_of_a_quota_has_a_row_with_value_and_meaning() -> None:
     tables = {part: list(rows(reference_text.file_fields(schema, part))) for part in ("file", "Group", "Reclaim")}
     of_file, fields, reclaim = ({cells[0].strip("`"): cells for cells in table} for table in tables.values())
     assert of_file.keys() == {"field", "---", *schema["properties"]}
-    of_users = {f"per_user.{name}" for name in schema["$defs"]["PerUser"]["properties"]}
-    assert fields.keys() == {"field", "---", *schema["$defs"]["Group"]["properties"], *of_users}
+    parts = {"per_user": "PerUser", "cpu": "CpuAmounts", "memory": "MemoryAmounts"}
+    inner = {f"{part}.{name}" for part, kind in parts.items() for name in schema["$defs"][kind]["properties"]}
+    assert fields.keys() == {"field", "---", *schema["$defs"]["Group"]["properties"], *inner}
     assert reclaim.keys() == {"field", "---", *schema["$defs"]["Reclaim"]["properties"]}
     assert fields["guarantee"][1:3] == ["0 to 1000000", "0"]
     assert [cells for part in tables.values() for cells in part if not cells[1] or not cells[3]] == []

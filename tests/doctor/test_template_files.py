@@ -93,10 +93,10 @@ def test_guarantees_beyond_the_gpus_are_a_note(tmp_path: Path) -> None:
     assert [level for level, _ in quotas(tmp_path, text, NODE)] == [Level.OK]
 
 
-def test_teams_beyond_their_department_are_a_note(tmp_path: Path) -> None:
-    first, _ = quotas(tmp_path, "groups:\n  d:\n    guarantee: 0.5\n    teams: {t: {guarantee: 1}}\n")
-    assert first[0] is Level.NOTE
-    assert first[1].startswith("/quotas.yaml:3 groups.d: the teams are guaranteed")
+def test_teams_beyond_their_department_are_a_problem(tmp_path: Path) -> None:
+    ((level, said),) = quotas(tmp_path, "groups:\n  d:\n    guarantee: 0.5\n    teams: {t: {guarantee: 1}}\n")
+    assert level is Level.PROBLEM
+    assert said.startswith("/quotas.yaml:3 groups.d.guarantee: its teams and users are guaranteed 1 in all, more than")
 
 
 def test_layers_are_checked_with_the_templates(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.quota import Quotas, ResourceAmounts
 from gpushare_spawner.quota.accounts import Charge, QuotaAccounts, QuotaUsage
 from gpushare_spawner.quota.order import Asking, FairShare, ordered
 
@@ -24,11 +24,14 @@ ACCOUNTS = QuotaAccounts(
         }
     )
 )
-CAPACITY = 800
+CAPACITY = ResourceAmounts(800)
 
 
 def asking(*spawns: tuple[str, int]) -> list[Asking[int]]:
-    return [Asking(n, ACCOUNTS.find(f"group:{group}", ""), units) for n, (group, units) in enumerate(spawns)]
+    return [
+        Asking(n, ACCOUNTS.find(f"group:{group}", ""), ResourceAmounts(units))
+        for n, (group, units) in enumerate(spawns)
+    ]
 
 
 def served(*spawns: tuple[str, int], usage: QuotaUsage | None = None, fair: FairShare | None = None) -> list[int]:
@@ -41,7 +44,7 @@ def test_spawns_in_quota_come_first_and_each_counts_for_the_next() -> None:
 
 def test_what_runs_counts() -> None:
     usage = QuotaUsage(ACCOUNTS)
-    usage.put(Charge("s", "eve", ACCOUNTS.find("group:a", ""), 100, 0.0))
+    usage.put(Charge("s", "eve", ACCOUNTS.find("group:a", ""), ResourceAmounts(100), 0.0))
     assert served(("b", 50), ("a", 50), usage=usage) == [0, 1]
     assert served(("b", 50), ("a", 50)) == [1, 0]
 
@@ -52,7 +55,7 @@ def test_teams_share_what_is_left_of_their_department() -> None:
 
 def test_the_account_that_used_less_of_late_is_served_first() -> None:
     fair = FairShare(86400.0)
-    fair.admitted("group:b", 400, CAPACITY)
+    fair.admitted("group:b", ResourceAmounts(400), CAPACITY)
     assert served(("b", 50), ("b", 50), ("c", 50), fair=fair) == [2, 0, 1]
 
 
@@ -86,3 +89,58 @@ def test_the_order_changes_no_usage(spawns: list[tuple[str, int]]) -> None:
     served(*spawns, usage=usage, fair=fair)
     assert len(usage) == 0
     assert all(fair.used(one.account.key) == 0 for one in asking(*spawns))
+
+
+TREE = QuotaAccounts(
+    Quotas.model_validate(
+        {
+            "groups": {
+                "science": {
+                    "weight": 3,
+                    "teams": {
+                        "physics": {"weight": 1, "teams": {"optics": {"weight": 1}, "theory": {"weight": 3}}},
+                        "biology": {"weight": 2, "users": {"ada": {"weight": 1}}},
+                    },
+                },
+                "course": {},
+            }
+        }
+    )
+)
+
+
+def served_in_tree(*keys: str, fair: FairShare | None = None) -> list[str]:
+    asked = [Asking(key, TREE.find(key, ""), ResourceAmounts(50)) for key in keys]
+    return ordered(asked, QuotaUsage(TREE), fair or FairShare(86400.0), CAPACITY)
+
+
+def test_at_each_level_siblings_share_by_their_weights() -> None:
+    keys = ["group:course", "group:optics", "group:theory", "group:biology", "user:ada"]
+    counted = Counter(served_in_tree(*(key for key in keys for _ in range(48)))[:48])
+    inside = 48 * 3 // 4
+    assert counted["group:course"] == 48 - inside
+    assert counted["group:optics"] + counted["group:theory"] == inside // 3
+    assert counted["group:theory"] == 3 * counted["group:optics"]
+    assert counted["group:biology"] == counted["user:ada"] == inside // 3
+
+
+def test_recent_use_counts_for_every_group_around_it() -> None:
+    fair = FairShare(86400.0)
+    fair.admitted("group:optics", ResourceAmounts(400), CAPACITY)
+    assert served_in_tree("group:theory", "group:biology", "group:course", fair=fair) == [
+        "group:course",
+        "group:biology",
+        "group:theory",
+    ]
+
+
+@given(st.lists(st.sampled_from(["group:optics", "group:theory", "group:biology", "user:ada", "group:course"])))
+def test_in_a_tree_every_spawn_is_served_once_and_those_of_an_account_in_the_order_in_which_they_came(
+    keys: list[str],
+) -> None:
+    asked = [Asking(n, TREE.find(key, ""), ResourceAmounts(50)) for n, key in enumerate(keys)]
+    order = ordered(asked, QuotaUsage(TREE), FairShare(86400.0), CAPACITY)
+    assert sorted(order) == list(range(len(keys)))
+    for key in set(keys):
+        same = [number for number in order if keys[number] == key]
+        assert same == sorted(same)

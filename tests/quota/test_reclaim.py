@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.quota import Quotas, ResourceAmounts
 from gpushare_spawner.quota import reclaim
 from gpushare_spawner.quota.accounts import QuotaAccounts
 from gpushare_spawner.quota.order import Asking
@@ -82,7 +82,7 @@ def made_way(
     spawns: list[int], sessions: list[OverQuota], free: Mapping[str, int] | None = None, count: int = 1
 ) -> dict[str, int]:
     nodes = {gpu: 0 for one in sessions for gpu in one.gpus} | dict(free or {})
-    asking = [Asking((units, count), ACCOUNTS.find("group:a", ""), units) for units in spawns]
+    asking = [Asking((units, count), ACCOUNTS.find("group:a", ""), ResourceAmounts(units)) for units in spawns]
     return reclaimed(asking, sessions, Nodes(nodes, sessions))
 
 
@@ -110,7 +110,7 @@ def test_a_notice_is_not_passed_on_to_a_session_that_becomes_idle() -> None:
 def test_spawns_that_need_the_same_in_vain_cost_one_search() -> None:
     sessions = [idle(f"s{number}", number, units=1, node=f"n{number}") for number in range(20)]
     nodes = Nodes({one.node: 0 for one in sessions}, sessions)
-    asking = [Asking((50, 1), ACCOUNTS.find("group:a", ""), 50)] * 30
+    asking = [Asking((50, 1), ACCOUNTS.find("group:a", ""), ResourceAmounts(50))] * 30
     assert reclaimed(asking, sessions, nodes) == {}
     assert len(nodes.searched) == 20
 
@@ -118,7 +118,7 @@ def test_spawns_that_need_the_same_in_vain_cost_one_search() -> None:
 def test_only_the_node_of_a_plan_is_searched_again() -> None:
     sessions = [idle(f"s{number}", number, node=f"n{number}") for number in range(20)]
     nodes = Nodes({one.node: 0 for one in sessions}, sessions)
-    asking = [Asking((50, 1), ACCOUNTS.find("group:a", ""), 50)] * 3
+    asking = [Asking((50, 1), ACCOUNTS.find("group:a", ""), ResourceAmounts(50))] * 3
     assert reclaimed(asking, sessions, nodes) == {"s0": 0, "s1": 0, "s2": 0}
     assert len(nodes.searched) == 22
 
@@ -263,7 +263,7 @@ def test_no_other_plan_disturbs_fewer_users_and_each_session_keeps_as_much_as_it
         sessions.append(replace(one, user=user, gpus=gpus))
     nodes = Nodes(dict.fromkeys(("n1/0", "n1/1", "n2/0", "n2/1"), 0), sessions)
     spawn = (units, count)
-    found = reclaimed([Asking(spawn, ACCOUNTS.find("group:a", ""), units * count)], sessions, nodes)
+    found = reclaimed([Asking(spawn, ACCOUNTS.find("group:a", ""), ResourceAmounts(units * count))], sessions, nodes)
     best = min(filter(None, (least(spawn, sessions, node) for node in ("n1", "n2"))), default=None)
     if best is None:
         assert found == {}

@@ -323,6 +323,8 @@ class ActionContext:
     quotas: Callable[[], Quotas | None] = lambda: None
     """Returns the quotas in force."""
     pending: PendingServers = pending_unknown
+    servers: Callable[[], Iterable[HubServer]] = tuple
+    """Returns the servers of the hub's last list."""
     journal: History | None = None
     """The store of running restarts; None: they are not stored."""
     nodes_are_added: bool = False

@@ -23,7 +23,7 @@ from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.feed import LedgerFeed
 from gpushare_spawner.placement.request import Conditions, PlacementRequest, suitable_models
-from gpushare_spawner.quota.accounts import Account
+from gpushare_spawner.quota.accounts import Account, needs_of
 from gpushare_spawner.quota.order import admit
 from gpushare_spawner.service.actions.context import (
     ActionContext,
@@ -252,16 +252,16 @@ def _account(
     quotas = context.quotas()
     if quotas is None or template.gpu is None:
         return None
-    usage = quota_use(quotas, answered(snapshots))
+    usage = quota_use(quotas, answered(snapshots), context.templates(), context.servers())
     usage.drop(session.id)
     account = usage.accounts.find(session.quota, session.user)
     if groups is not None:
         choices = usage.accounts.of_user(session.user, groups)
         account = next((choice for choice in choices if choice.key == account.key), choices[0])
-    units = template.gpu.share.total_units
-    refused = admit(usage, account, session.user, units).refused
+    needs = needs_of(template, quotas)
+    refused = admit(usage, account, session.user, needs).refused
     if refused is not None:
-        raise ActionRefused(quota_words.exceeded(account, refused, units), RefusalCode.LIMIT)
+        raise ActionRefused(quota_words.exceeded(refused, needs), RefusalCode.LIMIT)
     return account
 
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 
 from gpushare_spawner.idle.use import Observation, use_rule
 from gpushare_spawner.model.control import ControlRefused, ResizeRequest, TierRequest
+from gpushare_spawner.model.quota import ResourceAmounts
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import Share, Tier, UseRule
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.request import suits
-from gpushare_spawner.quota.order import exceeded_units
+from gpushare_spawner.quota.order import exceeded_amounts
 from gpushare_spawner.service.actions.context import (
     ActionContext,
     ActionOutcome,
@@ -154,9 +155,10 @@ def _check_quota(context: ActionContext, session: SessionReport, units: int, rep
     usage = quota_use(quotas, reports)
     account = usage.accounts.find(session.quota, session.user)
     usage.drop(session.id)
-    refused = exceeded_units(usage, account, units)
+    needs = ResourceAmounts(units)  # CPU and memory stay
+    refused = exceeded_amounts(usage, account, needs)
     if refused is not None:
-        raise ActionRefused(quota_words.exceeded(account, refused, units), RefusalCode.LIMIT)
+        raise ActionRefused(quota_words.exceeded(refused, needs), RefusalCode.LIMIT)
 
 
 async def _check_queue(

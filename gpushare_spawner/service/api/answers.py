@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, RootModel
 
 from gpushare_spawner.model.controls import Exemption, Keep, Message
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
+from gpushare_spawner.model.quota import Quota, Resource, ResourceAmounts
 from gpushare_spawner.model.report import DeliveredReport, HostMemoryReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.quota.accounts import AccountKind
@@ -363,13 +364,29 @@ class Queue(ApiModel):
     """Number of spawns that the caller may not see."""
 
 
+class QuotaResource(ApiModel):
+    """CPU or memory in a quota: millicores, or bytes."""
+
+    used: int
+    guaranteed: int | None
+    """Guaranteed amount; null: no guarantee."""
+    maximum: int | None
+    """Maximum amount; null: no maximum."""
+
+    @classmethod
+    def of(cls, quota: Quota, resource: Resource, used: ResourceAmounts) -> QuotaResource:
+        """Return the use of a resource of a quota."""
+        number = list(Resource).index(resource)
+        return cls(used=used[number], guaranteed=quota.guaranteed[number], maximum=quota.maxima[number])
+
+
 class QuotaAnswer(ApiModel):
     """A quota in use. Amounts are units of 1 % of a GPU."""
 
     kind: AccountKind
     name: str
     department: str
-    """The department of a team; empty: none."""
+    """The groups that contain it, the outermost first, separated by " / "; empty: none."""
     guaranteed_units: int
     maximum_units: int | None
     """Maximum units; null: no maximum."""
@@ -378,6 +395,10 @@ class QuotaAnswer(ApiModel):
     over_units: int
     """Units of its sessions over quota."""
     sessions: int
+    cpu: QuotaResource
+    """CPU in millicores, counted only if a quota guarantees or limits CPU or memory."""
+    memory: QuotaResource
+    """Host memory in bytes, counted in the same way."""
 
 
 class QuotasAnswer(ApiModel):

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from gpushare_spawner.model.quota import NOTHING, Resource
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.quota.accounts import Account, QuotaUsage
 from gpushare_spawner.service.api import answers
@@ -384,7 +385,7 @@ async def quotas(call: PlainCall) -> answers.QuotasAnswer:
     usage = snapshot.usage
     if usage is None:
         return answers.QuotasAnswer(known=False, quotas=())
-    over = usage.over_quota()
+    over = usage.over_quota(with_groups=True)
     return answers.QuotasAnswer(
         known=True,
         quotas=tuple(
@@ -395,9 +396,11 @@ async def quotas(call: PlainCall) -> answers.QuotasAnswer:
                 guaranteed_units=account.quota.guaranteed_units,
                 maximum_units=account.quota.maximum_units,
                 weight=account.quota.weight,
-                used_units=usage.used(account),
-                over_units=over.get(account.key, 0),
-                sessions=sum(1 for _ in usage.sessions(account)),
+                used_units=usage.used(account).units,
+                over_units=over.get(account.key, NOTHING).units,
+                sessions=sum(1 for _ in usage.servers(account)),
+                cpu=answers.QuotaResource.of(account.quota, Resource.CPU, usage.used(account)),
+                memory=answers.QuotaResource.of(account.quota, Resource.MEMORY, usage.used(account)),
             )
             for account in sorted(
                 _accounts(usage, snapshot, call.caller), key=lambda account: (account.kind, account.name)

@@ -208,8 +208,9 @@ class Culler:
             return NO_PRESSURE
         reports = answered(snapshots)
         silent = [self._last[snapshot.agent] for snapshot in snapshots if snapshot.report is None]
-        quotas = self._context.quotas()
-        idle, reclaims = candidates(reports, templates, now, self.state.use), may_matter(quotas, reports)
+        quotas, servers = self._context.quotas(), servers_of(self.hub_users or ()).values()
+        idle = candidates(reports, templates, now, self.state.use)
+        reclaims = may_matter(quotas, reports, templates, servers)
         if not idle and not reclaims:
             return NO_PRESSURE
         pending = await self._pending()
@@ -220,7 +221,7 @@ class Culler:
         try:
             progress = await self._progress([one.server for one in waiting_spawns(pending, reports, templates)])
             needs = (
-                pressure(quotas, reports, pending, templates, now, self.state.use, silent, progress)
+                pressure(quotas, reports, pending, templates, now, self.state.use, silent, progress, servers)
                 if reclaims
                 else NO_PRESSURE
             )

@@ -7,7 +7,7 @@ their idle actions are due: `idle.policy.reclaim_action` applies the notice peri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpushare_spawner.idle.keep import exempts, holds
@@ -21,12 +21,12 @@ from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.placement.feed import LedgerFeed, SupposedLedger
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.request import Conditions, PlacementRequest, suitable_models
-from gpushare_spawner.quota.accounts import Account, QuotaAccounts, QuotaUsage
+from gpushare_spawner.quota.accounts import Account, QuotaUsage, needs_of
 from gpushare_spawner.quota.order import Asking, divided
 from gpushare_spawner.quota.reclaim import MissingUnits, OverQuota, reclaimed
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.templates import SessionTemplates
-from gpushare_spawner.service.waiting import quota_use, waiting_spawns
+from gpushare_spawner.service.waiting import NO_TEMPLATES, account_of, quota_use, waiting_spawns
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,21 @@ ProgressOf = Mapping[tuple[str, str], QueueProgress]
 NO_PROGRESS: ProgressOf = {}
 
 
-def may_matter(quotas: Quotas | None, reports: Sequence[Report]) -> bool:
-    """Return whether the hub's list of pending spawns is needed, because reading it costs the hub a request."""
+def may_matter(
+    quotas: Quotas | None,
+    reports: Sequence[Report],
+    templates: Mapping[str, Template] = NO_TEMPLATES,
+    servers: Iterable[HubServer] = (),
+) -> bool:
+    """Return whether the hub's list of pending spawns is needed, because reading it costs the hub a request.
+
+    ``templates`` and ``servers``: see `quota_use`.
+    """
     if any(session.yields for report in reports for session in report.sessions):
         return True
     if quotas is None or not quotas.reclaim.enabled:
         return False
-    return any(True for _ in quota_use(quotas, reports).over_quota_sessions())
+    return any(charge.needs.units for charge in quota_use(quotas, reports, templates, servers).over_quota_sessions())
 
 
 def pressure(
@@ -68,26 +76,21 @@ def pressure(
     use: RecentUse | None = None,
     silent: Sequence[Report] = (),
     progress: ProgressOf = NO_PROGRESS,
+    servers: Iterable[HubServer] = (),
 ) -> Pressure:
     """Return which sessions make way for spawns in quota.
 
     ``reports``: those of all available agents. ``pending``: the hub's pending spawns, longest wait first. ``use``: the
     GPU work that counted as use; None: all work. ``silent``: the last reports of other agents, which count only for the
-    quotas. ``progress``: the spawns' progress in the queue, with the nodes that have CPU and memory for them. A spawn
+    quotas. ``servers``: all servers of the hub, of which those without a GPU count for the quotas too.
+    ``progress``: the spawns' progress in the queue, with the nodes that have CPU and memory for them. A spawn
     whose quota is unknown, because the hub does not show the user's groups, reclaims no units.
     """
     yielding = [(report, session) for report in reports for session in report.sessions if session.yields]
     if quotas is None or not quotas.reclaim.enabled:
         return Pressure(free_again=frozenset(session.id for _, session in yielding))
-    usage = quota_use(quotas, [*reports, *silent])
-    asking = _asking(
-        reports,
-        pending,
-        templates,
-        progress,
-        lambda server: _account_of(usage.accounts, server),
-        anywhere=quotas.reclaim.stop_after is not None,
-    )
+    usage = quota_use(quotas, [*reports, *silent], templates, servers)
+    asking = _asking(reports, pending, templates, progress, lambda server: account_of(usage.accounts, server), quotas)
     waiting = list(divided(list(asking), usage)[0])
     if not waiting:
         kept: dict[str, int] = {}
@@ -118,20 +121,6 @@ class ReclaimingSpawn:
     request: PlacementRequest
     anywhere: bool = False
     """Whether sessions of ineligible nodes make way, so that they are stopped, if no others can."""
-
-
-def _account_of(accounts: QuotaAccounts, server: HubServer) -> Account | None:
-    """Return the account to which a spawn will be charged; None: unknown."""
-    if server.groups is not None:
-        choices: Collection[Account] = accounts.of_user(server.user, server.groups)
-    elif server.quota or server.user in accounts.quotas.users:
-        # the hub has checked the choice
-        choices = [accounts.find(f"{kind}:{server.quota or server.user}", server.user) for kind in ("user", "group")]
-        choices = [account for account in choices if account.known]
-    else:
-        return None
-    named = [account for account in choices if not server.quota or account.name == server.quota]
-    return named[0] if named else None
 
 
 def _over_quota(
@@ -241,7 +230,7 @@ def _server_starts(session: SessionReport, report: Report) -> bool:
     return any(not other.confirmed and not set(other.gpus).isdisjoint(session.gpus) for other in report.sessions)
 
 
-_NO_ACCOUNT = Account("", Quota())
+_NO_ACCOUNT, _NO_QUOTAS = Account("", Quota()), Quotas()
 """The account of all spawns that need idle units. Quotas do not apply, because owners keep the lent units."""
 
 
@@ -306,12 +295,14 @@ def _asking(
     templates: Mapping[str, Template],
     progress: ProgressOf,
     account_of: Callable[[HubServer], Account | None] = lambda server: _NO_ACCOUNT,
-    anywhere: bool = False,
+    quotas: Quotas = _NO_QUOTAS,
 ) -> Iterator[Asking[ReclaimingSpawn]]:
     """Yield the waiting spawns with a known account that can use native units, which are useless to other layers.
 
-    ``anywhere``: see `ReclaimingSpawn.anywhere`. Nodes without CPU and memory for a spawn are ineligible.
+    ``quotas``: those in force; they say whether sessions are stopped, see `ReclaimingSpawn.anywhere`. Nodes without CPU
+    and memory for a spawn are ineligible.
     """
+    anywhere = quotas.reclaim.stop_after is not None
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
     names = frozenset(report.node for report in reports)
     for spawn in waiting_spawns(pending, reports, templates):
@@ -326,4 +317,5 @@ def _asking(
                 conditions=Conditions.of(spawn.template),
                 ineligible=frozenset() if nodes is None else names.difference(nodes),
             )
-            yield Asking(ReclaimingSpawn(spawn.server.label, request, anywhere), account, gpu.share.total_units)
+            needs = needs_of(spawn.template, quotas)
+            yield Asking(ReclaimingSpawn(spawn.server.label, request, anywhere), account, needs)

@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gpushare_spawner.metrics import GPU, HOST_MEMORY, NODE, families, session_families
+from gpushare_spawner.model.quota import NOTHING
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.quota.accounts import QuotaUsage
 from gpushare_spawner.service.actions.context import WAIT_BOUNDS, Counters
@@ -167,13 +168,13 @@ def _quotas(usage: QuotaUsage | None) -> Iterator[Metric]:
     )
     if usage is not None:
         beyond = usage.over_quota()
-        for account in usage.all_accounts():
+        for account in filter(lambda account: account.has_servers, usage.all_accounts()):
             key = [account.kind.value, account.name, account.department]
             guaranteed.add_metric(key, account.quota.guaranteed_units)
             if account.quota.maximum_units is not None:
                 maximum.add_metric(key, account.quota.maximum_units)
-            used.add_metric(key, usage.used(account))
-            over.add_metric(key, beyond.get(account.key, 0))
+            used.add_metric(key, usage.used(account).units)
+            over.add_metric(key, beyond.get(account.key, NOTHING).units)
     yield from (guaranteed, maximum, used, over)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from gpushare_spawner.model.part import matches_start
-from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.form import quota_now
 from gpushare_spawner.spawner.hub import SpawnRefused
@@ -75,7 +74,7 @@ class Offer:
         self,
         cards: Sequence[Profile],
         availability_now: AvailabilityNow | UnknownNow | None,
-        quotas: Callable[[Share], Sequence[QuotaChoice]] = lambda share: (),
+        quotas: Callable[[Template], Sequence[QuotaChoice]] = lambda template: (),
     ) -> list[dict[str, Any]]:
         """Return the entries for an admin's form, in KubeSpawner's terms. ``quotas``: see `Form.render`."""
         standard = self.default_of(cards)
@@ -84,7 +83,7 @@ class Offer:
             as_entry(
                 card,
                 availability_now.availability(card.template) if availability_now is not None else None,
-                quota_now(quotas(card.template.gpu.share)) if card.template.gpu is not None else "",
+                quota_now(quotas(card.template)),
             )
             if card.template is not None
             else own[card.slug]

@@ -144,6 +144,7 @@ class PodReservations(Reservations[PodShare]):
             opened_at=time.time(),
             user=ticket.request.tenant.user,
             quota=ticket.request.tenant.quota,
+            template=ticket.request.template.name,
             uncounted=Requested(request.cpu, request.memory, pods=1),
             neighbours=request.conditions.neighbours,
         )
@@ -160,7 +161,7 @@ class PodReservations(Reservations[PodShare]):
         """Reserve GPUs of another layer, which count in quotas and in the layer's free capacity."""
         request = ticket.request
         self._in_flight[token] = allocation_elsewhere(
-            f"{request.session}#{token}", request.share, request.tenant.user, request.tenant.quota, time.time()
+            f"{request.session}#{token}", request.share, request.tenant, request.template.name, time.time()
         )
         self._elsewhere[token] = Pending(offer.layer, request.share.total_units, offer.kept_off)
         ticket.result.set_result(PodShare(request, placement, (), token, offer=offer))

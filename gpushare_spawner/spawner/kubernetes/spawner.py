@@ -344,6 +344,10 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         attempt.overrides.apply_choice(choice)
         if template.gpu is not None:
             attempt.reserved(await self._reserve(choice, template, self.queue_timeout, attempt.progress))
+            return
+        if choice.quota:
+            await self._watch()
+        await self._admit_without_gpu(choice, template)
 
     async def _reserve(self, choice: Choice, template: Template, patience: float, progress: SpawnProgress) -> PodShare:
         """Reserve a share, waiting at most ``patience`` seconds. ``progress`` receives the events."""

@@ -220,7 +220,10 @@ class GPUShareMixin(GPUShareBase):
     async def _get_ready(self, choice: Choice) -> None:
         attempt, template = self._attempt, choice.profile.template
         attempt.overrides.apply_choice(choice)
-        if template is None or template.gpu is None:
+        if template is None:
+            return
+        if template.gpu is None:
+            await self._admit_without_gpu(choice, template)
             return
         cannot = layer_words.not_on_one_machine(template)
         if cannot:

@@ -180,6 +180,7 @@ class AgentReservations(Reservations[OpenedShare]):
             uncounted=uncounted,
             user=request.user,
             quota=request.quota,
+            template=request.template,
             layer=request.layer,
             neighbours=request.neighbours,
         )

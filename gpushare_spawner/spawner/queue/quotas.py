@@ -9,19 +9,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.quota import NOTHING, Quotas, ResourceAmounts
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation
-from gpushare_spawner.quota.accounts import Account, Charge, QuotaAccounts, QuotaUsage
+from gpushare_spawner.quota.accounts import Account, Charge, QuotaAccounts, QuotaUsage, needs_of
 from gpushare_spawner.quota.order import Admission, Asking, FairShare, admit, ordered
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.queue import Ticket
@@ -33,6 +34,10 @@ SAVE_EVERY = 30.0
 """
 BAD = ".bad"
 """Suffix with which an invalid file is renamed."""
+
+
+WITHOUT_GPU = "#without-gpu"
+"""Suffix of the session ids of servers without a GPU: a session of the same server may still be in the ledger."""
 
 
 class PastUse(BaseModel):
@@ -122,11 +127,24 @@ class QuotaChoice:
     """The quota's decision on a server now; None: unknown."""
 
 
+@dataclass(frozen=True)
+class ServerWithoutGpu:
+    """A server that starts or runs without a GPU. Its account is charged CPU and memory."""
+
+    user: str
+    quota: str
+    """The key of its account."""
+    template: str
+    opened_at: float
+    """Seconds since the epoch."""
+
+
 class QueueQuotas:
-    """The accounts of one ledger.
+    """The accounts of one ledger, and of the servers without a GPU.
 
     ``read`` returns the quotas in force, None without quotas. ``clock``: seconds since the epoch. ``history`` stores
-    use over quota across restarts; None if nothing is stored.
+    use over quota across restarts; None if nothing is stored. ``templates`` returns the templates in force, whose CPU
+    and memory count. ``without_gpu``: the servers without a GPU by session id; the caller changes it.
     """
 
     def __init__(
@@ -136,8 +154,15 @@ class QueueQuotas:
         read: Callable[[], Quotas | None] = lambda: None,
         clock: Callable[[], float] | None = None,
         history: QuotaHistory | None = None,
+        templates: Callable[[], Sequence[Template]] = tuple,
+        without_gpu: Mapping[str, ServerWithoutGpu] = MappingProxyType({}),
     ) -> None:
         self._ledger = ledger
+        self._templates = templates
+        self._guaranteed: dict[str, ResourceAmounts] = {}
+        """What the servers of each template need; the last known amounts of a template that was removed."""
+        self._without_gpu = without_gpu
+        self._charged_without_gpu: dict[str, ServerWithoutGpu] = {}
         self._read = read
         if clock is None:
             clock = WallClock()
@@ -146,8 +171,8 @@ class QueueQuotas:
         self.usage: QuotaUsage | None = None
         """The use of each account, as of the last `bring_up_to_date`; None without quotas."""
         self._fair: FairShare | None = None
-        self._over_quota: dict[str, int] = {}
-        self._capacity = 0
+        self._over_quota: dict[str, ResourceAmounts] = {}
+        self._capacity = NOTHING
         self._log = log
         self._history = history or QuotaHistory(None, log)
         self._warned = ""
@@ -158,24 +183,45 @@ class QueueQuotas:
 
         ``capacity``: units of 1 % of all GPUs. The caller must have updated the ledger.
         """
-        quotas, self._capacity = self._read(), capacity
-        if quotas is None:
-            self.usage = self._fair = None
+        self.recount()
+        self._capacity = ResourceAmounts(capacity)
+        if self.usage is None:
+            self._fair = None
             return
-        if self.usage is None or quotas != self.usage.accounts.quotas:
-            self._take_over(quotas)
+        quotas = self.usage.accounts.quotas
+        if quotas.count_resources:
+            nodes = [node.resources for node in self._ledger.capacity.nodes.values()]
+            cpu, memory = (node.most_cpu or 0 for node in nodes), (node.most_memory or 0 for node in nodes)
+            self._capacity = ResourceAmounts(capacity, sum(cpu), sum(memory))
         self._warn(quotas)
         if self._fair is None:
             self._fair = self._past_use(quotas)
         else:
             self._fair.half_life = quotas.half_life
-            self._fair.advance(self._clock(), self._over_quota, capacity)
+            self._fair.advance(self._clock(), self._over_quota, self._capacity)
         self._history.save(self._clock(), self._fair.all_used)
         self.note_use()
 
+    def recount(self) -> None:
+        """Read the quotas in force and the servers without a GPU. The caller must have updated the ledger."""
+        quotas = self._read()
+        if quotas is None:
+            self.usage = None
+            return
+        guaranteed = dict(self._guaranteed)
+        if quotas.count_resources:
+            guaranteed |= {template.name: needs_of(template, quotas) for template in self._templates()}
+        if self.usage is None or quotas != self.usage.accounts.quotas or guaranteed != self._guaranteed:
+            self._guaranteed = guaranteed
+            self._charged_without_gpu = {}
+            self.usage = QuotaUsage(QuotaAccounts(quotas))
+            for session, allocation in self._ledger.allocations.items():
+                self._changed(session, allocation)
+        self._charge_without_gpu(self.usage)
+
     def _warn(self, quotas: Quotas) -> None:
         """Log once if the guarantees exceed the reported GPUs."""
-        exceeds = (exceeds_cluster(quotas, self._capacity) or "") if self._capacity else ""
+        exceeds = (exceeds_cluster(quotas, self._capacity.units) or "") if self._capacity.units else ""
         if exceeds and exceeds != self._warned:
             self._log.warning("Quotas: %s", exceeds)
         self._warned = exceeds
@@ -195,33 +241,45 @@ class QueueQuotas:
         if self.usage is None or self._fair is None:
             return first_come
         asking = [
-            Asking(ticket, self._account(self.usage, ticket.request.tenant), ticket.request.share.total_units)
+            Asking(ticket, self._account(self.usage, ticket.request.tenant), self._needs(ticket.request.template))
             for ticket in first_come
             if not ticket.result.done()
         ]
         return ordered(asking, self.usage, self._fair, self._capacity)
 
-    def admission(self, tenant: Tenant, share: Share) -> Admission | None:
+    def admission(self, tenant: Tenant, template: Template) -> Admission | None:
         """Return whether a server would be within or over quota now, and the limit that refuses it.
 
         None if there are no quotas.
         """
         if self.usage is None:
             return None
-        return admit(self.usage, self._account(self.usage, tenant), tenant.user, share.total_units)
+        return admit(self.usage, self._account(self.usage, tenant), tenant.user, self._needs(template))
 
-    def admitted(self, admission: Admission, share: Share) -> None:
+    def admitted(self, admission: Admission) -> None:
         """Charge the entry penalty for a spawn that was placed over quota."""
         if self._fair is not None and not admission.in_quota:
-            self._fair.admitted(admission.account.key, share.total_units, self._capacity)
+            self._fair.admitted(admission.account.key, admission.needs, self._capacity)
+
+    def _needs(self, template: Template) -> ResourceAmounts:
+        return needs_of(template, self.usage.accounts.quotas if self.usage is not None else Quotas())
 
     def _account(self, usage: QuotaUsage, tenant: Tenant) -> Account:
         return usage.accounts.find(tenant.quota, tenant.user)
 
-    def _take_over(self, quotas: Quotas) -> None:
-        self.usage = QuotaUsage(QuotaAccounts(quotas))
-        for session, allocation in self._ledger.allocations.items():
-            self._changed(session, allocation)
+    def _charge_without_gpu(self, usage: QuotaUsage) -> None:
+        """Charge the servers without a GPU that are new, and no longer those that have ended."""
+        now = self._without_gpu if usage.accounts.quotas.count_resources else {}
+        if now == self._charged_without_gpu:
+            return
+        for session in self._charged_without_gpu.keys() - now.keys():
+            usage.drop(f"{session}{WITHOUT_GPU}")
+        for session, server in now.items():
+            account = usage.accounts.find(server.quota, server.user)
+            needs = self._guaranteed.get(server.template, NOTHING)
+            if not needs.units:  # the ledger has a server whose template has a GPU
+                usage.put(Charge(f"{session}{WITHOUT_GPU}", server.user, account, needs, server.opened_at))
+        self._charged_without_gpu = dict(now)
 
     def _past_use(self, quotas: Quotas) -> FairShare:
         """Return the saved use of earlier hub processes, plus the use since then by sessions that are over quota.
@@ -236,7 +294,7 @@ class QueueQuotas:
         if self.usage is not None:
             for charge in self.usage.over_quota_sessions():
                 since = charge.opened_at if kept is None else max(charge.opened_at, at)
-                fair.past(charge.account.key, charge.units, self._capacity, now - since)
+                fair.past(charge.account.key, charge.needs, self._capacity, now - since)
         return fair
 
     def _clock_was_set(self, by: float) -> None:
@@ -250,5 +308,7 @@ class QueueQuotas:
             self.usage.drop(session)
             return
         account = self.usage.accounts.find(allocation.quota, allocation.user)
-        charge = Charge(session, allocation.user, account, allocation.total_units, allocation.opened_at)
-        self.usage.put(charge)
+        counted = self.usage.accounts.quotas.count_resources
+        needs = self._guaranteed.get(allocation.template, NOTHING) if counted else NOTHING
+        needs = needs._replace(units=allocation.total_units)
+        self.usage.put(Charge(session, allocation.user, account, needs, allocation.opened_at))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from gpushare_spawner.model.layers import Placement
+from gpushare_spawner.model.quota import ResourceAmounts
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.capacity import Rating
@@ -25,7 +26,7 @@ from gpushare_spawner.placement.ledger import rating_steps
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.request import Demand
 from gpushare_spawner.placement.strategy import BestFit, Strategy
-from gpushare_spawner.quota.order import PREPAID_SECONDS
+from gpushare_spawner.quota.order import PREPAID_SECONDS, LimitExceeded
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow, UnknownNow, WaitEstimates
@@ -38,12 +39,12 @@ from gpushare_spawner.spawner.queue.queue import (
     SpawnQueue,
     Ticket,
 )
-from gpushare_spawner.spawner.queue.quotas import QueueQuotas, QuotaHistory
+from gpushare_spawner.spawner.queue.quotas import QueueQuotas, QuotaHistory, ServerWithoutGpu
 from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload, GpuSnapshot, SpawnRequest
 from gpushare_spawner.templates.folder import Policy
 from gpushare_spawner.wording import spawn_failures
 from gpushare_spawner.wording.amounts import duration
-from gpushare_spawner.wording.service import OVER_QUOTA_WAITS, exceeded
+from gpushare_spawner.wording.service import exceeded, over_quota_waits
 
 Reserved = TypeVar("Reserved", bound=Reservation)
 
@@ -88,14 +89,22 @@ class Reservations(ABC, Generic[Reserved]):
         nodes_are_added: bool = False,
         policy: Callable[[], Policy] = Policy,
         quota_usage_file: Path | None = None,
+        without_gpu: dict[str, ServerWithoutGpu] | None = None,
     ) -> None:
         self.log = log
+        self.without_gpu = without_gpu if without_gpu is not None else {}
+        """The hub's servers without a GPU, by session id; they count in quotas."""
         self.feed = feed or LedgerFeed()
         """The ledger of all reported shares and of those in flight; `snapshot` updates it."""
         self.strategy = strategy or BestFit()
         self.policy = policy
         self.quotas = QueueQuotas(
-            self.feed.ledger, log, lambda: policy().quotas, history=QuotaHistory(quota_usage_file, log)
+            self.feed.ledger,
+            log,
+            lambda: policy().quotas,
+            history=QuotaHistory(quota_usage_file, log),
+            templates=lambda: policy().templates,
+            without_gpu=self.without_gpu,
         )
         """The use of each account, and the resulting order in the queue."""
         self._expected = ExpectedWorkload(lambda: policy().templates)
@@ -289,15 +298,14 @@ class Reservations(ABC, Generic[Reserved]):
         if self._is_held_up(ticket):
             return True
         request = ticket.request
-        admission = self.quotas.admission(request.tenant, request.share)
+        admission = self.quotas.admission(request.tenant, request.template)
         if admission is not None and admission.refused is not None:
-            message = exceeded(admission.account, admission.refused, request.share.total_units)
-            ticket.refuse(SpawnRefused(message, reason="quota", status=409))
+            ticket.refuse(_refusal(admission.refused, admission.needs))
             return True
         placement = self._find_place(ticket, placer)
         if placement is None:
             if admission is not None and not admission.in_quota:
-                ticket.hint = f"{ticket.hint} {OVER_QUOTA_WAITS}"
+                ticket.hint = f"{ticket.hint} {over_quota_waits(admission)}"
             ticket.considered.set()
             with self._errors_noted():
                 await placer.hold(ticket, breaks)
@@ -308,7 +316,7 @@ class Reservations(ABC, Generic[Reserved]):
             return False
         placer.gave(allocation)
         if admission is not None:
-            self.quotas.admitted(admission, request.share)
+            self.quotas.admitted(admission)
         self._expected.spawned(ticket.request.template.name, time.monotonic())
         self._estimates.placed(ticket, snapshot, time.monotonic())
         return True
@@ -400,6 +408,24 @@ class Reservations(ABC, Generic[Reserved]):
             return UnknownNow()
         return available
 
+    async def admit_without_gpu(self, tenant: Tenant, template: Template) -> None:
+        """Raise SpawnRefused if a server without a GPU exceeds a limit of its account.
+
+        The caller adds the server to `without_gpu` at once, so that two simultaneous spawns see each other. While the
+        GPUs are unavailable, servers with a GPU count as in the last snapshot.
+        """
+        try:
+            self._count_quotas(await self.snapshot(max_age=self.place_every))
+        except self.unreachable as error:
+            self.log.warning("%s: %s", self.unavailable, error)
+        except Exception as error:
+            self.placement_failed(error)
+        self.without_gpu.pop(tenant.session, None)
+        self.quotas.recount()
+        admission = self.quotas.admission(tenant, template)
+        if admission is not None and admission.refused is not None:
+            raise _refusal(admission.refused, admission.needs)
+
     async def node_without_gpu(self, demand: Demand) -> str:
         """Return the node that the strategy chooses for a server without a GPU; empty if the scheduler decides.
 
@@ -440,3 +466,7 @@ class Reservations(ABC, Generic[Reserved]):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _refusal(refused: LimitExceeded, needs: ResourceAmounts) -> SpawnRefused:
+    return SpawnRefused(exceeded(refused, needs), reason="quota", status=409)

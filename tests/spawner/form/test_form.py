@@ -12,7 +12,6 @@ import pytest
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota.accounts import QuotaAccounts
 from gpushare_spawner.sharing.base import Tenant
@@ -426,9 +425,9 @@ async def test_spawns_that_wait_count_on_the_forms_of_others(make_hub: Any, agen
 def choices(quotas: dict[str, Any], groups: set[str], reservations: AgentReservations) -> Any:
     accounts = QuotaAccounts(Quotas.model_validate(quotas)).of_user("ada", groups)
 
-    def of(share: Share) -> list[QuotaChoice]:
+    def of(template: Template) -> list[QuotaChoice]:
         tenants = [Tenant("ada", quota=account.key) for account in accounts]
-        admissions = [reservations.quotas.admission(tenant, share) for tenant in tenants]
+        admissions = [reservations.quotas.admission(tenant, template) for tenant in tenants]
         return [QuotaChoice(account, admission) for account, admission in zip(accounts, admissions, strict=True)]
 
     return of

@@ -220,7 +220,7 @@ async def test_gpus_of_another_layer_count_in_the_quota_from_the_reservation_to_
     usage = cluster.reservations.quotas.usage
     assert usage is not None
     account = usage.accounts.find("group:ml", "ada")
-    assert usage.used(account) == 200
+    assert usage.used(account).units == 200
     made = cluster.pod("ada", "GPU-n-0", units=100, token="t1")
     said = pod_session(made["metadata"]["annotations"])
     said = replace(said, layer=LayerName.MIG, gpus=gpu_names(LayerName.MIG, "ada", 2), quota="group:ml")
@@ -229,11 +229,11 @@ async def test_gpus_of_another_layer_count_in_the_quota_from_the_reservation_to_
     assert isinstance(share, PodShare)
     assert cluster.reservations.arrived(share, made)
     assert (await cluster.ledger()).free_units("GPU-n-0") == 100
-    assert usage.used(account) == 200
+    assert usage.used(account).units == 200
     assert cluster.reservations._pending() == {}
     del cluster.pods.resources["hub/ada"]
     await cluster.ledger()
-    assert usage.used(account) == 0
+    assert usage.used(account).units == 0
 
 
 async def test_a_pod_that_arrives_while_the_cluster_is_read_is_never_missing(monkeypatch: Any) -> None:

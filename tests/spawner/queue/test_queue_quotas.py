@@ -10,7 +10,6 @@ import pytest
 
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation
@@ -175,16 +174,16 @@ async def test_a_restarted_hub_counts_what_sessions_that_run_have_used_over_quot
 
 async def test_a_spawn_that_was_placed_over_quota_pays_at_once(desk: Desk) -> None:
     desk.quotas.bring_up_to_date(CAPACITY)
-    admission = desk.quotas.admission(Tenant("x", quota="group:b"), Share(50))
+    admission = desk.quotas.admission(Tenant("x", quota="group:b"), request("x", "b").template)
     assert admission is not None
-    desk.quotas.admitted(admission, Share(50))
+    desk.quotas.admitted(admission)
     assert await desk.served(request("x", "b"), request("y", "little")) == ["y", "x"]
 
 
 async def test_without_quotas_nothing_is_admitted_or_refused(desk: Desk) -> None:
     desk.in_force = None
     desk.quotas.bring_up_to_date(CAPACITY)
-    assert desk.quotas.admission(Tenant("x"), Share(50)) is None
+    assert desk.quotas.admission(Tenant("x"), request("x", "b").template) is None
     assert not desk.quotas.anything_over_quota
 
 

@@ -23,6 +23,7 @@ from gpushare_spawner.model.report import ClaimsReport, Notice, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, split_session_id
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
 from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ChangedObjects, ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.layers import LayerReader
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, created_at, holds_share
@@ -433,7 +434,9 @@ class ClusterSnapshots:
         session = pod_session(metadata.get("annotations"), metadata.get("labels"))
         user = split_session_id(session.session)[0]
         if session.layer is not LayerName.NATIVE:
-            return allocation_elsewhere(_name(pod), session.share, user, session.quota, created_at(pod)), None
+            return allocation_elsewhere(
+                _name(pod), session.share, Tenant(user, quota=session.quota), session.template, created_at(pod)
+            ), None
         allocation = Allocation(
             session=_name(pod),
             gpus=session.gpus,
@@ -443,6 +446,7 @@ class ClusterSnapshots:
             opened_at=created_at(pod),
             user=user,
             quota=session.quota,
+            template=session.template,
             neighbours=session.neighbours,
         )
         return allocation, session.notice
@@ -480,7 +484,7 @@ class ClusterSnapshots:
         return Allocation(name, gpus, units, 0, units, created_at(pod))
 
 
-def allocation_elsewhere(session: str, share: Share, user: str, quota: str, opened_at: float) -> Allocation:
+def allocation_elsewhere(session: str, share: Share, tenant: Tenant, template: str, opened_at: float) -> Allocation:
     """Return a session's allocation on another sharing layer's GPUs, which reports do not contain, for the quotas."""
     gpus = tuple(f"{session}/{index}" for index in range(share.count))
     return Allocation(
@@ -489,8 +493,9 @@ def allocation_elsewhere(session: str, share: Share, user: str, quota: str, open
         share_units=share.units,
         effective_units=share.units,
         opened_at=opened_at,
-        user=user,
-        quota=quota,
+        user=tenant.user,
+        quota=tenant.quota,
+        template=template,
     )
 
 
