@@ -1,5 +1,5 @@
 """Random events of a cluster: the ledger that is kept is the one that would be made anew, never over-allocates, and
-keeps the rules of templates for sessions on one GPU.
+keeps the rules of templates for sessions on one GPU. No limit of the quotas that follow it is exceeded.
 
 Beside `test_ledger_feed`, where anything is told, this is a cluster in which each fact is true for a while: a server
 has a place because the ledger gave it one.
@@ -8,6 +8,7 @@ has a place because the ledger gave it one.
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -16,13 +17,17 @@ import pytest
 
 from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.layers import Placement
+from gpushare_spawner.model.quota import Quotas, ResourceAmounts
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import NeighbourRules, Share
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
 from gpushare_spawner.placement.ledger import Ledger, NodeHold, cheapest_hold
 from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
 from gpushare_spawner.placement.request import Conditions, PlacementRequest, workload_of
 from gpushare_spawner.placement.strategy import BestFit, Spread, StrandingAwareFgd
+from gpushare_spawner.quota.order import admit, exceeded_amounts
+from gpushare_spawner.spawner.queue.quotas import QueueQuotas, ServerWithoutGpu
 from tests.placement.reports import gpu, ledger_of, report, request
 
 NODES: dict[str, list[GpuReport]] = {
@@ -64,6 +69,40 @@ CONDITIONAL = [
 """Requests of templates with `placement`."""
 
 
+QUOTAS = Quotas.model_validate(
+    {
+        "groups": {
+            "science": {
+                "guarantee": 2,
+                "maximum": 2.5,
+                "cpu": {"guarantee": 6, "maximum": 8},
+                "servers": 4,
+                "teams": {
+                    "optics": {"guarantee": 1, "users": {"ada": {"guarantee": 0.5, "cpu": {"guarantee": 2}}}},
+                    "physics": {"memory": {"maximum": "5Gi"}, "teams": {"theory": {"maximum": 0.6}, "lasers": {}}},
+                },
+            },
+            "course": {"maximum": 0.6, "memory": {"guarantee": "2Gi"}, "per_user": {"servers": 2}},
+        },
+        "default": {"guarantee": 0.25, "cpu": {"maximum": 4}},
+    }
+)
+ACCOUNTS = ["user:ada", *(f"group:{name}" for name in ("optics", "theory", "lasers", "course", "gone")), "default:eve"]
+
+
+TEMPLATES = {
+    cores: Template.model_validate(
+        {
+            "name": f"{cores}-cores",
+            "display_name": "T",
+            "resources": {"cpu": {"guarantee": cores}, "memory": {"guarantee": f"{cores}Gi"}},
+        }
+    )
+    for cores in (0, 1, 3)
+}
+"""Servers with a GPU and servers without one count the CPU and memory of these."""
+
+
 class Cluster:
     """What is true, what the hub was told of it, and the ledger that it keeps by that.
 
@@ -85,9 +124,17 @@ class Cluster:
         self.told: dict[str, Report] = {}
         self.resources: dict[str, NodeResources] = {}
         self.holds: dict[str, NodeHold] = {}
-        self.placed = 0
+        self.placed = self.refused = 0
+        self.without_gpu: dict[str, ServerWithoutGpu] = {}
+        self.quotas = self.quotas_of(self.feed.ledger)
         for name in NODES:
             self.a_node_comes(name)
+
+    def quotas_of(self, ledger: Ledger) -> QueueQuotas:
+        log, templates = logging.getLogger("hub"), [*TEMPLATES.values()]
+        return QueueQuotas(
+            ledger, log, lambda: QUOTAS, lambda: self.clock, templates=lambda: templates, without_gpu=self.without_gpu
+        )
 
     def event(self) -> str:
         """Let one event happen; return its name."""
@@ -106,6 +153,9 @@ class Cluster:
             (4, self.a_spawn_claims),
             (4, self.a_hold_ends),
             (8, self.somebody_looks),
+            (8, self.a_server_without_a_gpu_starts),
+            (4, self.a_server_without_a_gpu_stops),
+            (2, self.an_agent_restarts),
             (0.1, self.a_night_passes),
             (0.2, self.the_ledger_is_made_anew),
         ]
@@ -117,8 +167,9 @@ class Cluster:
 
     def a_share_is_reserved(self) -> None:
         wanted, strategy = self.random.choice(self.requests), self.random.choice(STRATEGIES)
+        quota, cores = self.random.choice(ACCOUNTS), self.random.choice([*TEMPLATES])
         place = self.feed.ledger.place(wanted, strategy)
-        if place is None:
+        if place is None or not self._admits(quota, wanted.share.total_units, cores):
             return
         self._check_place(wanted.conditions, place)
         self.numbers += 1
@@ -132,7 +183,9 @@ class Cluster:
             place.borrowed,
             units,
             self.clock,
-            user=name,
+            user="eve",
+            quota=quota,
+            template=TEMPLATES[cores].name,
             uncounted=uncounted,
             neighbours=wanted.conditions.neighbours,
             last_units=wanted.share.last_units,
@@ -180,7 +233,11 @@ class Cluster:
             gpu_left = ledger.capacity.gpus[uuid].unowned if uuid in ledger.capacity.gpus else 0
             if more > max(0, gpu_left):
                 return
-        self.pods[name] = resized
+        self.quotas.recount()
+        usage, added = self.quotas.usage, ResourceAmounts(max(0, resized.total_units - pod.total_units))
+        assert usage is not None
+        if exceeded_amounts(usage, usage.accounts.find(pod.quota, pod.user), added) is None:
+            self.pods[name] = resized
         self.feed.put(EntrySource.SEEN, self.pods[name])
 
     def a_node_comes(self, name: str = "") -> None:
@@ -197,6 +254,32 @@ class Cluster:
             self.sent[name].clear()
             self.told.pop(name, None)
             self.feed.forget_node(name)
+
+    def an_agent_restarts(self) -> None:
+        """Its node has no report for a moment, then the same one."""
+        name = self._one_of(self.told)
+        if name:
+            self.feed.forget_node(name)
+            self.feed.report(self.told[name])
+
+    def a_server_without_a_gpu_starts(self) -> None:
+        quota, cores = self.random.choice(ACCOUNTS), self.random.choice([*TEMPLATES])
+        if self._admits(quota, 0, cores):
+            self.numbers += 1
+            self.without_gpu[f"s{self.numbers}"] = ServerWithoutGpu("eve", quota, TEMPLATES[cores].name, self.clock)
+
+    def a_server_without_a_gpu_stops(self) -> None:
+        name = self._one_of(self.without_gpu)
+        if name:
+            del self.without_gpu[name]
+
+    def _admits(self, quota: str, units: int, cores: int) -> bool:
+        self.quotas.recount()
+        usage, needs = self.quotas.usage, ResourceAmounts(units, 1000 * cores, cores * 2**30)
+        assert usage is not None
+        refused = admit(usage, usage.accounts.find(quota, "eve"), "eve", needs).refused
+        self.refused += refused is not None
+        return refused is None
 
     def an_agent_reports(self) -> None:
         """Sometimes with a GPU that is broken, cordoned, or has fallen off its bus."""
@@ -277,6 +360,24 @@ class Cluster:
             assert cheapest_hold(kept.capacity, wanted) == cheapest_hold(fresh.capacity, wanted)
         self._check_units()
         self._check_neighbours()
+        self._check_quotas(fresh)
+
+    def _check_quotas(self, fresh: Ledger) -> None:
+        """What is counted is what would be counted anew, and no maximum of any level is exceeded."""
+        self.quotas.recount()
+        anew = self.quotas_of(fresh)
+        anew.recount()
+        kept, made = self.quotas.usage, anew.usage
+        assert kept is not None
+        assert made is not None
+        assert kept._charges == made._charges
+        assert kept.over_quota(with_groups=True) == made.over_quota(with_groups=True)
+        for account in made.all_accounts():
+            assert kept.used(account) == made.used(account)
+            assert exceeded_amounts(kept, account, ResourceAmounts()) is None
+            for used, most in zip(kept.used(account), account.quota.maxima, strict=True):
+                assert most is None or used <= most
+            assert account.quota.servers is None or sum(1 for _ in kept.servers(account)) <= account.quota.servers
 
     def _check_units(self) -> None:
         """No GPU has more owners than units, whatever was lost and found meanwhile."""
@@ -342,6 +443,7 @@ def run(seed: int, events: int, requests: Sequence[PlacementRequest] = REQUESTS)
             error.add_note(f"seed {seed}, event {number}: {happened}")
             raise
     assert cluster.placed > events // 50
+    assert cluster.refused > events // 50
 
 
 @pytest.mark.parametrize("seed", [1, 2])
