@@ -234,7 +234,7 @@ async def test_daemon_that_an_admin_started_again_is_found(machine: Machine, eve
     pid = machine.pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    await eventually(lambda: "does not run" in (machine.session("ada").layer_trouble or ""))
+    await eventually(lambda: "is not running" in (machine.session("ada").layer_trouble or ""))
     by_hand = subprocess.Popen(["sleep", "60"])
     (machine.pipes() / "nvidia-cuda-mps-control.pid").write_text(str(by_hand.pid))
     try:
