@@ -246,4 +246,4 @@ def link(name: str, site: Path) -> None:
         if ".." not in file.parts:
             target = site / file
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(os.path.abspath(distribution.locate_file(file)))
+            target.symlink_to(os.path.abspath(str(distribution.locate_file(file))))

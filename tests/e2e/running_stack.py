@@ -20,6 +20,7 @@ from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.demo.machine import DemoFolder, Stack, free_ports, simulated_state
 from gpushare_spawner.model.report import SessionReport
 from tests.e2e.hub_api import Hub
+from tests.notebook.jupyter import WITHOUT_PAGES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TOKEN = "GPUSHARE_E2E_TOKEN"
@@ -49,6 +50,7 @@ c.JupyterHub.load_roles.append({
 })
 c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
 """
+E2E_CONFIG += f"c.Spawner.args.append({WITHOUT_PAGES!r})\n"
 
 
 class RunningStack:

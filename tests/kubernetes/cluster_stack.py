@@ -19,6 +19,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HT
 
 from gpushare_spawner.model.kubernetes.annotations import PodSession, pod_session
 from tests.e2e.hub_api import Hub
+from tests.notebook.jupyter import WITHOUT_PAGES
 from tests.ports import free_port
 
 from .agent_account import agent_token
@@ -122,6 +123,7 @@ class ClusterStack:
             GPUSHARE_TEMPLATES=str(self.templates), GPUSHARE_SERVICE_URL=self._service_url,
             GPUSHARE_SERVICE_OPTIONS="--cull-every=1",
             HUB_FOLDER=str(self.home), HUB_ADDRESSES=json.dumps(self._urls), HUB_TOKEN=self._token,
+            SERVER_ARGUMENT=WITHOUT_PAGES,
         )  # fmt: skip
         await self._until("hub", "/hub/health", lambda answer: answer.code == 200)
         # the dashboard sends its visitors to the hub to log in; before it is there, the hub answers in its place

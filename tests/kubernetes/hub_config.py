@@ -33,8 +33,7 @@ c.KubeSpawner.image = "standin/notebook:1"
 c.KubeSpawner.cmd = [sys.executable, "-m", "jupyterhub.singleuser"]
 c.KubeSpawner.start_timeout = 100
 c.KubeSpawner.http_timeout = 60
-if os.geteuid() == 0:
-    c.KubeSpawner.args = ["--allow-root"]
+c.KubeSpawner.args = [os.environ["SERVER_ARGUMENT"], *(["--allow-root"] if os.geteuid() == 0 else [])]
 
 # an administrator's program: the test
 c.JupyterHub.services = [{"name": "e2e", "api_token": os.environ["HUB_TOKEN"]}]

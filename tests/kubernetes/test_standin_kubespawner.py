@@ -12,6 +12,7 @@ import pytest
 from kubespawner import KubeSpawner
 from tornado.httpclient import AsyncHTTPClient
 
+from tests.notebook.jupyter import WITHOUT_PAGES
 from tests.spawner.running_hub import until
 
 from .sharing_hub import SharingHub, kube_access
@@ -44,7 +45,7 @@ async def test_a_real_notebook_server(make_hub: Callable[..., Any], cluster: Clu
         config.KubeSpawner.volume_mounts = [{"name": "home", "mountPath": "/home/jovyan"}]
         config.KubeSpawner.working_dir = "/home/jovyan"
         config.KubeSpawner.notebook_dir = "/home/jovyan"
-        config.Spawner.args = ["--allow-root"]
+        config.Spawner.args = ["--allow-root", WITHOUT_PAGES]
         config.Spawner.start_timeout = 40
         config.Spawner.http_timeout = 40
 

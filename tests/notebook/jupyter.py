@@ -18,6 +18,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token"
+WITHOUT_PAGES = "--ServerApp.jpserver_extensions=" + repr(
+    dict.fromkeys(("jupyter_lsp", "jupyter_server_terminals", "jupyterlab", "notebook", "notebook_shim"), False)
+)
+"""An argument of a server whose pages nobody opens: it starts in half of the time."""
 
 
 def install_shared_data(prefix: Path) -> None:
@@ -79,7 +83,10 @@ def _send(request: urllib.request.Request) -> tuple[int, Any]:
 
 @contextmanager
 def running(folder: Path, module: str = "jupyter_server", **environment: str) -> Iterator[Jupyter]:
-    """Start ``python -m module`` on a port of its own, with base URL /user/ada/; ends it in the end."""
+    """Start ``python -m module`` on a port of its own, with base URL /user/ada/; ends it in the end.
+
+    jupyter_server has the API alone, jupyterlab and notebook their pages too.
+    """
     install_shared_data(folder / "prefix")
     runtime = folder / "runtime"
     work = folder / "work"
@@ -108,6 +115,8 @@ def running(folder: Path, module: str = "jupyter_server", **environment: str) ->
     log = folder / "jupyter.log"
     with log.open("w") as output:
         command = [sys.executable, "-m", module, *(f"--{name}={value}" for name, value in options.items())]
+        if module == "jupyter_server":
+            command.append(WITHOUT_PAGES)
         process = subprocess.Popen(command, env=around, stdout=output, stderr=output, cwd=work)
         try:
             yield Jupyter(_address(process, runtime, log), log)
