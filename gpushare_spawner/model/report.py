@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from itertools import islice, zip_longest
 from typing import Annotated, Any, Literal, Self
 
@@ -509,10 +510,20 @@ def doubled_gpus(reports: Iterable[Report]) -> dict[str, tuple[str, ...]]:
     return {uuid: by_first_report(of_nodes) for uuid, of_nodes in nodes.items() if len(of_nodes) > 1}
 
 
-def shared_fields(source: object, kind: type[Any]) -> dict[str, Any]:
+def shared_fields(source: object, kind: Any) -> dict[str, Any]:
     """Return the source's attributes that are also fields of a dataclass or pydantic model.
 
     A session's annotations, open request, record, report and status use the same name for the same fact.
     """
-    names = kind.model_fields if issubclass(kind, BaseModel) else [field.name for field in fields(kind)]
-    return {name: getattr(source, name) for name in names if hasattr(source, name)}
+    own: Any = type(source)
+    return {name: getattr(source, name) for name in _shared_names(own, kind)}
+
+
+@cache  # pydantic takes microseconds to say that a model lacks an attribute
+def _shared_names(source: Any, kind: Any) -> tuple[str, ...]:
+    own = _field_names(source)
+    return tuple(name for name in _field_names(kind) if name in own or hasattr(source, name))
+
+
+def _field_names(kind: Any) -> Collection[str]:
+    return kind.model_fields if issubclass(kind, BaseModel) else [field.name for field in fields(kind)]
