@@ -27,6 +27,7 @@ from gpushare_spawner.agent.session_records import Cordons, SessionRecord
 from gpushare_spawner.agent.session_socket import ProcessEndpoints, SessionEndpoints
 from gpushare_spawner.agent.sessions.attribution import BypassWatch, UnconnectedProcesses, UnstatedMemory
 from gpushare_spawner.agent.sessions.conversation import Conversation
+from gpushare_spawner.agent.sessions.enforcer import Enforcer
 from gpushare_spawner.agent.sessions.environment import Libraries, mig_environment, mps_environment, session_environment
 from gpushare_spawner.agent.sessions.host_memory import GpuMemoryBudget, HostMemorySettings, NodeMemory, inform_arbiters
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
@@ -54,12 +55,14 @@ from gpushare_spawner.model.control import (
     ReportRequest,
     Request,
     ResizeRequest,
+    StopProcessesRequest,
     TierRequest,
 )
 from gpushare_spawner.model.layers import LAYERS, LayerName, Where, engine_environment
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import (
     MAX_TROUBLE,
+    BypassingProcess,
     DeliveredReport,
     GpuReport,
     HostUseReport,
@@ -114,6 +117,8 @@ class ControlRequests:
                 await self._set_controls(request)
             case MessageRequest():
                 self._registry.controls.message(self._session(request.id), request)
+            case StopProcessesRequest():
+                self._node.enforcer.stop(self._session(request.id), request.processes)
             case AskedRequest():
                 return AskedAnswer(asked=await self._registry.wait_for_ask(request.within)).model_dump()
             case AnswerRequest():
@@ -459,7 +464,9 @@ class Node:
         whole = {uuid: gpu for uuid, gpu in self.gpus.items() if gpu.mig is None}
         self.mps = MpsDaemons(whole, folder.mps, sessions, self.wall_clock, self.news)
         self._unstated = UnstatedMemory(self.gpus, context_bytes)
-        self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, BypassWatch(self._unstated))
+        self.enforcer = Enforcer(sessions, self.gpus.values(), self.news)
+        bypass = BypassWatch(self._unstated, self.enforcer.check)
+        self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, bypass)
         self.instances = InstanceWatch(instances, self.rounds, sessions, self._add_gpu, self._drop_gpu)
         self.cordons = Cordons(folder.cordons, self.wall_clock)
         self.requests = ControlRequests(self)
@@ -481,6 +488,7 @@ class Node:
         """Stop. The sessions stay in the state folder; their processes keep running until the next agent starts."""
         await self.instances.close()
         await self.rounds.close()
+        await self.enforcer.close()
         await self.mps.close()
         await self.suspensions.close()
         await self._checkpoints.close()
@@ -507,6 +515,7 @@ class Node:
             sessions=tuple(sorted(sessions, key=lambda session: (session.begun, session.id))),  # oldest first
             host_memory=self.memory.report(on_gpus),
             state_trouble=trouble[:MAX_TROUBLE] if trouble is not None else None,
+            stop_trouble=self.enforcer.trouble,
         ).with_cordons(self.cordons.now)
 
     def _gpu_report(self, arbitration: GpuArbitration) -> GpuReport:
@@ -651,6 +660,7 @@ def report_of_session(
         last_kernel_activity=session.kernels.last_activity if session.kernels else None,
         processes=len(session.cuda),
         bypassing_pids=session.bypassing,
+        over_limit=tuple(BypassingProcess(pid=each.pid, started=each.started) for each in session.over_limit),
         memory_limit_hits=session.memory_hits,
         host_use=host_use,
         lacks_requests=session.lacks_requests,

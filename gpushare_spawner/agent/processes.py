@@ -36,6 +36,15 @@ def sees_the_host() -> bool:
         return True
 
 
+def effective_capabilities(proc: Path | None = None) -> int | None:
+    """Return this process's effective capabilities, as the kernel's bits; None if /proc does not show them."""
+    try:
+        status = ((proc or PROC) / "self/status").read_text()
+        return next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
 def boot_id() -> str:
     """Return the ID of the machine's current boot."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()

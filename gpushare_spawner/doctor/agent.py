@@ -75,6 +75,9 @@ def report_findings(where: str, report: Report, gpus: tuple[Gpu, ...]) -> list[F
     if report.host_memory is None:
         what = "no budget of host memory: paged-out GPU memory can fill the machine's memory"
         results.append(note("host memory", what, "Start the agent without `--host-memory off`."))
+    if report.stop_trouble is not None:
+        what = f"templates with `gpu.bypass.action: stop` only notify on this machine: {report.stop_trouble}"
+        results.append(skipped("stop of bypassing processes", what))
     for session in report.sessions:
         if session.layer_trouble is not None:
             remedy = _LAYER_REMEDIES.get(session.layer, _LOGS)

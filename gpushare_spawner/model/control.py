@@ -26,7 +26,7 @@ from gpushare_spawner.model.controls import (
 )
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.quantity import Instant, PercentOrBytes
-from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.report import BypassingProcess, Notice
 from gpushare_spawner.model.share import (
     MAX_LENGTH,
     NO_NEIGHBOUR_RULES,
@@ -242,6 +242,18 @@ class MessageRequest(_Request):
         return without_message(standing, self.cause or MessageCause.ADMIN)
 
 
+class StopProcessesRequest(_Request):
+    """Request to stop processes that bypass the library, of which the session's user has a message of cause BYPASS.
+
+    The agent checks by its own facts that each process belongs to the session and makes it exceed its memory limit. The
+    others are ignored.
+    """
+
+    op: Literal["stop-processes"] = "stop-processes"
+    id: SessionId
+    processes: tuple[BypassingProcess, ...]
+
+
 class AnswerRequest(_Request):
     """Answer to an ask of the session's notebook server. It is not an error if the ask was dropped."""
 
@@ -277,7 +289,14 @@ class CordonRequest(_Request):
 
 
 ServiceRequest = (
-    TierRequest | ResizeRequest | NoticeRequest | ControlsRequest | MessageRequest | AnswerRequest | CordonRequest
+    TierRequest
+    | ResizeRequest
+    | NoticeRequest
+    | ControlsRequest
+    | MessageRequest
+    | StopProcessesRequest
+    | AnswerRequest
+    | CordonRequest
 )
 """Requests of the service, without an answer of their own."""
 Request = Annotated[

@@ -58,6 +58,8 @@ class MessageCause(StrEnum):
     """The session's GPU or node is drained. The message ends with the drain."""
     ACTION = "action"
     """An admin acted on the session and gave a reason. The message lasts like one of cause ADMIN."""
+    BYPASS = "bypass"
+    """Processes without the library make the session exceed its memory limit. The message lasts as long."""
 
     @classmethod
     def _missing_(cls, value: Any) -> MessageCause:

@@ -257,6 +257,14 @@ class HostUseReport(MessagePart):
     memory_bytes: Amount
 
 
+class BypassingProcess(MessagePart):
+    """A process that uses a GPU without the library, distinct from later processes with the same pid."""
+
+    pid: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    started: Amount
+    """Clock ticks since the machine's boot."""
+
+
 class SessionReport(MessagePart):
     """One notebook server that holds a share."""
 
@@ -344,6 +352,9 @@ class SessionReport(MessagePart):
     """Number of CUDA processes connected to the agent."""
     bypassing_pids: tuple[int, ...] = ()
     """Processes of the session that use the GPU without the library, because they unset LD_PRELOAD."""
+    over_limit: tuple[BypassingProcess, ...] = ()
+    """Those of them, largest first, without which the session would be within its memory limit; empty: it is within its
+    limit, or they cannot be attributed to it with certainty."""
     notice: Notice | None = None
     delivered: DeliveredReport = DeliveredReport()
     memory_limit_hits: MemoryLimitHits = NO_HITS
@@ -440,6 +451,8 @@ class Report(MessagePart):
     state_trouble: Annotated[str, Field(max_length=MAX_TROUBLE)] | None = None
     """Why records of sessions and tier changes are only in the agent's memory, and lost if it stops; None if they are
     on disk."""
+    stop_trouble: Annotated[str, Field(max_length=MAX_TROUBLE)] | None = None
+    """Why the agent cannot stop processes that bypass the library, as a clause; None: it can."""
     claims: ClaimsReport | None = None
     """Settings of pods that get GPUs through claims (resource.k8s.io); None: extended resources are used, or there are
     no pods."""

@@ -107,6 +107,17 @@ class GpuTime(FilePart):
     """At most this part of the GPU's time, also while other sessions are idle; not less than the fraction."""
 
 
+class GpuBypass(FilePart):
+    """Consequence for processes that use the GPU without the library while the session exceeds its memory limit."""
+
+    action: Literal["report", "notify", "stop"] = "report"
+    """`report`: the dashboard and the metrics show such processes. `notify`: while they make the session hold more GPU
+    memory than `gpu.memory.limit`, the user gets a message too. `stop`: after the message and `grace`, the processes
+    that still do are stopped, the largest first, until the session is within its limit."""
+    grace: Seconds = 60.0
+    """Time from the message to the stop."""
+
+
 class TemplateGpu(FilePart):
     """A fraction of one GPU, a number of whole GPUs, or a fraction of each of several GPUs."""
 
@@ -120,6 +131,8 @@ class TemplateGpu(FilePart):
     """Time of the GPU."""
     memory: GpuMemory = GpuMemory()
     """Memory of the GPU."""
+    bypass: GpuBypass = GpuBypass()
+    """Processes without the library."""
     layer: LayerName | None = None
     """The sharing layer that provides the GPU, like `kai`. Not given: that of the nodes in `layers.yaml`, or else
     `native`."""
@@ -517,6 +530,9 @@ def _broken_promises(gpu: TemplateGpu, idle: Idle, layer: Layer) -> Iterator[Bro
     if "limit" in gpu.time.model_fields_set and gpu.time.limit < UNITS_PER_GPU:
         what = f"{layer.title} does not limit the GPU time of a session in this way"
         yield BrokenPromise("gpu.time.limit", what, "remove the line")
+    if gpu.bypass.action != "report":
+        what = f"with {layer.title} the agent does not watch for processes without the library"
+        yield BrokenPromise("gpu.bypass", what, "remove the field")
     kept = f"with {layer.title} an idle server keeps its GPU until it stops"
     for field, after, action in (
         ("downgrade_after", idle.downgrade_after, IdleReach.DOWNGRADE),

@@ -138,8 +138,9 @@ class DialogTargets:
         """Return the target of a session that the caller may act on."""
         limits, all_sessions, reach = session.keep_limits, self.caller.acts_on_all, LAYERS[session.layer].reach
         may_keep = min(limits.longest_seconds, limits.per_day, limits.at_once) > 0
-        # a drain's message ends with the drain
-        withdrawable = [message.text for message in session.messages if message.cause is not MessageCause.DRAIN]
+        # the service's own messages end with their cause
+        lasting = {MessageCause.DRAIN, MessageCause.BYPASS}
+        withdrawable = [message.text for message in session.messages if message.cause not in lasting]
         forms = {
             "keep": all_sessions or may_keep,
             "end-keep": session.keep is not None,

@@ -24,6 +24,7 @@ from gpushare_spawner.service.waiting import (
     quota_use,
     waiting_spawns,
 )
+from gpushare_spawner.wording.service import cannot_stop
 
 AVAILABLE: tuple[Kind, ...] = ("lent", "free")
 """The kinds of units that a new session can get."""
@@ -130,6 +131,14 @@ class ServiceSnapshot:
                 yield report, gpu, on.get(gpu.uuid, [])
 
 
+def _cannot_stop(reports: Sequence[KnownReport], templates: Mapping[str, Template]) -> Iterator[str]:
+    """Yield a sentence for each agent that cannot stop processes although a template says so."""
+    names = sorted(name for name, one in templates.items() if one.gpu is not None and one.gpu.bypass.action == "stop")
+    for report in reports if names else ():
+        if report.stop_trouble is not None:
+            yield cannot_stop(report.node, report.stop_trouble, names)
+
+
 @dataclass(frozen=True)
 class DashboardSources:
     """The sources of the pages and the API."""
@@ -157,5 +166,6 @@ class DashboardSources:
             waiting = waiting_spawns(pending, reports, templates)
             if waiting and with_progress:
                 waiting = in_order(waiting, await self.progress([spawn.server for spawn in waiting]))
-        quotas, servers, notes = context.quotas(), tuple(context.servers()), tuple(self.notes())
+        quotas, servers = context.quotas(), tuple(context.servers())
+        notes = (*self.notes(), *_cannot_stop(reports, templates))
         return ServiceSnapshot(instant, snapshots, decisions, templates, pending, waiting, quotas, servers, notes)

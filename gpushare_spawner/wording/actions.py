@@ -7,7 +7,7 @@ is unknown here. Sentences about idle actions are in `wording.idle_decisions`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gpushare_spawner.idle.keep import KeepRefusal, KeepsLeft, WhyNoKeep
 from gpushare_spawner.model.layers import Layer
@@ -64,6 +64,33 @@ def taken_out(where: str, reason: str) -> str:
     reason = reason.rstrip()
     end = "" if not reason or reason[-1] in ".!?" else "."
     return f"{where} is being taken out of service. {reason}{end}".rstrip()
+
+
+def bypass_notice(pids: Sequence[int], limit: int, grace: float | None) -> str:
+    """Return the notice for the user of a session that processes without the library make exceed its memory limit.
+
+    ``pids``: those processes, on their node; ``limit``: bytes; ``grace``: seconds, None if they are not stopped.
+    """
+    shown = ", ".join(map(str, pids[:5])) + (f" and {len(pids) - 5} more" if len(pids) > 5 else "")
+    one = len(pids) == 1
+    end = "Please end it." if one else "Please end them."
+    if grace is not None:
+        end = (
+            f"{'It' if one else 'They'} will be stopped {duration(grace)} after this message if the session still does."
+        )
+    return (
+        f"{'Process' if one else 'Processes'} {shown} (as numbered on the node) {'uses' if one else 'use'} the GPU "
+        "without GPU sharing: LD_PRELOAD was unset. The session holds more GPU memory than it may "
+        f"({memory(limit)}). {end}"
+    )
+
+
+def process_stopped(pid: int, limit: int) -> str:
+    """Return why a process of a session is stopped. ``limit``: the session's memory limit in bytes."""
+    return (
+        f"Process {pid} is stopped: it used the GPU without GPU sharing, and the session held more GPU memory than it "
+        f"may ({memory(limit)})."
+    )
 
 
 NUMBER_REUSED = "Another request has the same number. Send the request again."

@@ -103,6 +103,7 @@ def changed(status: ShareStatus) -> str:
             return f"Your GPU share is restored: {gpu_share(status.share_units, gpus)}."
 
 
+BYPASS_SUBJECT = "Your GPU session holds more GPU memory than it may"
 DEFAULT_SUBJECT = (
     "{% if action == 'stop' %}Your notebook server will stop{% else %}Your GPU share will be {{ action }}d{% endif %} "
     "at {{ time }}"

@@ -132,3 +132,10 @@ def test_a_socket_of_another_user_is_not_checked(tmp_path: Path, monkeypatch: py
     (found,), _ = check(path, ())
     assert found.level is Level.SKIPPED
     assert "run `gpushare doctor` as root" in found.what
+
+
+def test_agent_that_cannot_stop_processes_is_no_problem_and_said() -> None:
+    report = Report(node="n", published_at=0, gpus=(), stop_trouble="it lacks the capability KILL")
+    said = {found.where: (found.level, found.what) for found in report_findings("socket", report, ())}
+    what = "templates with `gpu.bypass.action: stop` only notify on this machine: it lacks the capability KILL"
+    assert said["stop of bypassing processes"] == (Level.SKIPPED, what)

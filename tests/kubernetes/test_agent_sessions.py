@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.kubernetes.cluster_agent import answer_in_cluster
 from gpushare_spawner.clients.api import ApiFailure
 from gpushare_spawner.model.control import CloseRequest, ControlRefused
-from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep, Message
+from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep, Message, MessageCause
 from gpushare_spawner.model.frames import AskKind, Kind, Role
 from gpushare_spawner.model.kubernetes.annotations import (
     SHARE,
@@ -23,6 +30,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     labels,
     messages_patch,
     notice_patch,
+    stop_processes_patch,
     tier_patch,
 )
 from gpushare_spawner.model.kubernetes.container_requests import Requests, requests_patch
@@ -73,6 +81,45 @@ async def test_engine_of_a_pods_session_is_reported_and_its_memory_stays_plain(a
     welcome, _device = await peer.connect(Role.CUDA)
     assert welcome.fields[4] == 0
     peer.close()
+
+
+def is_over(agent: NodeAgent, name: str) -> bool:
+    return bool(present(agent.node.report().session(name)).over_limit)
+
+
+async def test_named_process_of_the_pod_is_stopped_and_a_forged_name_stops_none(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "print('ready', flush=True); input()"
+    async with contextlib.AsyncExitStack() as stack:
+        programs = [
+            subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for _ in range(2)
+        ]
+        for program in programs:
+            stack.callback(program.communicate)
+            stack.callback(program.kill)
+        pods = {}
+        for name, program in zip(("ada", "eve"), programs, strict=True):
+            await agent.running(name, memory_limit="1Gi")
+            pods[program.pid] = present(agent.node.sessions[name].record.pod).uid
+        cgroup = processes.cgroup
+        monkeypatch.setattr(
+            processes, "cgroup", lambda pid: f"/kubepods/pod{pods[pid]}/1" if pid in pods else cgroup(pid)
+        )
+        shown = GpuState(healthy=True, processes={program.pid: 2 * GIB for program in programs})
+        agent.source.states[FIRST.uuid] = shown
+        for name in ("ada", "eve"):
+            await agent.until(partial(is_over, agent, name))
+        (of_ada,) = present(agent.node.report().session("ada")).over_limit
+        notice = messages_patch([Message(text="Over.", by="culler", at=1.0, cause=MessageCause.BYPASS)])
+        await agent.annotate("eve", {**notice, **stop_processes_patch([of_ada])})
+        await agent.annotate("ada", stop_processes_patch([of_ada]))
+        await asyncio.sleep(1.0)
+        assert [program.poll() for program in programs] == [None, None], "ada does not know of it"
+        await agent.annotate("ada", {**notice, **stop_processes_patch([of_ada])})
+        await agent.until(lambda: programs[0].poll() is not None)
+        assert (programs[0].poll(), programs[1].poll()) == (-signal.SIGTERM, None)
 
 
 async def test_the_socket_is_where_the_container_was_told(agent: NodeAgent) -> None:

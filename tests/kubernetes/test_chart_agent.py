@@ -335,6 +335,16 @@ def test_right_to_suspend_processes_is_off_by_default_and_needs_the_hosts_pids()
         render({"suspend": {"enabled": True}, "node": {"hostPID": False}})
 
 
+def test_right_to_stop_processes_is_off_by_default_and_needs_the_hosts_pids() -> None:
+    stopping = container(render({"enforcer": {"enabled": True}}))
+    assert stopping["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["KILL"]}
+    both = container(render({"enforcer": {"enabled": True}, "suspend": {"enabled": True}}))
+    assert both["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE", "KILL"]
+    for values in ({"node": {"hostPID": False}}, {"observe": True}):
+        with pytest.raises(Exception, match=r"has to be (true|false)"):
+            render({"enforcer": {"enabled": True}, **values})
+
+
 def test_gpus_are_claimed_from_nvidias_plugin() -> None:
     items = render(EVERYTHING)
     assert container(items)["resources"]["limits"]["nvidia.com/gpu"] == 4

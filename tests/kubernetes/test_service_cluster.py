@@ -19,14 +19,15 @@ from gpushare_spawner.model.control import (
     CordonRequest,
     MessageRequest,
     NoticeRequest,
+    StopProcessesRequest,
     TierRequest,
 )
-from gpushare_spawner.model.controls import Ask, Controls, Cordon, Exemption, Keep, Message
+from gpushare_spawner.model.controls import Ask, Controls, Cordon, Exemption, Keep, Message, MessageCause
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.kubernetes import node_reports
 from gpushare_spawner.model.kubernetes.annotations import SHARE, borrowed_patch, notice_patch, tier_patch
 from gpushare_spawner.model.kubernetes.objects import REPORT_STALE_SECONDS, report_name
-from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
+from gpushare_spawner.model.report import BypassingProcess, GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions import share
@@ -622,6 +623,26 @@ async def test_controls_are_written_to_the_pod_and_seen_at_once(namespace: HubNa
     said = await namespace.session("ann")
     assert (said.controls, said.messages) == (controls, (message,))
     await seen(nodes, "node-a", has("ann", keep=controls.keep, exemption=controls.exemption, messages=(message,)))
+
+
+async def test_processes_to_stop_are_named_on_the_pod_as_long_as_its_user_has_the_notice(
+    namespace: HubNamespace, nodes: Cluster
+) -> None:
+    await namespace.open("ann")
+    process = BypassingProcess(pid=4711, started=5)
+    await namespace.publish(ann={"over_limit": (process,)})
+    agent = await seen(nodes, "node-a", has("ann", over_limit=(process,)))
+    message = Message(text="Over.", by="culler", at=1e9, cause=MessageCause.BYPASS)
+    await agent.send(MessageRequest(id="ann", message=message))
+    await agent.report()
+    await agent.send(StopProcessesRequest(id="ann", processes=(process,)))
+    assert (await namespace.session("ann")).stop_processes == (process,)
+    await agent.report()
+    await agent.send(MessageRequest(id="ann", message=message.model_copy(update={"cause": MessageCause.ADMIN})))
+    assert (await namespace.session("ann")).stop_processes == (process,)
+    await agent.report()
+    await agent.send(MessageRequest.withdraw("ann", MessageCause.BYPASS))
+    assert (await namespace.session("ann")).stop_processes == ()
 
 
 async def test_what_a_notebook_server_asks_is_carried_out_once_and_answered_on_the_pod(

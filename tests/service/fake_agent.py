@@ -42,6 +42,7 @@ class FakeAgent:
         self.sessions: dict[str, SessionReport] = {}
         self.asked: list[Any] = []
         self.cordons: tuple[Cordon, ...] = ()
+        self.stop_trouble: str | None = None
         self.answers: list[AskAnswer] = []
         self._rules: dict[str, UseRule | None] = {}
         self._counts: dict[str, UseCount] = {}
@@ -99,7 +100,11 @@ class FakeAgent:
 
     def report(self) -> Report:
         report = Report(
-            node=self.node, published_at=self.clock(), gpus=self.gpus, sessions=tuple(self.sessions.values())
+            node=self.node,
+            published_at=self.clock(),
+            gpus=self.gpus,
+            sessions=tuple(self.sessions.values()),
+            stop_trouble=self.stop_trouble,
         )
         return report.with_cordons(self.cordons)
 

@@ -12,14 +12,14 @@ from gpushare_spawner.idle.use import Observation, RecentUse
 from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import GpuReport, HostMemoryReport
+from gpushare_spawner.model.report import BypassingProcess, GpuReport, HostMemoryReport
 from gpushare_spawner.model.share import Tier, UseRule
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.api.entries import problems
 from gpushare_spawner.service.hub.caller import Caller
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
-from gpushare_spawner.service.sources import ServiceSnapshot
+from gpushare_spawner.service.sources import ServiceSnapshot, _cannot_stop
 from gpushare_spawner.service.waiting import waiting_spawns
 from gpushare_spawner.wording.amounts import utc
 from tests.present import present
@@ -91,6 +91,22 @@ def test_a_limit_of_gpu_time_is_shown_with_the_share() -> None:
     assert (limits["zoe"], limits["ann"]) == (40, 100)
     assert page(report).count("at most 40 %") == 1
     assert "at most 100 %" not in page(report)
+
+
+def test_processes_that_exceed_the_limit_without_the_library_are_named_and_so_is_an_agent_that_stops_none() -> None:
+    hog = BypassingProcess(pid=4711, started=5)
+    report = afternoon(session("zoe", bypassing_pids=(4711, 42), over_limit=(hog,), gpus=("GPU-1",)))
+    assert "With 4711 the session holds more GPU memory than it may." in page(report)
+    assert "more GPU memory than it may" not in page(afternoon())
+    exam = Template.model_validate(
+        {"name": "exam", "display_name": "Exam", "gpu": {"fraction": 0.5, "bypass": {"action": "stop"}}}
+    )
+    able, unable = report, report.model_copy(update={"stop_trouble": "it lacks the capability KILL"})
+    assert list(_cannot_stop([able, unable], {})) == list(_cannot_stop([able], {"exam": exam})) == []
+    assert list(_cannot_stop([able, unable], {"exam": exam})) == [
+        "The agent of workstation cannot stop processes that bypass the library: it lacks the capability KILL. "
+        "gpu.bypass of exam only notifies there."
+    ]
 
 
 def test_a_session_over_quota_is_marked_and_its_quota_is_named() -> None:

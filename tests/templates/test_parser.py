@@ -75,7 +75,7 @@ def test_a_good_template() -> None:
         ("gpu: {count: '1'}", 'x.yaml:3: gpu.count: must be a whole number, not "1"; write a number without quotes'),
         (
             "gpu: 0.25",
-            "x.yaml:3: gpu: must have fields, not 0.25; its fields are fraction, count, time, memory, layer, models",
+            "x.yaml:3: gpu: must have fields, not 0.25; its fields are fraction, count, time, memory, bypass",
         ),
         ("gpu:\n  fraction: 0.5\n  modles: [a]", "x.yaml:5: gpu.modles: unknown field; did you mean 'models'?"),
         ("gpu: {fraction: 0.5, models: a100}", "x.yaml:3: gpu.models: must be a list, not a100; write [a100]"),

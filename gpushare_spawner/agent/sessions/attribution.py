@@ -1,6 +1,7 @@
 """Attribution of GPU processes to sessions, and the memory that no connection of theirs states.
 
-Sharing is cooperative: the agent reports processes that use a GPU without the library and stops none.
+Sharing is cooperative: the agent reports processes that use a GPU without the library. It stops only those that exceed
+their session's memory limit, on request, see sessions/enforcer.py.
 
 The agent attributes a process by the kernel's facts (ancestors, cgroup, uid), never by its environment, and not by a
 connection alone. `BypassWatch` also reports two kinds of connected processes. A process that holds much more memory
@@ -70,7 +71,10 @@ def owners(sessions: Iterable[Session]) -> list[ProcessOwner]:
 
 
 def attributed(
-    pids: Iterable[int], owners: Iterable[ProcessOwner], connected: Mapping[int, str] = MappingProxyType({})
+    pids: Iterable[int],
+    owners: Iterable[ProcessOwner],
+    connected: Mapping[int, str] = MappingProxyType({}),
+    by_uid: bool = True,
 ) -> dict[str, set[int]]:
     """Return the processes of each session; processes without a session are omitted. Reads /proc.
 
@@ -79,14 +83,15 @@ def attributed(
     name; otherwise to the oldest session of its uid, unless that is root's or the agent's own.
 
     `connected`: the sessions of connected processes, by pid. A connection decides only between sessions that match
-    equally by the kernel's facts, for example two sessions of one user.
+    equally by the kernel's facts, for example two sessions of one user. `by_uid`: whether the last rule applies; a
+    user's process that is outside of all servers matches by it.
     """
     owners = list(owners)
     by_server = _sessions_by((owner.server, owner.session) for owner in reversed(owners) if owner.server is not None)
     by_cgroup = _own_cgroups(owners)
     by_pod = _sessions_by((owner.pod, owner.session) for owner in reversed(owners) if owner.pod)
-    by_uid: dict[int | None, list[str]] = _sessions_by(
-        (owner.uid, owner.session) for owner in owners if owner.uid not in (None, 0, os.geteuid())
+    of_uid: dict[int | None, list[str]] = _sessions_by(
+        (owner.uid, owner.session) for owner in owners if by_uid and owner.uid not in (None, 0, os.geteuid())
     )
     matches: dict[str, set[int]] = {}
     for pid in pids:
@@ -95,7 +100,7 @@ def attributed(
             _by_descent(pid, by_server)
             or by_cgroup.get((cgroup, uid))
             or by_pod.get(_pod_uid(cgroup))
-            or by_uid.get(uid)
+            or of_uid.get(uid)
         )
         if sessions:
             session = connected.get(pid, "")
@@ -125,9 +130,13 @@ def _sessions_by(pairs: Iterable[tuple[_Key, str]]) -> dict[_Key, list[str]]:
 class BypassWatch:
     """Compares NVML's list of processes with the connections after each query of NVML."""
 
-    def __init__(self, unstated: UnstatedMemory) -> None:
-        """Start without suspects. `unstated` receives each of the driver's answers before this object does."""
+    def __init__(self, unstated: UnstatedMemory, updated: Callable[[Session], None] = lambda session: None) -> None:
+        """Start without suspects. `unstated` receives each of the driver's answers before this object does.
+
+        `updated` is called with each session after its `over_limit` was set.
+        """
         self._unstated = unstated
+        self._updated = updated
         self._suspects: dict[str, set[int]] = {}
 
     async def update(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> None:
@@ -157,7 +166,35 @@ class BypassWatch:
                     ", ".join(f"{pid}{_remark(pid, connected, elsewhere.get(name, ()))}" for pid in sorted(new)),
                 )
             session.bypassing = sure
+        over = {name: pids for name in sessions if (pids := self._over_limit(states, sessions[name]))}
+        certain: Mapping[str, set[int]] = {}
+        if over:
+            named_pids = [pid for of_session in over.values() for pid in of_session]
+            certain = await asyncio.to_thread(attributed, named_pids, owners(sessions.values()), by_uid=False)
+        for name, session in sessions.items():
+            named = (processes.named(pid) for pid in over.get(name, ()) if pid in certain.get(name, ()))
+            session.over_limit = tuple(process for process in named if process is not None)
+            self._updated(session)
         self._suspects = suspects
+
+    def _over_limit(self, states: Mapping[str, GpuState], session: Session) -> list[int]:
+        """Return the bypassing processes, largest first, without which the session would be within its limits.
+
+        A session may hold no memory of other sessions' GPUs.
+        """
+        limits, over = session.memory_limits, []
+        for gpu, state in states.items() if session.bypassing else ():
+            amounts = {
+                pid: self._unstated.beyond_context(pid, gpu, state.processes[pid] or 0)
+                for pid in session.bypassing
+                if pid in state.processes
+            }
+            beyond = self._unstated.stated(session, gpu) + sum(amounts.values()) - limits.get(gpu, 0)
+            for pid in sorted(amounts, key=lambda pid: (-amounts[pid], pid)):
+                if beyond > 0 and amounts[pid] > 0:
+                    over.append(pid)
+                beyond -= amounts[pid]
+        return list(dict.fromkeys(over))
 
     def _pretending(self, sessions: Mapping[str, Session]) -> dict[str, set[int]]:
         """Return, by session, the connected processes that hold much more memory than they have stated."""
@@ -303,6 +340,18 @@ class UnstatedMemory:
         self._figures: dict[Process, _Figures] = {}
         self.amounts: dict[Process, int] = {}
         """Bytes that each process holds beyond its context and its stated memory; at least one `STEP`."""
+
+    def stated(self, session: Session, gpu: str) -> int:
+        """Return the bytes that all processes of a session state on the GPU with this UUID."""
+        return sum(_stated_bytes((gpu,), (session,)).values())
+
+    def beyond_context(self, pid: int, gpu: str, shown: int) -> int:
+        """Return the bytes that a process holds for certain beyond its context and its stated memory.
+
+        ``shown``: the driver's figure, in bytes.
+        """
+        context = 0 if self._gpus[gpu].simulated else self._context_bytes + UNSTATED_SLACK
+        return max(0, shown - context - self._figures.get((pid, gpu), _Figures()).stated)
 
     def update(self, states: Mapping[str, GpuState], sessions: Collection[Session]) -> None:
         """Process an answer of the driver, keyed by GPU UUID, and set the sessions' `context_bytes`."""

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.session_limit import SessionLimit
 from gpushare_spawner.agent.session_records import SessionRecord
 from gpushare_spawner.agent.session_socket import Connection, FrameHandler, SessionEndpoint
@@ -27,7 +28,7 @@ from gpushare_spawner.model.controls import ASK_SECONDS, MOST_ASKS, Ask, AskAnsw
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.report import NOTHING, Delivered, MemoryLimitHits
+from gpushare_spawner.model.report import NOTHING, BypassingProcess, Delivered, MemoryLimitHits
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.wording.actions import NUMBER_REUSED, TOO_MANY_REQUESTS
 from gpushare_spawner.wording.layers import ASK_UNKNOWN
@@ -199,6 +200,10 @@ class Session:
     reported_kernels: dict[Connection, Kernels] = field(default_factory=dict)
     """The last report of each connected notebook server about the session's kernels."""
     bypassing: tuple[int, ...] = ()
+    over_limit: tuple[ProcessName, ...] = ()
+    """Those of them, largest first, without which it would be within its memory limit, attributed with certainty."""
+    to_stop: tuple[BypassingProcess, ...] = ()
+    """The processes that the service has named to be stopped."""
     past: Past = Past()
     saved_at: float = 0.0
     """Time of the record's last hand-over to the store, seconds since the epoch."""

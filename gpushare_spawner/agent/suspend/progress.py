@@ -170,10 +170,8 @@ def may_attach(proc: Path = Path("/proc")) -> bool:
     The first needs CAP_SYS_PTRACE. The second is allowed if Yama's ptrace_scope is 0, or there is no Yama. A right that
     cannot be determined counts as present; if it is missing, the driver refuses the call.
     """
-    try:
-        status = (proc / "self/status").read_text()
-        effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
-    except (OSError, StopIteration, ValueError):
+    effective = processes.effective_capabilities(proc)
+    if effective is None:
         return True
     try:
         scope = int((proc / "sys/kernel/yama/ptrace_scope").read_text())

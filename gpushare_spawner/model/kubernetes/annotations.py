@@ -33,11 +33,12 @@ from gpushare_spawner.model.controls import (
     Exemption,
     Keep,
     Message,
+    MessageCause,
 )
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.part import MessagePart, faults
 from gpushare_spawner.model.quantity import Instant, PercentOrBytes, parse_percent_or_bytes
-from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.report import BypassingProcess, Notice
 from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, UNITS_PER_GPU, NeighbourRules, Share, Tier, UseRule
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -139,6 +140,8 @@ ENGINE = PREFIX + "memory-engine"
 """Annotation: the memory engine, see `model.layers.MemoryEngine`; absent: "managed"."""
 NOTICE = PREFIX + "notice"
 """Annotation: JSON of `model.report.Notice`; absent while the user has no notice."""
+STOP_PROCESSES = PREFIX + "stop-processes"
+"""Annotation: JSON of the processes that the agent stops, see `control.StopProcessesRequest`; absent: none."""
 LAYER = PREFIX + "layer"
 """Label: the sharing layer that provides the GPU of the pod's server, unless it is our own."""
 GPU_COUNT = PREFIX + "gpu-count"
@@ -222,6 +225,8 @@ class PodSession:
     layer: LayerName = LayerName.NATIVE
     """The sharing layer that provides the session's GPUs."""
     neighbours: NeighbourRules = NO_NEIGHBOUR_RULES
+    stop_processes: tuple[BypassingProcess, ...] = ()
+    """The processes that the agent stops if they still make the session exceed its memory limit."""
 
     @property
     def share(self) -> Share:
@@ -397,6 +402,7 @@ _ANNOTATIONS = {
     RESIZED: _json("resized", ShareChangeAnswer),
     PLACED_SHARE: _Annotation("placed_units", _units_from(1)),
     NEIGHBOURS: _json("neighbours", NeighbourRules),
+    STOP_PROCESSES: _json("stop_processes", tuple[BypassingProcess, ...]),
 }
 
 
@@ -507,8 +513,18 @@ def controls_patch(controls: Controls) -> dict[str, str | None]:
 
 
 def messages_patch(messages: Sequence[Message]) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that shows the user only these messages, earliest first."""
-    return _patch(messages=tuple(messages))
+    """Return the annotations of a merge patch that shows the user only these messages, earliest first.
+
+    Without a message of cause BYPASS, no process is stopped any more.
+    """
+    if any(message.cause is MessageCause.BYPASS for message in messages):
+        return _patch(messages=tuple(messages))
+    return _patch(messages=tuple(messages), stop_processes=())
+
+
+def stop_processes_patch(processes: Sequence[BypassingProcess]) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that requests to stop processes."""
+    return _patch(stop_processes=tuple(processes))
 
 
 def answers_patch(before: Iterable[AskAnswer], answer: AskAnswer) -> dict[str, str | None]:

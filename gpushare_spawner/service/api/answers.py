@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, RootModel
 from gpushare_spawner.model.controls import Exemption, Keep, Message
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.quota import Quota, Resource, ResourceAmounts
-from gpushare_spawner.model.report import DeliveredReport, HostMemoryReport
+from gpushare_spawner.model.report import BypassingProcess, DeliveredReport, HostMemoryReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.quota.accounts import AccountKind
 from gpushare_spawner.service.reports import UnconfirmedSession
@@ -296,6 +296,8 @@ class SessionEntry(ApiModel):
     """For callers who see all sessions: a note that short GPU work did not keep the share; otherwise empty."""
     bypassing: int
     """Number of processes that use the GPU with the library removed."""
+    over_limit: tuple[BypassingProcess, ...]
+    """Those of them without which the session would be within its memory limit."""
     offer: str
     """The benefit of a restart, as a sentence."""
     lacking: str

@@ -30,6 +30,7 @@ from gpushare_spawner.service.culler.actions import (
     update_notice,
     users_to_delete,
 )
+from gpushare_spawner.service.culler.bypassing import BypassNotices
 from gpushare_spawner.service.culler.decisions import (
     CullerSettings,
     CullerState,
@@ -95,6 +96,7 @@ class Culler:
         self._hub_actions = HubActions(context, settings)
         self._notify = notify
         self._drains = Drains(context)
+        self._bypasses = BypassNotices(context)
         self._under_way: dict[str, asyncio.Task[bool]] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._logged_problems: dict[str, str] = {}
@@ -119,6 +121,7 @@ class Culler:
         log.warning("The clock was set by %+.0f s; idle times are unchanged", by)
         self._hub.clock_was_set(by)
         self._drains.clock_was_set(by)
+        self._bypasses.clock_was_set(by)
 
     def decide(
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
@@ -179,6 +182,7 @@ class Culler:
         )
         if not self._settings.dry_run:
             done |= await self._carried_out(self._drains.due(snapshots, decisions, now))
+            done |= await self._carried_out(self._bypasses.due(decisions, now))
         judged = list(self._judged(snapshots, templates, now))
         stopped = await self._at_the_hub(dict(self._due_hub_actions(decisions, snapshots, judged, now)))
         self._log_problems(dict(_lasting_problems(snapshots, judged)) | dict(_short_work(decisions)))
@@ -187,8 +191,8 @@ class Culler:
         instants = [
             decision.decision.decide_again_at for decision in decisions if decision.decision.decide_again_at is not None
         ]
-        if (stop_at := self._drains.next_stop(snapshots, decisions, now)) is not None:
-            instants.append(stop_at)
+        stops = self._drains.next_stop(snapshots, decisions, now), self._bypasses.next_stop(decisions, now)
+        instants += [stop_at for stop_at in stops if stop_at is not None]
         return min([*instants, now + _SOON]) if done or stopped else min(instants, default=None)
 
     async def _pressure_now(

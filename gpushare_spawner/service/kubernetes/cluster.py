@@ -28,6 +28,7 @@ from gpushare_spawner.model.control import (
     NoticeRequest,
     ResizeRequest,
     ServiceRequest,
+    StopProcessesRequest,
     TierRequest,
 )
 from gpushare_spawner.model.kubernetes import annotations as patches
@@ -359,6 +360,8 @@ class NodeAgent:
                     patch |= patches.answers_patch(pod.session.answers, request.answer)
             case MessageRequest():
                 patch = patches.messages_patch(request.messages(pod.session.messages))
+            case StopProcessesRequest():
+                patch = patches.stop_processes_patch(request.processes)
             case AnswerRequest():
                 patch = patches.answers_patch(pod.session.answers, request.answer)
         await self._patch(request.id, pod, patch)

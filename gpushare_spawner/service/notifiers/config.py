@@ -40,9 +40,9 @@ class Notification:
     server: str
     """The server's name; empty for the default server."""
     action: str
-    """downgrade, release or stop."""
+    """downgrade, release, stop or bypass."""
     at: float
-    """Time of the action, seconds since the epoch."""
+    """Time of the action, seconds since the epoch. For bypass: the time of the notice."""
     subject: str
     text: str
 
@@ -82,7 +82,8 @@ def rendered(source: str, values: Mapping[str, object]) -> str:
         raise NotSent(str(error) or type(error).__name__) from None
 
 
-Action = Literal["downgrade", "release", "stop"]
+Action = Literal["downgrade", "release", "stop", "bypass"]
+BYPASS: Literal["bypass"] = "bypass"
 MOST_SECRET_BYTES = 64 * 1024
 
 
@@ -216,8 +217,9 @@ class NotifierConfig(FilePart):
     """Addresses that get each message."""
     classes: tuple[OwnClass, ...] = ()
     """Your own notifiers."""
-    actions: tuple[Action, ...] = ("stop",)
-    """The idle actions that cause messages: downgrade, release, stop. The first two lose no data."""
+    actions: tuple[Action, ...] = ("stop", "bypass")
+    """The idle actions that cause messages: downgrade, release, stop. The first two lose no data. `bypass`: a notice of
+    the template's `gpu.bypass`, with its own text, also while a tab is open."""
     closed_after: Seconds = 900.0
     """A tab counts as closed when the hub has recorded no activity of the server for this long. Servers report activity
     every 5 minutes."""

@@ -1,5 +1,6 @@
 """Messages about upcoming idle actions: one per notice, if no tab of the server is open.
 
+A notice about processes that bypass the library is sent in any case, because a running cell keeps the server active.
 The outbox reads the decisions of each culler round and sends in a separate task, so the culler never waits for it. Sent
 messages are not recorded on disk; notices in force when the service starts count as sent. `RateLimits` limits the
 messages to one user per day, and to all users per minute. `senders` sends the messages.
@@ -15,10 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
+from gpushare_spawner.model.controls import Message, MessageCause
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.notifiers.config import (
+    BYPASS,
     SEND_SECONDS,
     Notification,
     Notifier,
@@ -30,6 +33,7 @@ from gpushare_spawner.service.notifiers.config import (
 from gpushare_spawner.service.notifiers.senders import MailNotifier, WebhookNotifier
 from gpushare_spawner.templates.folder import OptionalFile
 from gpushare_spawner.wording.amounts import reason, utc
+from gpushare_spawner.wording.notices import BYPASS_SUBJECT
 
 DAY, MINUTE = 86400.0, 60.0
 MOST_PER_DAY = 6
@@ -81,8 +85,8 @@ RETRY_SECONDS = 60.0
 """Seconds from a failure to the next attempt."""
 ACTIONS: Mapping[Tier, str] = {Tier.DOWNGRADED: "downgrade", Tier.RELEASED: "release", Tier.STOPPED: "stop"}
 
-Key = tuple[str, float, Tier]
-"""The key of a notice: the session, its opening time, and the tier."""
+Key = tuple[str, float, Tier | MessageCause]
+"""The key of a notice: the session, its opening time, and the tier or the cause."""
 
 
 @dataclass
@@ -118,11 +122,17 @@ class Outbox:
         """Queue the due messages of these decisions. Raises nothing and does not wait."""
         try:
             config, now = self._file.load(max_age=1.0).content, self._clock()
-            standing = {
+            standing: dict[Key, Notice | Message] = {
                 key: notice
                 for decision in decisions
                 if (notice := decision.session.notice) and (key := _key(decision, notice))
             }
+            bypasses = {
+                (decision.session.id, decision.session.opened_at, MessageCause.BYPASS): (decision, message)
+                for decision in decisions
+                if (message := decision.session.message_of(MessageCause.BYPASS))
+            }
+            standing |= {key: message for key, (_, message) in bypasses.items()}
             # a notice that is resent for a later time is a new notice
             self._progress = {
                 key: progress
@@ -136,6 +146,12 @@ class Outbox:
                 progress = self._progress.setdefault(_key(decision, notice), _Progress(notice.at, done=not self._began))
                 if config is not None and self._due(decision, notice, progress, config, now):
                     self._enqueue(_key(decision, notice), progress, _message(decision, notice, config, now))
+            for key, (decision, message) in bypasses.items():
+                progress = self._progress.setdefault(key, _Progress(message.at, done=not self._began))
+                if config is not None and BYPASS in config.actions and self._may_send(decision, progress, now):
+                    session, subject = decision.session, BYPASS_SUBJECT
+                    text = Notification(session.user, session.server, BYPASS, message.at, subject, message.text)
+                    self._enqueue(key, progress, text)
             self._began = True
         except Exception:
             log.exception("Cannot create messages about upcoming idle actions")
@@ -143,12 +159,15 @@ class Outbox:
     def _due(
         self, decision: SessionDecision, notice: Notice, progress: _Progress, config: NotifierConfig, now: float
     ) -> bool:
-        if progress.done or progress.waiting or now < progress.next_at or notice.at <= now:
+        if notice.at <= now or not self._may_send(decision, progress, now):
             return False
         if ACTIONS.get(notice.tier) not in config.actions or decision.session.kernels_busy:
             return False
         seen = decision.server.last_activity if decision.server is not None else None
-        if seen is None or now - seen < config.closed_after:
+        return seen is not None and now - seen >= config.closed_after
+
+    def _may_send(self, decision: SessionDecision, progress: _Progress, now: float) -> bool:
+        if progress.done or progress.waiting or now < progress.next_at:
             return False
         return self._rates.user_may(decision.session.user, now)
 
@@ -173,7 +192,8 @@ class Outbox:
             return  # the notice was withdrawn
         progress.waiting = False
         now = self._clock()
-        if message.at <= now or not self._rates.user_may(message.user, now):
+        late = message.at <= now and message.action != BYPASS
+        if late or not self._rates.user_may(message.user, now):
             return
         if not self._rates.all_may(now):
             progress.next_at = now + 1.0

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gpushare_spawner.model.controls import Message, MessageCause
 from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.service.culler.decisions import CullerSettings, SessionDecision, decide_sessions
@@ -132,6 +133,28 @@ async def test_no_message_without_need(outbox: Outbox, clock: Clock, changes: di
         outbox.offer([decision(clock, **changes)])
         await settled()
     assert not SENT
+
+
+async def test_notice_of_processes_without_the_library_is_sent_once_with_its_own_text(
+    tmp_path: Path, clock: Clock
+) -> None:
+    (tmp_path / "notifiers.yaml").write_text(CONFIG.replace("actions: [release, stop]\n", ""))
+    outbox = Outbox(notifier_file(tmp_path / "notifiers.yaml"), clock)
+    notice = Message(text="Process 4711 is over.", by="culler", at=clock(), cause=MessageCause.BYPASS)
+    one = decision(clock, closed_for=0, notice=None, kernels_busy=1, messages=(notice,))
+    async with sending(outbox) as settled:
+        outbox.offer([])
+        for _ in range(3):
+            clock.forward(MINUTE)
+            outbox.offer([one])
+            await settled()
+        later = notice.model_copy(update={"at": clock(), "text": "Process 42 is over."})
+        outbox.offer([decision(clock, notice=None, messages=(later,))])
+        await settled()
+    assert [(message.action, message.text) for message in SENT] == [
+        ("bypass", "Process 4711 is over."), ("bypass", "Process 42 is over."),
+    ]  # fmt: skip
+    assert SENT[0].subject == "Your GPU session holds more GPU memory than it may"
 
 
 async def test_a_dry_run_sends_nothing(outbox: Outbox, clock: Clock) -> None:

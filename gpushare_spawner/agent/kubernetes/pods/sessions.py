@@ -438,6 +438,8 @@ class PodSessions:
         follow_tier(session, annotated, pod.annotations, registry)
         registry.controls.follow(session, annotated.controls, annotated.messages, annotated.answers)
         follow_share(session, annotated, self._held, registry)
+        if annotated.stop_processes != session.to_stop:
+            self._node.enforcer.stop(session, annotated.stop_processes)
         self._writer.patch_if_needed(session)
 
     def _pod_of(self, session: Session) -> Pod | None:
