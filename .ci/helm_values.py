@@ -55,6 +55,7 @@ def with_templates(schema: str) -> str:
     values = json.loads(schema)
     template = schema_of("template")
     beside = {"Quotas": schema_of("quotas"), "IdlePolicy": schema_of("idle"), "Layers": schema_of("layers")}
+    beside["PlacementPins"] = schema_of("placement")
     parts = {"Template": template, **beside}
     for schema_of_file in (template, *beside.values()):
         schema_of_file.pop("$schema")

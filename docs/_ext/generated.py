@@ -105,6 +105,7 @@ SETTINGS: dict[str, Callable[[], Iterable[Setting]]] = {
     "quotas": lambda: _of_schema("quotas"),
     "idle": lambda: _of_schema("idle"),
     "layers": lambda: _of_schema("layers"),
+    "placement": lambda: _of_schema("placement"),
     "notifiers": lambda: reference_text.schema_settings(notifier_schema()),
     "chart": lambda: reference_text.chart_values(*chart()),
 }

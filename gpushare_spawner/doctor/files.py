@@ -16,9 +16,18 @@ from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem,
 from gpushare_spawner.model.layer_rules import guaranteed_memory, smallest
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.template import PlacementPins
 from gpushare_spawner.shipped import NotShipped, shipped
 from gpushare_spawner.templates.command import layer_notes, layer_problems, legacy_notes
-from gpushare_spawner.templates.folder import IDLE_FILE, LAYERS_FILE, QUOTA_FILE, RESERVED, Policy, PolicyFolder
+from gpushare_spawner.templates.folder import (
+    IDLE_FILE,
+    LAYERS_FILE,
+    PLACEMENT_FILE,
+    QUOTA_FILE,
+    RESERVED,
+    Policy,
+    PolicyFolder,
+)
 from gpushare_spawner.templates.problems import Problem
 from gpushare_spawner.wording.service import exceeds_cluster
 from gpushare_spawner.wording.spawn_form import not_on_one_machine
@@ -117,6 +126,7 @@ _VALID = {
     QUOTA_FILE: "quotas are valid",
     IDLE_FILE: "the idle policy is valid",
     LAYERS_FILE: "the sharing layers are valid",
+    PLACEMENT_FILE: "the placement of users and groups is valid",
 }
 
 
@@ -135,14 +145,13 @@ def check_templates(
     policy = PolicyFolder(folder, log=quiet).load()
     uuids = cluster_gpus if machine.on_node else {gpu.uuid for gpu in gpus}
     lacking = "no node of the cluster has" if machine.on_node else "this machine does not have"
+    pins = policy.placement if policy.placement is not None else PlacementPins()
+    named = [(policy.files[template.name], template.name, template.placement.gpu) for template in policy.templates]
+    named += [(PLACEMENT_FILE, name, pin.gpu) for name, pin in (*pins.users.items(), *pins.groups.items())]
     results = [
-        note(
-            str(folder / policy.files[template.name]),
-            f"{template.name} needs GPU {template.placement.gpu}, which {lacking}",
-            "Correct `placement.gpu`.",
-        )
-        for template in policy.templates
-        if uuids and template.placement.gpu is not None and template.placement.gpu not in uuids
+        note(str(folder / file), f"{name} needs GPU {gpu}, which {lacking}", "Correct the UUID: `nvidia-smi -L`.")
+        for file, name, gpu in named
+        if uuids and gpu is not None and gpu not in uuids
     ]
     results += template_findings(folder, policy, gpus) + _mps_findings(folder, policy, machine)
     if not machine.on_node:
@@ -210,6 +219,7 @@ def _mig_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> list[F
 def _beside_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     """Yield the findings on each related file that exists. `gpus`: the hub's GPUs; empty if unknown."""
     for name, content in policy.beside.items():
+        yield from (note(*_problem_texts(folder, warning)) for warning in policy.warnings if warning.file == name)
         if name == QUOTA_FILE:
             units = sum(gpu.capacity(UNITS_PER_GPU) for gpu in gpus)
             exceeds = exceeds_cluster(policy.quotas, units) if policy.quotas is not None and gpus else None

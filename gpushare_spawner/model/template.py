@@ -6,7 +6,7 @@ The package `templates` reads the files. Reference for admins: docs/reference/te
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -364,7 +364,30 @@ class _FreeForm(FilePart):
     model_config = ConfigDict(extra="allow")
 
 
-class TemplatePlacement(FilePart):
+class PlacementPin(FilePart):
+    """The GPU or the nodes of sessions. Only the sharing layer `native` keeps these rules."""
+
+    gpu: Annotated[str, AfterValidator(_gpu_uuid)] | None = None
+    """UUID of the only suitable GPU, as `nvidia-smi -L` shows it."""
+    nodes: tuple[Annotated[ShownLine, Field(min_length=1)], ...] = ()
+    """Names of the only suitable nodes. Not given: any node."""
+
+
+class PlacementPins(FilePart):
+    """The GPUs or nodes of users and of members of groups. The rules of their templates hold too."""
+
+    users: dict[ShownLine, PlacementPin] = {}
+    """By user name."""
+    groups: dict[ShownLine, PlacementPin] = {}
+    """By JupyterHub group."""
+
+    def of_user(self, user: str, groups: Collection[str]) -> list[tuple[str, PlacementPin]]:
+        """Return the pins of a user, each with its field."""
+        pins = [(f"users.{user}", self.users[user])] if user in self.users else []
+        return pins + [(f"groups.{group}", self.groups[group]) for group in sorted(self.groups) if group in groups]
+
+
+class TemplatePlacement(PlacementPin):
     """The GPUs on which sessions of the template are placed. Only the sharing layer `native` keeps these rules."""
 
     near: tuple[ShownLine, ...] = ()
@@ -373,10 +396,6 @@ class TemplatePlacement(FilePart):
     """Labels. No GPU has a session of the template and a session with one of them, whichever started first."""
     alone: bool = False
     """No other session is placed on the session's GPUs."""
-    gpu: Annotated[str, AfterValidator(_gpu_uuid)] | None = None
-    """UUID of the only suitable GPU, as `nvidia-smi -L` shows it."""
-    nodes: tuple[Annotated[ShownLine, Field(min_length=1)], ...] = ()
-    """Names of the only suitable nodes. Not given: any node."""
 
     @model_validator(mode="after")
     def _can_hold(self) -> TemplatePlacement:
@@ -488,6 +507,23 @@ class Template(FilePart):
             what = f"{LAYERS[layer].title} does not keep rules for the choice of the GPU"
             broken.append(BrokenPromise("placement", what, "remove the field, or use the layer native"))
         return tuple(broken)
+
+    def pinned(self, pin: PlacementPin) -> Template:
+        """Return the template whose sessions also keep a pin. Raises ValueError if both can never hold, as a clause."""
+        if self.gpu is None:
+            return self
+        if self.gpu.layer not in (None, LayerName.NATIVE):
+            raise ValueError(f"its layer {self.gpu.layer} does not keep rules for the choice of the GPU")
+        own = self.placement
+        if pin.gpu is not None and self.gpu.share.count > 1:
+            raise ValueError(f"its share is {self.gpu.share}, and not one GPU")
+        if pin.gpu is not None and own.gpu not in (None, pin.gpu):
+            raise ValueError(f"it asks for GPU {own.gpu}, and not for GPU {pin.gpu}")
+        nodes = tuple(node for node in own.nodes if node in pin.nodes or not pin.nodes) if own.nodes else pin.nodes
+        if own.nodes and not nodes:
+            raise ValueError(f"it asks for the nodes {', '.join(own.nodes)}, and not for {', '.join(pin.nodes)}")
+        rules = own.model_copy(update={"gpu": pin.gpu or own.gpu, "nodes": nodes})
+        return self.model_copy(update={"placement": rules})
 
     def _check_release_resources(self, kept: ReleaseResources) -> None:
         """Raise ValueError for requests that Kubernetes cannot lower in place: the pod's QoS class must not change.

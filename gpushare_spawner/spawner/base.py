@@ -13,19 +13,22 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
 import traitlets
 from jupyterhub.utils import maybe_future
+from pydantic import ValidationError
 from traitlets import Float, Integer, List, Unicode
 from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.idle.policy import effective_idle
 from gpushare_spawner.model.controls import STATE_KEY, taken_out
-from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.part import faults
+from gpushare_spawner.model.template import PlacementPin, Template
 from gpushare_spawner.placement.strategy import Strategy, check_strategy
 from gpushare_spawner.quota.accounts import Account, QuotaAccounts
 from gpushare_spawner.quota.order import Admission
@@ -34,13 +37,15 @@ from gpushare_spawner.spawner import hub
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase, SpawnProgress
 from gpushare_spawner.spawner.form import Form
 from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
-from gpushare_spawner.spawner.options import Choice, Profile, chargeable, choose
+from gpushare_spawner.spawner.options import PLACEMENT_OPTION, Choice, Profile, chargeable, choose, pinned
+from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.queue import Ticket
 from gpushare_spawner.spawner.queue.quotas import QuotaChoice, ServerWithoutGpu
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
-from gpushare_spawner.templates.folder import Policy, PolicyFolder, default_folder
+from gpushare_spawner.templates.folder import PLACEMENT_FILE, Policy, PolicyFolder, default_folder
 from gpushare_spawner.wording import spawn_failures
+from gpushare_spawner.wording import spawn_form as form_words
 from gpushare_spawner.wording.amounts import LOCAL_TIME_SCRIPT
 
 TEMPLATES_MAX_AGE = 10.0
@@ -221,17 +226,25 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         return self._shared(("templates", self.templates_dir), lambda: PolicyFolder(self.templates_dir, self.log))
 
     def templates_of_user(self, max_age: float = 0.0) -> tuple[Template, ...]:
-        """Return the templates in force, with the idle actions that apply to the server's user.
+        """Return the templates in force, with the idle actions and the placement that apply to the server's user.
 
         ``max_age``: maximum age in seconds of templates that are returned without reading the files again.
         """
-        policy, groups = self.policy_folder.load(max_age), self.group_names
-        if policy.idle is None:
-            return policy.templates
-        return tuple(
-            template.model_copy(update={"idle": effective_idle(template, policy.idle, groups)})
-            for template in policy.templates
-        )
+        policy, groups, pins = self.policy_folder.load(max_age), self.group_names, self._pins()
+        templates = policy.templates
+        if policy.idle is not None:
+            templates = tuple(
+                template.model_copy(update={"idle": effective_idle(template, policy.idle, groups)})
+                for template in templates
+            )
+        # a template that contradicts a pin stays: it is refused with the reason
+        return tuple(_pinned_if_possible(template, pins) for template in templates) if pins else templates
+
+    def _pins(self) -> list[tuple[str, PlacementPin]]:
+        """Return the admin's pins for the server's user, each with its origin."""
+        pins = self.policy_folder.load(max_age=QUOTAS_MAX_AGE).placement
+        mine = pins.of_user(self.user.name, self.group_names) if pins is not None else ()
+        return [(f"{PLACEMENT_FILE} ({field})", pin) for field, pin in mine]
 
     def _shared(self, key: tuple[str, ...], make: Callable[[], _Shared]) -> _Shared:
         return hub.shared(self.user, key, make)
@@ -337,10 +350,29 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         tenant = Tenant(self.user.name, self.name, quota=account.key if account is not None else "")
         asking = reservations.availability_now(0.5, lambda template: self._ineligible_for(template)(), tenant)
         try:
-            return await asyncio.wait_for(asking, FORM_SECONDS)
+            now = await asyncio.wait_for(asking, FORM_SECONDS)
         except unknown as error:
             self.log.warning("The form is shown without free capacity: %s", str(error) or "no answer in time")
             return None
+        return self._under_pins(now) if isinstance(now, AvailabilityNow) else now
+
+    def _under_pins(self, now: AvailabilityNow) -> AvailabilityNow:
+        """Return the availability without the templates that contradict a pin. Log pins to GPUs that do not exist."""
+        pins, refused, snapshot = self._pins(), {}, now.check.snapshot
+        for origin, pin in pins:
+            if pin.gpu is not None and pin.gpu not in snapshot.gpus and snapshot.gpus and not snapshot.awaited:
+                text = "%s asks for GPU %s, and no agent reports it"
+                self._shared(("unknown-gpu", pin.gpu), functools.partial(self._log_once, text, origin, pin.gpu))
+        for template in self.policy_folder.load(max_age=QUOTAS_MAX_AGE).templates if pins else ():
+            try:
+                pinned(template, pins)
+            except SpawnRefused as error:
+                refused[template.name] = error.jupyterhub_message
+        return replace(now, refused=refused)
+
+    def _log_once(self, text: str, *values: object) -> bool:
+        self.log.error(text, *values)
+        return True
 
     # -- a spawn --
 
@@ -417,6 +449,13 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             if self.orm_spawner is not None:
                 self.orm_spawner.user_options = self._accepted_options.get(server, {})
             raise
+        if self._names_place(self.user_options, choice.profile):
+            # the pin is for one spawn: the user's next spawn without options reuses these
+            options = self.user_options
+            self.user_options = {name: options[name] for name in options if name != PLACEMENT_OPTION}
+            if self.orm_spawner is not None:
+                self.orm_spawner.user_options = self.user_options
+                self.user.db.commit()
         self._accepted_options[server] = self.user_options
         if choice.profile.template is not None:
             self._show_template(choice.profile.slug)
@@ -436,18 +475,41 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         Callers must not await between this method and `SpawnAttempt.record_choice`, so that two simultaneous spawns see
         each other.
         """
-        others = set(self.other_options)
-        if isinstance(self.apply_user_options, dict):
-            others.update(self.apply_user_options)
-        return choose(
+        choice = choose(
             options,
             offered,
             user=self.user.name,
             groups=self.group_names,
             running=self._running(),
-            others=frozenset(others),
+            others=frozenset({*self._hook_options, PLACEMENT_OPTION}),
             accounts=self._accounts(),
         )
+        pins = self._pins()
+        if self._names_place(options, choice.profile):
+            pins.append((f"the option {PLACEMENT_OPTION}", self._pin_of_admin(options[PLACEMENT_OPTION])))
+        return choice.under(pins)
+
+    @property
+    def _hook_options(self) -> set[str]:
+        """The names of the user options that belong to the admin's own hooks."""
+        applied = self.apply_user_options
+        return {*self.other_options, *(applied if isinstance(applied, dict) else ())}
+
+    def _names_place(self, options: Any, profile: Profile) -> bool:
+        """Return whether the options have our `PLACEMENT_OPTION`, and not that of a hook or a card."""
+        if not isinstance(options, Mapping) or PLACEMENT_OPTION not in options or profile.template is None:
+            return False
+        return PLACEMENT_OPTION not in {*self._hook_options, *profile.options}
+
+    def _pin_of_admin(self, value: Any) -> PlacementPin:
+        """Return the pin in an option of the current request. Raises SpawnRefused unless an admin has sent it."""
+        # the scopes of the request: the token of an admin's own server, for example, does not have this one
+        if self.handler is None or not self.handler.has_scope("admin:servers"):
+            raise SpawnRefused(form_words.ONLY_ADMINS_PIN, reason="not-allowed", status=403)
+        try:
+            return PlacementPin.model_validate(value)
+        except ValidationError as error:
+            raise SpawnRefused(form_words.wrong_pin(faults(error, "it")[0]), reason="bad-options") from None
 
     @property
     def _waiting_for_response(self) -> bool:
@@ -588,6 +650,13 @@ class GPUShareBase(_Part):  # type: ignore[misc]
                 opened_at = float(since) if isinstance(since, (int, float)) else 0.0
                 quota = str(kept.get("quota") or "")
                 self._charge(ServerWithoutGpu(self.user.name, quota, self._attempt.template_name, opened_at))
+
+
+def _pinned_if_possible(template: Template, pins: Sequence[tuple[str, PlacementPin]]) -> Template:
+    try:
+        return pinned(template, pins)
+    except SpawnRefused:
+        return template
 
 
 def applied_when_placed(spawner: Any, user_options: dict[str, Any]) -> None:

@@ -8,10 +8,11 @@ in ``form``.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jupyterhub.spawner import Spawner
@@ -20,7 +21,7 @@ from markupsafe import Markup
 from traitlets import TraitError
 
 from gpushare_spawner.model.part import matches_whole
-from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.template import PlacementPin, Template
 from gpushare_spawner.quota.accounts import Account
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.wording import spawn_form as words
@@ -164,6 +165,21 @@ QUOTA_OPTION = "quota"
 """The user option that names the account to charge: a group, or the user for their own quota."""
 
 
+PLACEMENT_OPTION = "placement"
+"""The user option by which an admin names the GPU or nodes of one spawn, see `PlacementPin`."""
+
+
+def pinned(template: Template, pins: Iterable[tuple[str, PlacementPin]]) -> Template:
+    """Return the template under pins, each with its origin. Raises SpawnRefused if they contradict it."""
+    for origin, pin in pins:
+        try:
+            template = template.pinned(pin)
+        except ValueError as error:
+            text = words.contradicts(template.display_name, str(error), origin)
+            raise SpawnRefused(text, reason="placement", status=409) from None
+    return template
+
+
 @dataclass(frozen=True)
 class Choice:
     """A profile with the options chosen on its card."""
@@ -177,6 +193,17 @@ class Choice:
     """The account that the share is charged to, see `quota.Account`; empty: there are no quotas."""
     user_units: int | None = None
     """Units of 1 % that the user's sessions in that quota may have in total on one GPU; None if there is no limit."""
+
+    def under(self, pins: Sequence[tuple[str, PlacementPin]]) -> Choice:
+        """Return the choice with pinned templates, without alternatives that cannot be. Raises SpawnRefused."""
+        profile, alternatives = self.profile, []
+        if not pins or profile.template is None:
+            return self
+        for other in self.alternatives:
+            with contextlib.suppress(SpawnRefused):
+                alternatives.append(pinned(other, pins))
+        bound = replace(profile, template=pinned(profile.template, pins))
+        return replace(self, profile=bound, alternatives=tuple(alternatives))
 
 
 def choose(

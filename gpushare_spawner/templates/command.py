@@ -26,7 +26,7 @@ from gpushare_spawner.model.layers import LAYERS, LayerName, MemoryEngine
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.model.template import BrokenPromise, Template, TemplateGpu
+from gpushare_spawner.model.template import BrokenPromise, PlacementPins, Template, TemplateGpu
 from gpushare_spawner.templates.folder import (
     DEFAULT_FOLDER,
     LAYERS_FILE,
@@ -132,6 +132,7 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "quotas": (Quotas, "Quotas"),
     "idle": (IdlePolicy, "Idle policy"),
     "layers": (LayersFile, "Layers"),
+    "placement": (PlacementPins, "Placement"),
 }
 """The model and title of each kind of file."""
 
@@ -152,7 +153,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "check",
         help="check the templates, the quotas, the idle policy and the sharing layers of a folder",
         description="Reads each *.yaml and *.yml file of the folder; quotas.yaml has quotas, idle.yaml idle actions "
-        "for all templates, layers.yaml the sharing layers of nodes, the others templates. A template is a problem too "
+        "for all templates, layers.yaml the sharing layers of nodes, placement.yaml the GPUs of users and groups, the "
+        "others templates. A template is a problem too "
         "if it promises what its layer cannot keep. The exit status is 1 if there is a problem.",
     )
     check.add_argument(
@@ -172,7 +174,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     schema = parts.add_parser(
         "schema",
-        help="print the JSON Schema of a template file, of quotas.yaml, of idle.yaml or of layers.yaml",
+        help="print the JSON Schema of a template file, of quotas.yaml, idle.yaml, layers.yaml or placement.yaml",
         description="Editors use the schema to complete and check the files. Save it in the templates' folder as "
         "template.schema.json, and begin each file with # yaml-language-server: $schema=template.schema.json",
     )
@@ -182,7 +184,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=SCHEMAS,
         nargs="?",
         default="template",
-        help="template (default), quotas, idle or layers",
+        help="template (default), quotas, idle, layers or placement",
     )
 
 
@@ -246,6 +248,7 @@ def _warnings(folder: Path, policy: Policy, gpus: int | None) -> list[str]:
         kind = RESERVED.get(path.name, TEMPLATE)
         read = read_file(kind, path)
         warnings += map(str, bare_numbers(kind.model, path.name, read.numbers, read.lines))
+    warnings += map(str, policy.warnings)
     warnings += [*_label_notes(policy), *layer_notes(policy), *legacy_notes(policy)]
     if policy.quotas is not None and gpus is not None:
         exceeds = exceeds_cluster(policy.quotas, gpus * UNITS_PER_GPU)

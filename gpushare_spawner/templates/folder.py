@@ -1,7 +1,8 @@
 """Admins' files: each file is read again when it changes, and its last valid version stays in force.
 
 `PolicyFolder` is the folder with one YAML file for each compute template, and with optional files: `quotas.yaml`,
-`idle.yaml` (idle actions for all templates) and `layers.yaml` (the sharing layers of nodes). `WatchedFile` is one
+`idle.yaml` (idle actions for all templates), `layers.yaml` (the sharing layers of nodes) and `placement.yaml` (the GPUs
+of users and groups). `WatchedFile` is one
 reading of a file, and `OptionalFile` is a file outside the folder that can be absent. The files are parsed by
 `templates.parser`.
 """
@@ -12,8 +13,9 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Generic
 
@@ -22,11 +24,12 @@ from pydantic import BaseModel
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.template import PlacementPins, Template
 from gpushare_spawner.templates.parser import (
     IDLE_POLICY,
     LAYERS,
     MAX_BYTES,
+    PLACEMENT,
     QUOTAS,
     TEMPLATE,
     Content,
@@ -173,7 +176,13 @@ SUFFIXES = (".yaml", ".yml")
 QUOTA_FILE = "quotas.yaml"
 IDLE_FILE = "idle.yaml"
 LAYERS_FILE = "layers.yaml"
-RESERVED: Mapping[str, FileKind[Any]] = {QUOTA_FILE: QUOTAS, IDLE_FILE: IDLE_POLICY, LAYERS_FILE: LAYERS}
+PLACEMENT_FILE = "placement.yaml"
+RESERVED: Mapping[str, FileKind[Any]] = {
+    QUOTA_FILE: QUOTAS,
+    IDLE_FILE: IDLE_POLICY,
+    LAYERS_FILE: LAYERS,
+    PLACEMENT_FILE: PLACEMENT,
+}
 """Files in the folder that are not templates. Their names are reserved: a template in such a file is not read as one.
 """
 DEFAULT_FOLDER = "/etc/gpushare/templates"
@@ -189,8 +198,11 @@ class Policy:
     """None if there are no quotas; the same holds for `idle` and `layers`."""
     idle: IdlePolicy | None = None
     layers: LayersFile | None = None
+    placement: PlacementPins | None = None
     problems: tuple[Problem, ...] = ()
     """The current problems of all files."""
+    warnings: tuple[Problem, ...] = ()
+    """Warnings about valid files: templates that contradict the placement of a user or group."""
     files: Mapping[str, str] = field(default_factory=dict)
     """File names by template name."""
     lines: Mapping[str, Mapping[FieldPath, int]] = field(default_factory=dict)
@@ -199,7 +211,7 @@ class Policy:
     @property
     def beside(self) -> dict[str, BaseModel | None]:
         """The contents of the reserved files, by file name."""
-        return {QUOTA_FILE: self.quotas, IDLE_FILE: self.idle, LAYERS_FILE: self.layers}
+        return {QUOTA_FILE: self.quotas, IDLE_FILE: self.idle, LAYERS_FILE: self.layers, PLACEMENT_FILE: self.placement}
 
     def get(self, name: str) -> Template | None:
         """Return the template with this name; None if there is none."""
@@ -299,13 +311,15 @@ class PolicyFolder:
             templates[template.name] = template
             files[template.name] = name
             all_lines[template.name] = lines
-        quotas, idle, layers = (self._beside(name, problems) for name in RESERVED)
+        quotas, idle, layers, placement = (self._beside(name, problems) for name in RESERVED)
         return Policy(
             templates=tuple(templates.values()),
             quotas=quotas.content,
             idle=idle.content,
             layers=layers.content,
+            placement=placement.content,
             problems=tuple(problems),
+            warnings=tuple(_contradictions(placement, templates.values())),
             files=files,
             lines=all_lines,
         )
@@ -321,6 +335,9 @@ class PolicyFolder:
     def _log_changes(self, before: Policy) -> None:
         now = self._now
         log_problems(self._log, self.path, described(before.problems), described(now.problems))
+        for warning in now.warnings:
+            if warning not in before.warnings:
+                self._log.warning("%s %s", RESERVED[warning.file].title, warning)
         if before.templates != now.templates:
             names = ", ".join(template.name for template in now.templates) or "none"
             self._log.info("Templates in force from %s: %s", self.path, names)
@@ -328,6 +345,18 @@ class PolicyFolder:
             if content != before.beside[name]:
                 where = "none" if content is None else self.path / name
                 self._log.info("%s in force: %s", RESERVED[name].title, where)
+
+
+def _contradictions(read: Parsed[PlacementPins], templates: Iterable[Template]) -> Iterator[Problem]:
+    """Yield a warning for each template that cannot be used under a pin."""
+    pins = read.content if read.content is not None else PlacementPins()
+    for part, entries in (("users", pins.users), ("groups", pins.groups)):
+        for (name, pin), template in product(entries.items(), templates):
+            try:
+                template.pinned(pin)
+            except ValueError as error:
+                what = f"cannot use the template {template.name}: {error}"
+                yield Problem(PLACEMENT_FILE, read.lines.get((part, name)), f"{part}.{name}", what)
 
 
 def _entries(folder: Path) -> dict[str, Signature | None]:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.template import PlacementPins, Template
 from gpushare_spawner.templates.problems import FieldPath, Problem, problems_of
 from gpushare_spawner.wording.amounts import reason
 
@@ -117,6 +117,17 @@ LAYERS = FileKind(
     required="write at least  rules: []  or delete the file",
     usual="layers have some tens of values, at most 6 levels deep",
     content="layers",
+)
+
+
+PLACEMENT = FileKind(
+    model=PlacementPins,
+    title="Placement",
+    begin="users:",
+    required="write at least  users: {}  or delete the file",
+    usual="placement has about 3 values for each user, at most 4 levels deep",
+    content="placement",
+    most_nodes=10 * MAX_NODES,
 )
 
 

@@ -157,7 +157,7 @@ def capacity(why: Unplaceable) -> str:
             what = f"GPU {named.gpu}" if named.gpu else f"node {either(named.nodes)}"
             if named.gpu and named.nodes:
                 what += f" on {either(named.nodes)}"
-            return f"The template asks for {what}, and no agent reports it. Choose another template, or ask the admin."
+            return f"This server needs {what}, and no agent reports it. Choose another template, or ask the admin."
         case Reason.NOT_ADMITTED:
             nodes = ", ".join(why.left_out)
             return f"{nodes} did not admit this server just now, and no other node has {share} free."
@@ -187,6 +187,8 @@ def capacity(why: Unplaceable) -> str:
             return f"This needs {_amount(share)}, and {limit}. {_SMALLER}"
         case _ if share.count == 1:
             where = f"GPU {why.conditions.gpu}" if why.conditions.gpu else "any GPU"
+            if why.conditions.nodes and not why.conditions.gpu:
+                where += f" of node {either(why.conditions.nodes)}"
             free = f"at most {gpu_share(why.best_units)} is free on {where}" if why.best_units else "none is free"
             return f"Not enough free capacity: this needs {share}, and {free}."
         case _:

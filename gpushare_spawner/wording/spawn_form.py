@@ -186,6 +186,19 @@ def not_allowed(template: str, allowed: Iterable[str]) -> str:
     )
 
 
+ONLY_ADMINS_PIN = "Only an admin can choose the GPU of a server: remove the option placement."
+
+
+def wrong_pin(fault: str) -> str:
+    """Return that the option does not name a GPU or nodes. ``fault``: the field and its mistake."""
+    return f"The option placement: {fault}"
+
+
+def contradicts(template: str, why: str, origin: str) -> str:
+    """Return that an admin's rules for the user's GPUs exclude a template. ``why``: a clause about the template."""
+    return f"{template} cannot start here: {why}, as {origin} says. Choose another template, or ask the admin."
+
+
 def unknown_template(template: str, allowed: Iterable[str]) -> str:
     """Return that a template does not exist. ``allowed``: the names that this user may use, see `named`."""
     return f"There is no template {shown(template)}. You may use: {', '.join(allowed) or 'none'}."

@@ -64,7 +64,12 @@ def test_every_setting_has_a_value_and_an_effect(part: str) -> None:
     assert settings
     assert [setting.name for setting in settings if not setting.effect] == []
     # those of the chart that are files of their own
-    assert {setting.name for setting in settings if not setting.value} <= {"`quotas`", "`idlePolicy`", "`layers`"}
+    assert {setting.name for setting in settings if not setting.value} <= {
+        "`quotas`",
+        "`idlePolicy`",
+        "`layers`",
+        "`placement`",
+    }
 
 
 def test_the_settings_of_the_two_named_spawners_are_those_of_all() -> None:

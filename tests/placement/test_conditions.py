@@ -119,14 +119,13 @@ FULL = tuple(on(uuid, NO_NEIGHBOUR_RULES, 90) for uuid in "abcd")
             (),
             Conditions(gpu="x", nodes=frozenset({"n", "m"})),
             Reason.NOT_NAMED,
-            "The template asks for GPU x on m or n, and no agent reports it. "
-            "Choose another template, or ask the admin.",
+            "This server needs GPU x on m or n, and no agent reports it. Choose another template, or ask the admin.",
         ),
         (
             (),
             Conditions(nodes=frozenset({"x"})),
             Reason.NOT_NAMED,
-            "The template asks for node x, and no agent reports it. Choose another template, or ask the admin.",
+            "This server needs node x, and no agent reports it. Choose another template, or ask the admin.",
         ),
     ],
 )

@@ -76,6 +76,8 @@ class AvailabilityNow:
     """The user of the spawn; without a name: any user."""
     failed: Callable[[Exception], object] = _raised
     """Called with an error in placement. Unless it raises, the affected result is shown as unknown."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Names of the templates that this user can never use, each with the reason as a sentence."""
     _met: dict[Demand, Availability] = field(default_factory=dict, repr=False)
     _prepared: set[Demand] = field(default_factory=set, repr=False)
     _requests: dict[int, SpawnRequest] = field(default_factory=dict, repr=False)
@@ -85,6 +87,8 @@ class AvailabilityNow:
         """Return the outcome that a spawn of this template would have now."""
         if template.gpu is None:
             return NO_GPU_NEEDED
+        if template.name in self.refused:
+            return Availability("never", words.NO_SUITABLE_GPU, self.refused[template.name])
         try:
             return self._availability(self.request(template))
         except Exception as error:

@@ -73,7 +73,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{- /* The files of the hub's folder of templates, by name. */ -}}
 {{- define "gpushare-agent.policyFiles" -}}
-{{- $files := dict "quotas" .Values.quotas "idle" .Values.idlePolicy "layers" .Values.layers -}}
+{{- $files := dict "quotas" .Values.quotas "idle" .Values.idlePolicy "layers" .Values.layers "placement" .Values.placement -}}
 {{- range $name, $template := .Values.templates -}}
 {{- if hasKey $files $name -}}
 {{- fail (printf "templates.%s: the name is reserved for the file %s.yaml: choose another" $name $name) -}}

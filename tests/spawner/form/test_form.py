@@ -162,7 +162,7 @@ async def test_a_card_of_a_gpu_that_no_agent_reports_cannot_be_chosen(reservatio
     page = Page(
         Form().render(offered({**QUARTER, "placement": {"gpu": uuid}}), {}, await reservations.availability_now())
     )
-    assert f"No suitable GPU The template asks for GPU {uuid}, and no agent reports it." in page.text
+    assert f"No suitable GPU This server needs GPU {uuid}, and no agent reports it." in page.text
     assert not page.checked
 
 
