@@ -660,7 +660,7 @@ def report_of_session(
         last_kernel_activity=session.kernels.last_activity if session.kernels else None,
         processes=len(session.cuda),
         bypassing_pids=session.bypassing,
-        over_limit=tuple(BypassingProcess(pid=each.pid, started=each.started) for each in session.over_limit),
+        exceeding=tuple(BypassingProcess(pid=each.pid, started=each.started) for each in session.exceeding),
         memory_limit_hits=session.memory_hits,
         host_use=host_use,
         lacks_requests=session.lacks_requests,

@@ -257,6 +257,10 @@ class HostUseReport(MessagePart):
     memory_bytes: Amount
 
 
+MOST_EXCEEDING = 64
+"""Maximum number of processes of a session that are named at the same time."""
+
+
 class BypassingProcess(MessagePart):
     """A process that uses a GPU without the library, distinct from later processes with the same pid."""
 
@@ -352,7 +356,7 @@ class SessionReport(MessagePart):
     """Number of CUDA processes connected to the agent."""
     bypassing_pids: tuple[int, ...] = ()
     """Processes of the session that use the GPU without the library, because they unset LD_PRELOAD."""
-    over_limit: tuple[BypassingProcess, ...] = ()
+    exceeding: Annotated[tuple[BypassingProcess, ...], Field(max_length=MOST_EXCEEDING)] = ()
     """Those of them, largest first, without which the session would be within its memory limit; empty: it is within its
     limit, or they cannot be attributed to it with certainty."""
     notice: Notice | None = None

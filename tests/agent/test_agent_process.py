@@ -15,8 +15,15 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.idle.use import LEAST_USE
-from gpushare_spawner.model.control import ControlRefused, CordonRequest, OpenRequest, TierRequest
-from gpushare_spawner.model.controls import Cordon
+from gpushare_spawner.model.control import (
+    ControlRefused,
+    CordonRequest,
+    MessageRequest,
+    OpenRequest,
+    StopProcessesRequest,
+    TierRequest,
+)
+from gpushare_spawner.model.controls import Cordon, Message, MessageCause
 from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import Tier
@@ -228,6 +235,25 @@ async def test_the_processes_of_a_session_are_seen_on_the_gpu(agent: AgentProces
         await program.work(1)
         now = await until_session(agent, "ada", lambda one: one.bypassing_pids == (program.process.pid,))
         assert now.processes == 0
+    finally:
+        program.end()
+
+
+async def test_program_without_the_library_that_exceeds_the_limit_is_stopped_on_request(agent: AgentProcess) -> None:
+    opened = await agent.client.open(await request_on_first(agent, "ada", memory_limit="1Mi"))
+    await agent.client.confirm("ada", os.getpid())
+    environment = dict(opened.environment)
+    del environment["LD_PRELOAD"]
+    program = Program(environment)
+    try:
+        await program.work(1)
+        (hog,) = (await until_session(agent, "ada", lambda one: bool(one.exceeding))).exceeding
+        assert hog.pid == program.process.pid
+        notice = Message(text="It holds 4 MiB.", by="culler", at=time.time(), cause=MessageCause.BYPASS)
+        await agent.client.send(MessageRequest(id="ada", message=notice))
+        await agent.client.send(StopProcessesRequest(id="ada", processes=(hog,)))
+        assert await asyncio.to_thread(program.process.wait, 10) == -signal.SIGTERM
+        await until_session(agent, "ada", lambda one: not one.exceeding and not one.bypassing_pids)
     finally:
         program.end()
 

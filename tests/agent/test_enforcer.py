@@ -73,8 +73,8 @@ async def polls(agent: Agent) -> None:
 
 
 async def over(agent: Agent, eventually: Eventually, *pids: int) -> tuple[BypassingProcess, ...]:
-    await eventually(lambda: tuple(each.pid for each in session(agent).over_limit) == pids)
-    return session(agent).over_limit
+    await eventually(lambda: tuple(each.pid for each in session(agent).exceeding) == pids)
+    return session(agent).exceeding
 
 
 async def test_process_over_the_limit_is_stopped_after_the_notice_and_the_request(
@@ -127,7 +127,7 @@ async def test_largest_processes_are_named_until_the_session_is_within_its_limit
     shows(agent, {os.getpid(): 2 * GIB, small: GIB // 4, middle: GIB // 2, large: GIB})
     await eventually(lambda: len(session(agent).bypassing_pids) == 3)
     await polls(agent)
-    assert session(agent).over_limit == (), "all of them together are within the limit"
+    assert session(agent).exceeding == (), "all of them together are within the limit"
     shows(agent, {os.getpid(): 2 * GIB, small: GIB // 4, middle: GIB // 2, large: 3 * GIB})
     await over(agent, eventually, large)
     shows(agent, {os.getpid(): 2 * GIB, small: GIB // 4, middle: 2 * GIB, large: 3 * GIB})
@@ -143,7 +143,7 @@ async def test_session_may_hold_nothing_on_the_gpu_of_others(
     shows(agent, {children[0].pid: 0}, SECOND)
     await eventually(lambda: session(agent).bypassing_pids == (children[0].pid,))
     await polls(agent)
-    assert session(agent).over_limit == ()
+    assert session(agent).exceeding == ()
     shows(agent, {children[0].pid: GIB // 4}, SECOND)
     await over(agent, eventually, children[0].pid)
 
@@ -172,7 +172,7 @@ async def test_request_of_one_session_stops_no_process_of_another(
     await stop(agent, BypassingProcess(pid=os.getpid(), started=named.started))
     await polls(agent)
     assert children[0].poll() is None
-    assert session(agent, "mallory").over_limit == ()
+    assert session(agent, "mallory").exceeding == ()
 
 
 async def test_process_that_is_a_sessions_by_its_uid_alone_is_reported_and_not_stopped(

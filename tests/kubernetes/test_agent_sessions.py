@@ -83,8 +83,8 @@ async def test_engine_of_a_pods_session_is_reported_and_its_memory_stays_plain(a
     peer.close()
 
 
-def is_over(agent: NodeAgent, name: str) -> bool:
-    return bool(present(agent.node.report().session(name)).over_limit)
+def is_exceeding(agent: NodeAgent, name: str) -> bool:
+    return bool(present(agent.node.report().session(name)).exceeding)
 
 
 async def test_named_process_of_the_pod_is_stopped_and_a_forged_name_stops_none(
@@ -110,8 +110,8 @@ async def test_named_process_of_the_pod_is_stopped_and_a_forged_name_stops_none(
         shown = GpuState(healthy=True, processes={program.pid: 2 * GIB for program in programs})
         agent.source.states[FIRST.uuid] = shown
         for name in ("ada", "eve"):
-            await agent.until(partial(is_over, agent, name))
-        (of_ada,) = present(agent.node.report().session("ada")).over_limit
+            await agent.until(partial(is_exceeding, agent, name))
+        (of_ada,) = present(agent.node.report().session("ada")).exceeding
         notice = messages_patch([Message(text="Over.", by="culler", at=1.0, cause=MessageCause.BYPASS)])
         await agent.annotate("eve", {**notice, **stop_processes_patch([of_ada])})
         await agent.annotate("ada", stop_processes_patch([of_ada]))

@@ -792,6 +792,9 @@ def test_an_idle_policy_is_one_more_file_for_the_hub() -> None:
 
 
 def test_an_idle_policy_needs_templates_and_no_template_has_its_name() -> None:
+    pins = {"users": {"ada": {"gpu": "GPU-00000000-0000-5000-8000-0123456789ab"}}}
+    data = one(render({"templates": TEMPLATE, "placement": pins}), "ConfigMap", "gpushare-templates")["data"]
+    assert yaml.safe_load(data["placement.yaml"]) == pins
     with pytest.raises(Exception, match="idlePolicy: needs templates"):
         render({"idlePolicy": {"defaults": {"release_after": "5m"}}})
     with pytest.raises(Exception, match=r"templates\.idle: the name is reserved"):

@@ -630,8 +630,8 @@ async def test_processes_to_stop_are_named_on_the_pod_as_long_as_its_user_has_th
 ) -> None:
     await namespace.open("ann")
     process = BypassingProcess(pid=4711, started=5)
-    await namespace.publish(ann={"over_limit": (process,)})
-    agent = await seen(nodes, "node-a", has("ann", over_limit=(process,)))
+    await namespace.publish(ann={"exceeding": (process,)})
+    agent = await seen(nodes, "node-a", has("ann", exceeding=(process,)))
     message = Message(text="Over.", by="culler", at=1e9, cause=MessageCause.BYPASS)
     await agent.send(MessageRequest(id="ann", message=message))
     await agent.report()

@@ -33,7 +33,7 @@ class Bypassing:
         self.agent, self.clock = agent, clock
         self.recorded: list[Action] = []
         for user, over in (("ann", (HOG,)), ("bob", ())):
-            agent.add(user, template="exam", memory_limit_bytes=4 * GIB, bypassing_pids=(4711, 42), over_limit=over)
+            agent.add(user, template="exam", memory_limit_bytes=4 * GIB, bypassing_pids=(4711, 42), exceeding=over)
             hub_server.add(user, last_activity=clock())
         self._agents, self._hub = [MachineAgent(agent.path)], hub
         self.culler = self.another("stop")
@@ -85,7 +85,7 @@ async def test_process_is_stopped_after_the_notice_and_the_grace(world: Bypassin
         "may (4 GiB)."
     )
     assert world.recorded[-1].reason == world.message(MessageCause.ACTION) == why
-    world.agent.change("ann", over_limit=())
+    world.agent.change("ann", exceeding=())
     await world.rounds()
     assert world.message() is None
     assert world.message(MessageCause.ACTION) == why, "its user has not seen it yet"
@@ -104,10 +104,10 @@ async def test_process_that_is_still_there_is_named_again_after_a_minute(world: 
 async def test_session_that_is_within_its_limit_again_in_time_loses_no_process(world: Bypassing) -> None:
     await world.rounds()
     world.clock.forward(50)
-    world.agent.change("ann", over_limit=())
+    world.agent.change("ann", exceeding=())
     await world.rounds()
     assert world.message() is None
-    world.agent.change("ann", over_limit=(HOG,))
+    world.agent.change("ann", exceeding=(HOG,))
     await world.rounds()
     await world.rounds(59)
     assert world.stopped() == []
@@ -118,7 +118,7 @@ async def test_session_that_is_within_its_limit_again_in_time_loses_no_process(w
 async def test_later_process_has_a_grace_of_its_own(world: Bypassing) -> None:
     await world.rounds()
     world.clock.forward(50)
-    world.agent.change("ann", over_limit=(HOG, SECOND))
+    world.agent.change("ann", exceeding=(HOG, SECOND))
     await world.rounds()
     assert "Processes 42, 4711 " in (world.message() or "")
     await world.rounds(10)

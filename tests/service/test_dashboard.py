@@ -95,7 +95,7 @@ def test_a_limit_of_gpu_time_is_shown_with_the_share() -> None:
 
 def test_processes_that_exceed_the_limit_without_the_library_are_named_and_so_is_an_agent_that_stops_none() -> None:
     hog = BypassingProcess(pid=4711, started=5)
-    report = afternoon(session("zoe", bypassing_pids=(4711, 42), over_limit=(hog,), gpus=("GPU-1",)))
+    report = afternoon(session("zoe", bypassing_pids=(4711, 42), exceeding=(hog,), gpus=("GPU-1",)))
     assert "With 4711 the session holds more GPU memory than it may." in page(report)
     assert "more GPU memory than it may" not in page(afternoon())
     exam = Template.model_validate(

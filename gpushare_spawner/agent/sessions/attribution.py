@@ -32,6 +32,7 @@ from typing import TypeVar
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
 from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.model.report import MOST_EXCEEDING
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class BypassWatch:
     def __init__(self, unstated: UnstatedMemory, updated: Callable[[Session], None] = lambda session: None) -> None:
         """Start without suspects. `unstated` receives each of the driver's answers before this object does.
 
-        `updated` is called with each session after its `over_limit` was set.
+        `updated` is called with each session after its `exceeding` was set.
         """
         self._unstated = unstated
         self._updated = updated
@@ -166,18 +167,18 @@ class BypassWatch:
                     ", ".join(f"{pid}{_remark(pid, connected, elsewhere.get(name, ()))}" for pid in sorted(new)),
                 )
             session.bypassing = sure
-        over = {name: pids for name in sessions if (pids := self._over_limit(states, sessions[name]))}
+        over = {name: pids for name in sessions if (pids := self._exceeding(states, sessions[name]))}
         certain: Mapping[str, set[int]] = {}
         if over:
             named_pids = [pid for of_session in over.values() for pid in of_session]
             certain = await asyncio.to_thread(attributed, named_pids, owners(sessions.values()), by_uid=False)
         for name, session in sessions.items():
             named = (processes.named(pid) for pid in over.get(name, ()) if pid in certain.get(name, ()))
-            session.over_limit = tuple(process for process in named if process is not None)
+            session.exceeding = tuple(process for process in named if process is not None)
             self._updated(session)
         self._suspects = suspects
 
-    def _over_limit(self, states: Mapping[str, GpuState], session: Session) -> list[int]:
+    def _exceeding(self, states: Mapping[str, GpuState], session: Session) -> list[int]:
         """Return the bypassing processes, largest first, without which the session would be within its limits.
 
         A session may hold no memory of other sessions' GPUs.
@@ -194,7 +195,7 @@ class BypassWatch:
                 if beyond > 0 and amounts[pid] > 0:
                     over.append(pid)
                 beyond -= amounts[pid]
-        return list(dict.fromkeys(over))
+        return list(dict.fromkeys(over))[:MOST_EXCEEDING]
 
     def _pretending(self, sessions: Mapping[str, Session]) -> dict[str, set[int]]:
         """Return, by session, the connected processes that hold much more memory than they have stated."""
@@ -350,7 +351,8 @@ class UnstatedMemory:
 
         ``shown``: the driver's figure, in bytes.
         """
-        context = 0 if self._gpus[gpu].simulated else self._context_bytes + UNSTATED_SLACK
+        known = self._gpus.get(gpu)  # the list of GPUs can have changed since the driver's answer
+        context = 0 if known is not None and known.simulated else self._context_bytes + UNSTATED_SLACK
         return max(0, shown - context - self._figures.get((pid, gpu), _Figures()).stated)
 
     def update(self, states: Mapping[str, GpuState], sessions: Collection[Session]) -> None:

@@ -66,7 +66,7 @@ class Enforcer:
         if not any(message.cause is MessageCause.BYPASS for message in session.record.messages):
             session.to_stop = ()
         named = {(process.pid, process.started) for process in session.to_stop}
-        for process in session.over_limit:
+        for process in session.exceeding:
             if (process.pid, process.started) in named and process not in self._stopping and self._unable is None:
                 self._stopping[process] = asyncio.create_task(self._stop(session, process))
 
@@ -98,7 +98,7 @@ class Enforcer:
 
     async def _may_stop(self, session: Session, process: ProcessName) -> bool:
         """Return whether a process is still the same one, of this session, and makes it exceed its limit."""
-        if self._sessions.get(session.id) is not session or process not in session.over_limit:
+        if self._sessions.get(session.id) is not session or process not in session.exceeding:
             return False
         of_session = await asyncio.to_thread(attributed, (process.pid,), owners(self._sessions.values()), by_uid=False)
         return process.pid in of_session.get(session.id, ()) and processes.alive(process)

@@ -200,7 +200,7 @@ class Session:
     reported_kernels: dict[Connection, Kernels] = field(default_factory=dict)
     """The last report of each connected notebook server about the session's kernels."""
     bypassing: tuple[int, ...] = ()
-    over_limit: tuple[ProcessName, ...] = ()
+    exceeding: tuple[ProcessName, ...] = ()
     """Those of them, largest first, without which it would be within its memory limit, attributed with certainty."""
     to_stop: tuple[BypassingProcess, ...] = ()
     """The processes that the service has named to be stopped."""

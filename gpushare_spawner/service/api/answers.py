@@ -296,7 +296,7 @@ class SessionEntry(ApiModel):
     """For callers who see all sessions: a note that short GPU work did not keep the share; otherwise empty."""
     bypassing: int
     """Number of processes that use the GPU with the library removed."""
-    over_limit: tuple[BypassingProcess, ...]
+    exceeding: tuple[BypassingProcess, ...]
     """Those of them without which the session would be within its memory limit."""
     offer: str
     """The benefit of a restart, as a sentence."""

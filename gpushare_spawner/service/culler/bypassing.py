@@ -91,7 +91,7 @@ class BypassNotices:
 
     async def _stop(self, decision: SessionDecision, due: Sequence[_Key], now: float) -> bool:
         async with self._actions.controls_of(decision) as (session, _):
-            named = tuple(process for _, _, process in due if process in session.over_limit)
+            named = tuple(process for _, _, process in due if process in session.exceeding)
             if not named:
                 return False
             with refusals():
@@ -107,7 +107,7 @@ class BypassNotices:
 
 def _keys(decision: SessionDecision) -> list[_Key]:
     session = decision.session
-    return [(session.id, session.opened_at, process) for process in session.over_limit]
+    return [(session.id, session.opened_at, process) for process in session.exceeding]
 
 
 def _stops(decision: SessionDecision) -> bool:
@@ -117,8 +117,8 @@ def _stops(decision: SessionDecision) -> bool:
 def _notice(decision: SessionDecision) -> str | None:
     """Return the notice for the session's user; None if there is no reason for it."""
     session, rule = decision.session, consequence(decision)
-    if not session.over_limit or rule.action == "report":
+    if not session.exceeding or rule.action == "report":
         return None
-    pids = sorted(process.pid for process in session.over_limit)
+    pids = sorted(process.pid for process in session.exceeding)
     grace = rule.grace if _stops(decision) else None
     return harmless(words.bypass_notice(pids, session.memory_limit_bytes, grace))
