@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +96,42 @@ async def test_a_template_without_a_gpu_takes_nothing(
     assert SESSION_LABEL not in pod["metadata"]["labels"]
     environment = {variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0]["env"]}
     assert environment["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+CPU_QUOTAS = """\
+groups:
+  science: {cpu: {maximum: 3}, teams: {optics: {guarantee: 1, cpu: {guarantee: 1}}}}
+"""
+
+
+async def test_cpu_of_servers_with_and_without_a_gpu_counts_in_quotas_and_after_a_restart_of_the_hub(
+    make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster, templates: Path
+) -> None:
+    await nodes.add(gpus=1)
+    (templates / "quotas.yaml").write_text(CPU_QUOTAS)
+    for name, gpu_part in (("cpu-only", ""), ("half-gpu", "gpu: {fraction: 0.5}\n")):
+        text = f"name: {name}\ndisplay_name: {name}\n{gpu_part}resources: {{cpu: {{guarantee: 1}}}}\n"
+        (templates / f"{name}.yaml").write_text(text)
+    hub = await make_hub()
+    await hub.api("POST", "groups/optics")
+    for user in ("ada", "bob", "eve", "zoe"):
+        await hub.add_user(user)
+        await hub.api("POST", "groups/optics/users", {"users": [user]})
+    for user, profile in (("ada", "cpu-only"), ("bob", "half-gpu"), ("eve", "cpu-only")):
+        assert (await hub.start_server(user, {"profile": profile})).code == 201
+        await hub.started(user)
+    await hub.end(cleanup_servers=False)
+    hub = await make_hub()
+    for profile in ("half-gpu", "cpu-only"):
+        refused = await hub.start_server("zoe", {"profile": profile})
+        assert refused.code == 409
+        assert (
+            "This needs 1 CPU core, and the quota of group science is limited to 3 CPU cores, of which 3 CPU cores are"
+        ) in json.loads(refused.body)["message"]
+    assert (await hub.stop_server("bob")).code in (202, 204)
+    await until(lambda: not hub.user("bob").running)
+    await hub.start_server("zoe", {"profile": "cpu-only"})
+    await hub.started("zoe")
 
 
 async def test_a_share_of_several_gpus_lies_on_one_node(

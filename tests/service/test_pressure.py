@@ -131,6 +131,46 @@ def test_a_session_with_short_work_only_counts_as_idle(full: FakeAgent, clock: C
     assert kept(active) == {}, "all work counts where nothing is known of its length"
 
 
+CPU_QUOTAS = Quotas.model_validate(
+    {
+        "groups": {
+            "physics": {
+                "guarantee": 1,
+                "cpu": {"guarantee": 4},
+                "teams": {"ml": {"guarantee": 1}, "guests": {"cpu": {"guarantee": 2}}},
+            },
+            "hep": {"guarantee": 1, "cpu": {"guarantee": 4}},
+        }
+    }
+)
+CORES = TEMPLATES | {
+    "half": Template.model_validate(
+        {"name": "half", "display_name": "H", "gpu": {"fraction": 0.5}, "resources": {"cpu": {"guarantee": 2}}}
+    ),
+    "cores": Template.model_validate({"name": "cores", "display_name": "C", "resources": {"cpu": {"guarantee": 2}}}),
+}
+
+
+def test_cpu_beyond_its_guarantee_makes_a_session_over_quota_also_that_of_servers_without_a_gpu(
+    agent: FakeAgent, clock: Clock
+) -> None:
+    now = clock() + HOUR
+    for number, quota in enumerate(("ml", "ml", "other", "other")):
+        share(agent, f"guest{number}", gpu=number // 2, quota=f"group:{quota}")
+        agent.change(f"guest{number}", last_gpu_activity=clock() + (0 if quota == "ml" else 60))
+
+    def found(*servers: HubServer) -> dict[str, int]:
+        waiting = [waits("eve", quota="hep")]
+        return kept(pressure(CPU_QUOTAS, [agent.report()], waiting, CORES, now, servers=servers))
+
+    assert found() == {"guest1": 0}, "physics has CPU for one server of ml, and guests keep their own"
+    without_gpu = HubServer("ann", "", profile="cores", quota="ml", started=1.0)
+    assert found(without_gpu) == {"guest0": 0}, "an older server has that CPU"
+    of_hep = replace(without_gpu, quota="hep")
+    assert found(of_hep) == {"guest1": 0}
+    assert found(of_hep, replace(of_hep, name="two")) == {}, "the spawn itself is over quota with its CPU"
+
+
 def test_nobody_makes_way_for_a_spawn_over_quota_or_without_a_known_quota(full: FakeAgent, clock: Clock) -> None:
     now = clock() + HOUR
     share(full, "ann", units=100, gpu=1, quota="group:ml")  # ml has used its guarantee

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.controls import Cordon
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.service.api.reading import SessionsQuery
 from tests.placement.instances import instance
@@ -151,6 +152,28 @@ async def test_quotas_with_what_is_used_of_them(api: Client, machine: Machine) -
     assert list(await seen(BOB)) == ["default bob", "user bob"]
     machine.quotas = None
     assert await api.get("quotas") == {"known": False, "quotas": []}
+
+
+async def test_quotas_of_every_level_with_cpu_and_memory(api: Client, machine: Machine) -> None:
+    machine.agent.now = afternoon(session("zoe", quota="group:optics", gpus=("GPU-1",)))
+    machine.quotas = Quotas.model_validate(
+        {
+            "groups": {
+                "science": {
+                    "cpu": {"guarantee": 8, "maximum": 16},
+                    "teams": {"physics": {"teams": {"optics": {"memory": {"maximum": "64Gi"}}}}},
+                }
+            }
+        }
+    )
+    found = {one["name"]: one for one in (await api.get("quotas"))["quotas"] if one["kind"] == "group"}
+    assert found["optics"]["department"] == "science / physics"
+    assert [found[name]["used_units"] for name in ("science", "physics", "optics")] == [25, 25, 25]
+    assert [found[name]["over_units"] for name in ("science", "physics", "optics")] == [25, 25, 25]
+    assert [found[name]["sessions"] for name in ("science", "physics", "optics")] == [1, 1, 1]
+    assert (found["science"]["cpu"]["guaranteed"], found["science"]["cpu"]["maximum"]) == (8000, 16000)
+    assert found["optics"]["cpu"]["maximum"] is None
+    assert found["optics"]["memory"]["maximum"] == 64 * GIB
 
 
 async def test_history_and_actions_as_json_and_csv(api: Client) -> None:
