@@ -58,14 +58,16 @@ class ResourceAmounts(NamedTuple):
 
     def plus(self, other: ResourceAmounts, times: int = 1) -> ResourceAmounts:
         """Return the sum with an amount, taken so many times."""
-        return ResourceAmounts(*(mine + times * its for mine, its in zip(self, other, strict=True)))
+        units, cpu, memory = other
+        return ResourceAmounts(self.units + times * units, self.cpu + times * cpu, self.memory + times * memory)
 
     def part_of(self, capacity: ResourceAmounts) -> float:
         """Return the dominant share: the largest of the resources' parts of the capacity, 0 for an unknown capacity.
 
         Lent units can be in use twice, so the result can exceed 1.
         """
-        return max(mine / whole if whole > 0 else 0.0 for mine, whole in zip(self, capacity, strict=True))
+        parts = [mine / whole for mine, whole in zip(self, capacity, strict=True) if whole > 0]
+        return max(parts, default=0.0)
 
 
 NOTHING = ResourceAmounts()

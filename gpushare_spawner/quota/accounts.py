@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from gpushare_spawner.model.quota import MILLICORES, NOTHING, Bounds, Group, Quota, Quotas, Resource, ResourceAmounts
+from gpushare_spawner.model.quota import MILLICORES, NOTHING, Group, Quota, Quotas, Resource, ResourceAmounts
 from gpushare_spawner.model.template import Template
 
 _NO_QUOTA = Quota()
@@ -56,14 +56,23 @@ class Account:
         return (self, *(self.parent.path if self.parent is not None else ()))
 
     @cached_property
-    def guaranteeing(self) -> Sequence[Sequence[Account]]:
-        """For each resource the accounts of its path with a guarantee of it, or of a part of it."""
-        return [[level for level in self.path if level.quota.unshared[number] is not None] for number in range(3)]
+    def guarantees(self) -> Sequence[tuple[int, Sequence[tuple[str, int]]]]:
+        """For each guaranteed resource, by number, the accounts of its path with what they are guaranteed themselves.
+
+        That is the part beyond the guarantees of those within.
+        """
+        levels = [(level.key, level.quota.unshared) for level in self.path]
+        each = [
+            [(key, own) for key, unshared in levels if (own := unshared[number]) is not None] for number in range(3)
+        ]
+        return [(number, guaranteed) for number, guaranteed in enumerate(each) if guaranteed]
 
     @property
     def counts_resources(self) -> bool:
         """Whether it, or a group that contains it, guarantees or limits CPU or memory."""
-        return any(self.guaranteeing[1:]) or any(most is not None for one in self.path for most in one.quota.maxima[1:])
+        return any(number for number, _ in self.guarantees) or any(
+            most is not None for one in self.path for most in one.quota.maxima[1:]
+        )
 
     @property
     def department(self) -> str:
@@ -175,17 +184,20 @@ class Charge:
 class Left:
     """Remainders of the guarantees of accounts that have a group in common."""
 
-    rest: dict[str, Bounds] = field(default_factory=dict)
-    """Remainders by account key. An account without an entry has all that its guarantee exceeds those within it."""
+    rest: tuple[dict[str, int], dict[str, int], dict[str, int]] = field(default_factory=lambda: ({}, {}, {}))
+    """For each resource by account key. An account without an entry has all that it is guaranteed itself."""
 
     def of(self, account: Account) -> ResourceAmounts:
         """Return the most of each resource that another server in quota can have; 0 without a guarantee."""
-        levels = [self._rest(level) for level in account.path]
-        return ResourceAmounts(*(max(rest or 0 for rest in rests) for rests in zip(*levels, strict=True)))
+        most = [0, 0, 0]
+        for number, levels in account.guarantees:
+            most[number] = max(self.rest[number].get(key, own) for key, own in levels)
+        return ResourceAmounts(*most)
 
     def lacking(self, account: Account, needs: ResourceAmounts) -> Sequence[Resource]:
         """Return the resources of which a server needs more than is left. Without any guarantee nothing is lacking."""
-        return [tuple(Resource)[number] for number, level in self._levels(account, needs) if level is None]
+        left = self.of(account)
+        return [tuple(Resource)[number] for number, _ in account.guarantees if needs[number] > left[number]]
 
     def take(self, account: Account, needs: ResourceAmounts) -> bool:
         """Deduct a server's needs if all are in quota. Return whether they are.
@@ -193,31 +205,24 @@ class Left:
         Each resource is taken from the account's own guarantee, else from what the guarantee of the nearest group
         exceeds those within it.
         """
-        found: list[tuple[int, Account]] = []
-        for number, level in self._levels(account, needs):
-            if level is None:
+        found: list[tuple[dict[str, int], str, int]] = []
+        for number, levels in account.guarantees:
+            needed, rest = needs[number], self.rest[number]
+            for key, own in levels:
+                left = rest.get(key, own) - needed
+                if left >= 0:
+                    found.append((rest, key, left))
+                    break
+            else:
                 return False
-            found.append((number, level))
-        for number, level in found:
-            rest = self.rest.get(level.key, level.quota.unshared)
-            less = [(amount or 0) - needs[number] if at == number else amount for at, amount in enumerate(rest)]
-            self.rest[level.key] = (less[0], less[1], less[2])
+        for rest, key, left in found:
+            rest[key] = left
         return True
 
     def copy(self) -> Left:
         """Return a copy for simulated deductions."""
-        return Left(dict(self.rest))
-
-    def _levels(self, account: Account, needs: ResourceAmounts) -> Iterator[tuple[int, Account | None]]:
-        """Yield for each resource that a guarantee counts the nearest account with enough left; None if it lacks."""
-        for number, needed in enumerate(needs):
-            levels = account.guaranteeing[number]
-            if needed and levels:
-                enough = (level for level in levels if (self._rest(level)[number] or 0) >= needed)
-                yield number, next(enough, None)
-
-    def _rest(self, account: Account) -> Bounds:
-        return self.rest.get(account.key, account.quota.unshared)
+        units, cpu, memory = self.rest
+        return Left((units.copy(), cpu.copy(), memory.copy()))
 
 
 @dataclass
