@@ -252,12 +252,12 @@ def exceeded(refused: LimitExceeded, needs: ResourceAmounts) -> str:
         case Limit.MAXIMUM:
             of = refused.resource
             needed = needs[list(Resource).index(of)]
-            left = quota_amount(of, max(0, most - used))
-            smaller = "a smaller share" if of is Resource.GPU else f"a template with at most {left}"
+            left = f"a template with at most {quota_amount(of, most - used)}" if most > used else ""
+            smaller = "a smaller share" if of is Resource.GPU else left
             return (
                 f"This needs {quota_amount(of, needed)}, and {owner} is limited to {quota_amount(of, most)}, of which "
                 f"{quota_amount(of, used)} {'is' if of is Resource.MEMORY or used <= _ONE[of] else 'are'} in use. "
-                f"Choose {smaller}, or try again when a server of this quota has stopped."
+                f"{f'Choose {smaller}, or try' if smaller else 'Try'} again when a server of this quota has stopped."
             )
         case Limit.SERVERS:
             return (

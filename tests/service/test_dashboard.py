@@ -109,6 +109,23 @@ def test_processes_that_exceed_the_limit_without_the_library_are_named_and_so_is
     ]
 
 
+def test_the_quotas_of_every_level_are_shown_with_cpu_and_memory_where_these_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resources = {"cpu": {"guarantee": 1.5}, "memory": {"guarantee": "4Gi"}}
+    cores = {"name": "cores", "display_name": "C", "gpu": {"fraction": 0.25}, "resources": resources}
+    monkeypatch.setitem(TEMPLATES, "cores", Template.model_validate(cores))
+    report = afternoon(session("zoe", template="cores", quota="group:optics", gpus=("GPU-1",)))
+    optics = {"optics": {"cpu": {"maximum": 8}}}
+    physics = {"guarantee": 2, "teams": {"lasers": {"teams": optics}}}
+    html = page(report, quotas=Quotas.model_validate({"groups": {"physics": physics}}))
+    text = html.replace("\u00a0", " ")
+    assert "physics / lasers" in text
+    assert "<td>1.5 of 8</td>" in text
+    assert text.count("<td>4 GiB</td>") == 3, "of the department, the team and its team"
+    assert "CPU cores used" not in page(report, quotas=Quotas.model_validate({"groups": {"physics": {}}}))
+
+
 def test_a_session_over_quota_is_marked_and_its_quota_is_named() -> None:
     quotas = Quotas.model_validate({"groups": {"optics": {"guarantee": 0.25}}, "users": {"erin": {"guarantee": 1}}})
     older = session("zoe", quota="group:optics", opened_at=NOW - 9000, gpus=("GPU-1",))

@@ -12,7 +12,7 @@ from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.ledger import Ledger
-from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.node import Allocation, NodeResources
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue import quotas
@@ -20,6 +20,7 @@ from gpushare_spawner.spawner.queue.queue import SpawnQueue
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas
 from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from gpushare_spawner.templates.folder import Policy
+from tests.placement.reports import gpu as gpu_report
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.queue.running_queue import RunningQueue
 from tests.spawner.running_hub import until
@@ -60,10 +61,12 @@ class Desk:
         self.clock = Clock()
         self.ledger = Ledger()
         self.in_force: Quotas | None = QUOTAS
+        self.templates: tuple[Template, ...] = ()
         self.quotas = self.restarted()
 
     def restarted(self) -> QueueQuotas:
-        return QueueQuotas(self.ledger, logging.getLogger("hub"), lambda: self.in_force, self.clock)
+        log = logging.getLogger("hub")
+        return QueueQuotas(self.ledger, log, lambda: self.in_force, self.clock, templates=lambda: self.templates)
 
     async def served(self, *spawns: SpawnRequest) -> list[str]:
         queue = SpawnQueue(50)
@@ -252,3 +255,37 @@ async def test_a_hub_that_is_restarted_knows_the_quota_of_what_runs(hub: Running
     await hub.start(request("x", "little", 0.5))
     with pytest.raises(SpawnRefused):
         await RunningQueue(agent, policy=lambda: Policy(quotas=QUOTAS)).start(request("y", "little", 0.5))
+
+
+async def test_a_waiting_spawn_says_which_guarantee_lacks_and_what_it_leaves(agent: FakeAgent) -> None:
+    rules = Quotas.model_validate({"groups": {"a": {"guarantee": 1, "cpu": {"guarantee": 3}}}})
+    made = Template.model_validate(
+        {"name": "t", "display_name": "T", "gpu": {"fraction": 0.5}, "resources": {"cpu": {"guarantee": 2}}}
+    )
+    hub = RunningQueue(agent, policy=lambda: Policy((made,), quotas=rules))
+    await hub.start(SpawnRequest(Tenant("x", quota="group:a"), made))
+    for gpu in (0, 1):
+        agent.occupy(f"there-{gpu}", 50 if agent.sessions["x"].gpus == (f"GPU-{gpu}",) else 100, gpu)
+    waiting = hub.start(SpawnRequest(Tenant("y", quota="group:a"), made))
+    await until(lambda: "y" in hub.tickets and hub.tickets["y"].status is not None)
+    assert hub.tickets["y"].hint.endswith(
+        "Your spawn is over quota: spawns in quota come first (in quota: at most 1 CPU core)."
+    )
+    waiting.cancel()
+
+
+async def test_cpu_makes_a_dominant_share_where_quotas_count_it(desk: Desk) -> None:
+    desk.in_force = Quotas.model_validate({"groups": {"a": {}, "b": {}}, "default": {"cpu": {"maximum": 100}}})
+    desk.ledger.put_node("n", [gpu_report(f"GPU-{index}", index) for index in range(4)])
+    desk.ledger.put_resources("n", NodeResources.of_empty_node(64_000, 2**38))
+    cores = Template.model_validate(
+        {"name": "cores", "display_name": "C", "gpu": {"fraction": 0.1}, "resources": {"cpu": {"guarantee": 32}}}
+    )
+    desk.templates = (cores, request("x", "b").template)
+    desk.quotas.bring_up_to_date(CAPACITY)
+    for group, template in (("a", cores), ("b", request("x", "b").template)):
+        admission = desk.quotas.admission(Tenant("x", quota=f"group:{group}"), template)
+        assert admission is not None
+        desk.quotas.admitted(admission)
+    # half of the cluster's CPU is more than an eighth of its GPUs
+    assert await desk.served(request("x", "a"), request("y", "b")) == ["y", "x"]
