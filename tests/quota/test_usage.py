@@ -147,6 +147,13 @@ def test_usage_is_the_same_however_it_came_about(sessions: list[tuple[str, int, 
     assert all(found.used(account(group)) == fresh.used(account(group)) for group in ("optics", "course"))
 
 
+def test_quotas_are_equal_whatever_was_computed_of_them() -> None:
+    again = Quotas.model_validate(QUOTAS.model_dump(exclude_unset=True))
+    assert QUOTAS.groups["physics"].unshared == (100, None, None)
+    assert not QUOTAS.count_resources
+    assert again == QUOTAS
+
+
 def test_accounts_without_sessions_use_nothing() -> None:
     for group in ("optics", "course"):
         assert usage().used(account(group)) == (0, 0, 0)
