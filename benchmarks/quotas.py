@@ -1,6 +1,6 @@
 """What quotas deliver while groups compete: a simulation in virtual time, with the product's queue, ledger and rules.
 
-``python -m benchmarks.quotas [--gpus 20] [--hours 48] [--seeds 1-3] [--shares 0.25] [--json]``
+``python -m benchmarks.quotas [--gpus 20] [--hours 12] [--seeds 1-10] [--shares 0.25] [--json]``
 
 Three groups are guaranteed 50, 30 and 20 % of the GPUs. Their users start servers, keep them for an hour on average,
 and come back after a pause. How many users a group has, so how much it asks for,
@@ -11,20 +11,24 @@ changes from phase to phase:
 3. all groups ask for more again: the largest group takes back what it is guaranteed,
 4. the two larger groups ask for less, the smallest for more.
 
-At each instant a group is entitled to what it asks for up to its guarantee, and to its part of the rest by weight.
+At each instant a group is entitled to what it asks for up to its guarantee, and to its part of the rest by weight. It
+receives the units that its sessions get while all work. A server for which no GPU has room beside the sessions in quota
+asks for nothing. Units that no waiting server could use, because they are scattered, count for the groups that lack
+units: nobody else has them.
 
 - ``worst_error``: over all phases and groups, how far the GPU-hours that a group received are from those that it was
   entitled to, over the time in which more was asked for than there is. Bar: 0.02.
-- ``worst_error_mixed``: the same for servers of a quarter, a half and a whole GPU, ten seeds, phases of 12 h.
+- ``worst_error_mixed``: the same for servers of a quarter, a half and a whole GPU. ``unused_mixed``: the part of all
+  GPU-hours that no waiting server could use.
 - ``idle_while_waiting``: GPU-seconds of shares that waited while they fitted on GPUs that are kept for no other spawn.
   Bar: 0.
 
-- ``reclaim_seconds``: in another simulation (benchmarks/quota_reclaim.py), the time until a group has its guarantee of
+- ``guarantee_s``: in another simulation (benchmarks/quota_reclaim.py), the time until a group has its guarantee of
   half of the GPUs where sessions over quota hold all of them; ``reclaim_idle`` and ``reclaim_active``: how many
   sessions made way that were idle, and that were not.
 - ``disturbed_ratio``: users who lose units for a waiting spawn, by the least number that is possible. Bar: 1.05.
 
-In the four phases nothing is reclaimed from servers that run: units change hands when a server ends.
+The service's rounds reclaim units for spawns, and exchange units between running sessions, with the default times.
 """
 
 from __future__ import annotations
@@ -38,16 +42,14 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.quota_reclaim import Cluster, disturbed_ratio
+from benchmarks.quota_reclaim import ROUND_SECONDS, Cluster, Machines, disturbed_ratio, waiting
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
-from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.request import workload_of
 from gpushare_spawner.placement.strategy import StrandingAwareFgd
+from gpushare_spawner.quota.entitlement import MINIMUM_RUN
 from gpushare_spawner.quota.order import LimitExceeded
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.queue import LoopBreaks, PlacementCheck, Placer, SpawnQueue, Ticket
@@ -80,6 +82,8 @@ class Phase:
     received: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GUARANTEES, 0.0))
     entitled: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GUARANTEES, 0.0))
     seconds: float = 0.0
+    unused: float = 0.0
+    """GPU-seconds of units that no waiting server could use."""
 
     @property
     def errors(self) -> dict[str, float]:
@@ -97,6 +101,8 @@ def entitled(asked: Mapping[str, int], guarantees: Mapping[str, int], capacity: 
     No group gets more than it asks for; what one leaves is for the others.
     """
     given = {group: float(min(asked[group], guarantees[group])) for group in asked}
+    if sum(given.values()) > capacity:
+        return {group: units * capacity / sum(given.values()) for group, units in given.items()}
     left = capacity - sum(given.values())
     while left > 1e-9:
         short = [group for group in given if asked[group] - given[group] > 1e-9]
@@ -130,14 +136,11 @@ class Simulation:
             )
             for fraction in shares
         }
-        self._feed = LedgerFeed()
+        self._machines = Machines(quotas, {one.name: one for one in self._templates.values()})
+        self._feed = self._machines.feed
         inventory = GpuInventory()
         for node in range(gpus // 4):
-            cards = tuple(
-                GpuReport(index=i, uuid=f"GPU-{node}-{i}", model="A100", memory_bytes=80 * GIB) for i in range(4)
-            )
-            self._feed.report(Report(node=f"node-{node}", published_at=0.0, gpus=cards))
-            inventory.put(f"node-{node}", cards)
+            inventory.put(f"node-{node}", self._machines.add_node(f"node-{node}"))
         self._snapshot = GpuSnapshot(inventory)
         requests = [self._snapshot.request(template) for template in self._templates.values()]
         self._strategy = StrandingAwareFgd(workload_of((request.demand, 1.0) for request in requests))
@@ -146,8 +149,8 @@ class Simulation:
         self._events: list[tuple[float, int, str, str]] = []
         self._number = 0
         self._asked = dict.fromkeys(GUARANTEES, 0)
-        self._running = dict.fromkeys(GUARANTEES, 0)
         self._servers: dict[str, tuple[str, int]] = {}
+        self._rounds: set[float] = set()
         self._users = {group: self._population(group) for group in GUARANTEES}
 
     def _population(self, group: str) -> list[float]:
@@ -169,9 +172,13 @@ class Simulation:
             self._pass_time(at)
             if what == "comes":
                 self._comes(who)
-            else:
+            elif what == "ends":
                 self._ends(who)
+            else:
+                self._service()
             await self._pass_over_the_queue()
+            if what != "round":
+                self._round_at(self.now)
         self._pass_time(end)
 
     @property
@@ -191,12 +198,33 @@ class Simulation:
             if sum(self._asked.values()) >= self.capacity:
                 phase = self.phases[self._phase]
                 phase.seconds += seconds
-                rights = entitled(self._asked, self._guarantees, self.capacity)
+                received = dict.fromkeys(GUARANTEES, 0.0)
+                for who, (group, _) in self._servers.items():
+                    received[group] += self._feed.ledger.guaranteed(who)
+                rights = entitled(self._usable(), self._guarantees, self.capacity)
+                unused = self.capacity - sum(received.values())
+                phase.unused += unused / UNITS_PER_GPU * seconds
+                lacking = {group: max(0.0, rights[group] - units) for group, units in received.items()}
+                for group, units in lacking.items():
+                    received[group] += units * min(1.0, unused / max(1.0, sum(lacking.values())))
                 for group in GUARANTEES:
-                    phase.received[group] += self._running[group] / UNITS_PER_GPU * seconds
+                    phase.received[group] += received[group] / UNITS_PER_GPU * seconds
                     phase.entitled[group] += rights[group] / UNITS_PER_GPU * seconds
             self.idle_while_waiting += self._fitting_units() / UNITS_PER_GPU * seconds
             self.now = step
+
+    def _usable(self) -> dict[str, int]:
+        """Return what each group asks for, without servers for which no GPU has room beside the sessions in quota."""
+        usage = self._quotas.usage
+        left = dict.fromkeys(self._feed.ledger.capacity.gpus, UNITS_PER_GPU)
+        for who, session in self._machines.sessions.items():
+            if usage is not None and usage.in_quota(who):
+                left[session.gpus[0]] -= session.share_units
+        most, asked = max(left.values()), dict(self._asked)
+        for ticket in self._queue:
+            if ticket.request.share.units > most:
+                asked[ticket.request.tenant.user.partition(":")[0]] -= ticket.request.share.units
+        return asked
 
     def _comes(self, who: str) -> None:
         """A user starts a server, if the phase has use for that user; else comes again in the next phase."""
@@ -214,9 +242,8 @@ class Simulation:
 
     def _ends(self, who: str) -> None:
         session, (group, units) = who, self._servers.pop(who)
-        self._feed.drop(EntrySource.SEEN, session)
+        self._machines.close(session)
         self._asked[group] -= units
-        self._running[group] -= units
         self._later(self._chance.expovariate(1 / PAUSE_SECONDS), "comes", session)
 
     async def _pass_over_the_queue(self) -> None:
@@ -237,20 +264,31 @@ class Simulation:
                 await placer.hold(ticket, breaks)
         self._quotas.note_use()
 
+    def _round_at(self, at: float) -> None:
+        """Plan a round of the service, at a multiple of its interval."""
+        at = (int(at / ROUND_SECONDS) + 1) * ROUND_SECONDS
+        if at not in self._rounds:
+            self._rounds.add(at)
+            self._later(at - self.now, "round", "")
+
+    def _service(self) -> None:
+        self._rounds.discard(self.now)
+        for at in self._machines.round(waiting(self._queue), self.now):
+            self._round_at(at - 1)
+
     def _check(self) -> PlacementCheck:
         return PlacementCheck(self._snapshot, self._feed.ledger, self._strategy)
 
     def _start(self, ticket: Ticket, placement: Placement) -> None:
         request = ticket.request
         who, units = request.tenant.user, request.share.units
-        self._feed.put(
-            EntrySource.SEEN,
-            Allocation(who, placement.gpus, units, 0, units, self.now, user=who, quota=request.tenant.quota),
-        )
+        (gpu,) = placement.gpus
+        template = request.template
+        self._machines.open(who, request.tenant.quota, gpu, template, self.now, True, placement.borrowed)
         self._queue.leave(ticket)
         group = who.partition(":")[0]
         self._servers[who] = (group, units)
-        self._running[group] += units
+        self._round_at(self.now + MINIMUM_RUN)
         self._later(self._chance.expovariate(1 / MEAN_SECONDS), "ends", who)
 
     def _fitting_units(self) -> int:
@@ -278,6 +316,13 @@ def _runs(gpus: int, hours: float, seeds: str, shares: Sequence[float]) -> dict[
     return {seed: asyncio.run(simulate(gpus, hours, seed, shares)) for seed in numbers}
 
 
+def _unused(runs: Mapping[int, Simulation]) -> float:
+    """Return the part of all GPU-hours that no waiting server could use."""
+    phases = [(phase, run.capacity) for run in runs.values() for phase in run.phases]
+    hours = sum(phase.seconds * capacity / UNITS_PER_GPU for phase, capacity in phases)
+    return round(sum(phase.unused for phase, _ in phases) / hours, 4)
+
+
 def _worst(runs: Mapping[int, Simulation]) -> float:
     return round(max(error for run in runs.values() for phase in run.phases for error in phase.errors.values()), 4)
 
@@ -287,7 +332,7 @@ async def reclaim_figures(gpus: int) -> dict[str, object]:
     made = Cluster(gpus).run()
     assert not made.borrowed_units, "the group in quota must own its units"
     return {
-        "reclaim_seconds": made.seconds,
+        "guarantee_s": made.seconds,
         "reclaim_idle": made.idle_made_way,
         "reclaim_active": made.active_made_way,
         "disturbed_ratio": round(disturbed_ratio(), 4),
@@ -298,8 +343,8 @@ def main() -> None:
     """Simulate, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=20, help="GPUs, four on each node")
-    parser.add_argument("--hours", type=float, default=48.0, help="length of a phase")
-    parser.add_argument("--seeds", default="1-3", help="first and last seed")
+    parser.add_argument("--hours", type=float, default=12.0, help="length of a phase")
+    parser.add_argument("--seeds", default="1-10", help="first and last seed")
     parser.add_argument("--shares", default="0.25", help="shares of the servers, separated by commas")
     parser.add_argument("--mixed-seeds", default="1-10", help="first and last seed of worst_error_mixed; empty: none")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -315,7 +360,9 @@ def main() -> None:
         "worst_error": _worst(runs),
     }
     if options.mixed_seeds:
-        figures["worst_error_mixed"] = _worst(_runs(options.gpus, 12.0, options.mixed_seeds, MIXED))
+        mixed = _runs(options.gpus, options.hours, options.mixed_seeds, MIXED)
+        figures |= {"unused_mixed": _unused(mixed)}
+        figures["worst_error_mixed"] = _worst(mixed)
     figures["idle_while_waiting"] = round(idle, 3)
     figures |= asyncio.run(reclaim_figures(options.gpus))
     if options.json:

@@ -325,6 +325,11 @@ class Allocation:
         return self.share_units - self.borrowed_units
 
     @property
+    def most_units(self) -> int:
+        """Units per GPU that it can use: its share, or what an idle action leaves."""
+        return self.share_units if self.yields else self.effective_units
+
+    @property
     def age(self) -> tuple[float, str]:
         """Sort key: the oldest session first; the name decides between equal instants."""
         return (self.opened_at, self.session)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -185,18 +186,42 @@ class Asking(Generic[Spawn]):
 
 
 def ordered(
-    asking: Iterable[Asking[Spawn]], usage: QuotaUsage, fair: FairShare, capacity: ResourceAmounts
+    asking: Iterable[Asking[Spawn]],
+    usage: QuotaUsage,
+    fair: FairShare,
+    capacity: ResourceAmounts,
+    excess: Callable[[], Mapping[str, float]] = lambda: {},
 ) -> list[Spawn]:
     """Return the spawns in the order of service. ``asking`` is in order of arrival.
 
     A spawn is in quota if it fits into its account's guarantee together with the account's earlier spawns. Spawns in
     quota come first, in order of arrival. After them, the outermost group with the least recent use over quota relative
     to its weight is always served next, within it the team or user with the least, and so on; each spawn that is served
-    counts immediately. ``capacity``: the amounts of the whole cluster.
+    counts immediately. Those of accounts that lack units of their entitlement come before the others. ``capacity``: the
+    amounts of the whole cluster. ``excess``: returns `Competition.excess`.
     """
     first, others = divided(asking, usage)
-    by_fair_share = _FairOrder(usage.accounts, fair, capacity).of(list(enumerate(others)))
-    return [request.spawn for request in (*first, *(request for _, request in by_fair_share))]
+    following = [request for _, request in _FairOrder(usage.accounts, fair, capacity).of(list(enumerate(others)))]
+    if len({request.account.key for request in following}) > 1:
+        counted = defaultdict(float, excess())
+        for request in first:
+            counted[request.account.key] += request.needs.units
+        before: list[Asking[Spawn]] = []
+        after: list[Asking[Spawn]] = []
+        for request in following:
+            lacks = lacks_half(request, counted)
+            counted[request.account.key] += request.needs.units * lacks
+            (before if lacks else after).append(request)
+        following = before + after
+    return [request.spawn for request in (*first, *following)]
+
+
+def lacks_half(request: Asking[Spawn], excess: Mapping[str, float]) -> bool:
+    """Return whether a spawn's account lacks at least half of its units. ``excess``: see `Competition.excess`.
+
+    With a smaller part, the account would be farther from its entitlement with the server than without it.
+    """
+    return -excess[request.account.key] >= request.needs.units / 2 > 0
 
 
 def divided(asking: Iterable[Asking[Spawn]], usage: QuotaUsage) -> tuple[list[Asking[Spawn]], list[Asking[Spawn]]]:

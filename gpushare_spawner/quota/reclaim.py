@@ -15,6 +15,7 @@ from itertools import combinations, groupby
 from math import comb
 from typing import Protocol, TypeVar
 
+from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED
 from gpushare_spawner.quota.order import Asking
 
 Spawn = TypeVar("Spawn")
@@ -47,6 +48,8 @@ class OverQuota:
     notified: bool = False
     """Whether its user has a notice that it makes way."""
     opened_at: float = 0.0
+    settled: bool = True
+    """Whether it can lose units to accounts over quota: it has not lost or gained units for `MINIMUM_RUN`."""
 
     @property
     def rank(self) -> tuple[int, float, str]:
@@ -173,6 +176,26 @@ def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gp
         for by_node in plans.values():
             by_node.pop(changed, None)
     return kept
+
+
+def in_excess(
+    sessions: Iterable[OverQuota], excess: Mapping[str, float], lacking: float, units: int
+) -> Iterator[OverQuota]:
+    """Yield the sessions that can give units to an account that lacks its entitlement, with what they can give.
+
+    Only accounts beyond their entitlements give: their excess, and what a spawn of ``units`` gets more than its account
+    is ``lacking``. ``excess``: see `Competition.excess`.
+    """
+    left: dict[tuple[str, str], float] = {}
+    for session in sorted(sessions, key=lambda session: session.rank):
+        if not session.settled or excess[session.account] < LEAST_EXCHANGED:
+            continue
+        key, count = (session.account, session.node), len(session.gpus)
+        most = left.setdefault(key, excess[session.account] + max(0.0, units - lacking))
+        steps = [step for step in session.steps if (session.units - step) * count <= most]
+        if steps:
+            left[key] -= (session.units - steps[-1]) * count
+            yield replace(session, steps=steps)
 
 
 def _order(found: tuple[_Best, str]) -> tuple[bool, _Plan, str]:

@@ -311,7 +311,7 @@ def out_of_reach(layer: Layer) -> str:
 
 NO_FRACTION = "A share is a fraction of each GPU, from 0.01 to 1 in steps of 0.01, like 0.25."
 NO_GPU = "This session has no GPU, so it has no share to change. Restart the server with another template."
-MAKES_WAY = "This session makes way for servers within their quota. Its share cannot be changed now."
+MAKES_WAY = "This session makes way for others, by their quotas. Its share cannot be changed now."
 
 
 def other_gpus(share: Share, gpus: int) -> str:

@@ -21,7 +21,7 @@ _NO_ACTION = {
     NoAction.NOT_NEEDED: "no spawn waits that can use its units",
     NoAction.KEPT: "its user keeps the share",
     NoAction.EXEMPT: "an admin has exempted it from idle actions",
-    NoAction.YIELDS: "its units are kept for somebody within their quota",
+    NoAction.YIELDS: "its units are kept for others, by their quotas",
 }
 _KERNELS_RUN = "Kernels keep running and keep their data."
 _DATA_STAYS = f"{_KERNELS_RUN} GPU work runs at once; some seconds of it restore the share."
@@ -65,10 +65,10 @@ def kept_by_short_work(rule: UseRule) -> str:
 
 
 def _reclaimed(action: IdleAction, share: Share) -> str:
-    why = "Somebody within their quota waits for this GPU, and this session is over quota."
+    why = "This session is over quota, and others are entitled to its units by their quotas."
     match action.tier:
         case Tier.STOPPED:
-            return f"{why} After {duration(action.after)} without activity, this server is stopped. {_VARIABLES_LOST}"
+            return f"Somebody within their quota waits for this GPU. After {duration(action.after)} without activity, this server is stopped. {_VARIABLES_LOST}"
         case Tier.RELEASED:
             change = f"Its share ({share}) is released: its GPU work uses what others leave."
         case _:

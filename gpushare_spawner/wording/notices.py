@@ -57,9 +57,9 @@ def while_idle(status: ShareStatus) -> str:
 
 
 def _reclaim_notice(status: ShareStatus, action: PendingAction) -> str:
-    """Return the notice for a session over quota while a spawn in quota waits."""
+    """Return the notice for a session over quota that makes way for others."""
     if action.tier is Tier.STOPPED:
-        return f"Your server will stop at {{time}}: it is idle, and {WAITS}. Save your work, or run a cell."
+        return f"Your server will stop at {{time}}: it is idle, and {SOMEBODY_WAITS}. Save your work, or run a cell."
     if not action.effective_units:
         return f"Your GPU share will be released at {{time}}: {WAITS}. {_RELEASED_FOR_OTHERS}"
     smaller = gpu_share(action.effective_units, status.gpu_count)
@@ -79,8 +79,10 @@ def _stop_notice(action: PendingAction) -> str:
             return "Your server will stop at {time}. Save your work."
 
 
-WAITS = "somebody within their quota waits for this GPU"
+WAITS = "by quota, others are entitled to its units"
 """Reason why units of a session over quota are reclaimed."""
+SOMEBODY_WAITS = "somebody within their quota waits for this GPU"
+"""Reason why a server over quota is stopped."""
 _RELEASED_FOR_OTHERS = "Data is kept; cells use what others leave."
 
 

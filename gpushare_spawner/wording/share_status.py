@@ -394,7 +394,7 @@ def _tier(status: ShareStatus) -> str:
     if status.tier is Tier.ACTIVE:
         return "active"
     restored = "some seconds of GPU time restore the full share"
-    until = "somebody within their quota gets the rest" if status.yields else restored
+    until = "others get the rest, by their quotas" if status.yields else restored
     return f"{_tier_in_short(status)}; {until}"
 
 

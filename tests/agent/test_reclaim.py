@@ -139,7 +139,7 @@ async def test_gpu_work_does_not_withdraw_the_notice(agent: Agent) -> None:
     assert session(agent, "over").notice is None
     status = await observer.status()
     assert status.yields
-    assert "somebody within their quota waits for this GPU" in explanation(status)
+    assert "by quota, others are entitled to its units" in explanation(status)
 
 
 async def test_a_pod_that_comes_after_its_units_went_back_borrows_them_until_their_owner_is_gone(agent: Agent) -> None:

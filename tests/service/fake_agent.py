@@ -50,7 +50,7 @@ class FakeAgent:
         """Whether it does not know session controls yet."""
         self.kept: Callable[[NoticeRequest], Notice | None] = lambda request: request.notice
         self.before: Callable[[Request], None] = lambda request: None
-        self.gpus = (
+        self.gpus: tuple[GpuReport, ...] = (
             GpuReport(index=0, uuid="GPU-0", model="Simulated GPU 16 GiB", memory_bytes=16 * GIB, simulated=True),
             GpuReport(index=1, uuid="GPU-1", model="Simulated GPU 16 GiB", memory_bytes=16 * GIB, simulated=True),
         )
@@ -148,9 +148,11 @@ class FakeAgent:
                 return _refusal("busy", f"session {request.id} has worked meanwhile")
             self._rules[session.id] = request.use
             self._count(session)
+            lost = session.share_units - request.effective_units if request.yields_until is not None else 0
             self.change(
                 request.id, tier=request.tier, tier_since=self.clock(), effective_units=request.effective_units,
                 guaranteed_units=request.effective_units, notice=None, yields=request.yields_until is not None,
+                borrowed_units=max(session.borrowed_units, lost),
             )  # fmt: skip
         return Answer()
 

@@ -13,10 +13,11 @@ from gpushare_spawner.idle.use import Observation, RecentUse
 from gpushare_spawner.model.control import QueueProgress, TierRequest
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.quota import Quotas, Reclaim
 from gpushare_spawner.model.share import IdleCause, NeighbourRules, Tier, UseRule
 from gpushare_spawner.model.template import Template, TemplatePlacement
 from gpushare_spawner.placement.feed import LedgerFeed
+from gpushare_spawner.quota.entitlement import MINIMUM_RUN
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
@@ -43,6 +44,10 @@ def quotas(**reclaim: object) -> Quotas:
 
 
 QUOTAS = quotas()
+WITHOUT_WEIGHT = Quotas.model_validate(
+    {"groups": {"ml": {"guarantee": 1, "weight": 0}, "hep": {"guarantee": 1}, "guests": {}}, "default": {"weight": 0}}
+)
+"""With weight 0, ml is entitled to its guarantee only."""
 
 
 def waits(user: str, template: str = "half", quota: str = "ml", since: float = 0.0, **changes: Any) -> HubServer:
@@ -174,11 +179,11 @@ def test_cpu_beyond_its_guarantee_makes_a_session_over_quota_also_that_of_server
 def test_nobody_makes_way_for_a_spawn_over_quota_or_without_a_known_quota(full: FakeAgent, clock: Clock) -> None:
     now = clock() + HOUR
     share(full, "ann", units=100, gpu=1, quota="group:ml")  # ml has used its guarantee
-    assert kept(now_needed(full, [waits("eve")], now)) == {}
+    assert kept(now_needed(full, [waits("eve")], now, WITHOUT_WEIGHT)) == {}
     assert kept(now_needed(full, [waits("eve", quota="guests")], now)) == {}
     assert kept(now_needed(full, [waits("eve", quota="")], now)) == {}
     assert kept(now_needed(full, [waits("eve", quota="", groups=("hep",))], now)) == {"guest0": 0}
-    assert kept(now_needed(full, [waits("eve", quota="", groups=())], now)) == {}
+    assert kept(now_needed(full, [waits("eve", quota="", groups=())], now, WITHOUT_WEIGHT)) == {}
     assert kept(now_needed(full, [waits("eve", quota="hep", groups=("ml",))], now)) == {}
 
 
@@ -321,7 +326,7 @@ async def test_a_session_is_told_makes_way_and_gets_its_units_back(
     notice = full.sessions["guest0"].notice
     assert notice is not None
     assert (notice.tier, notice.at, notice.cause) == (Tier.RELEASED, clock() + MINUTE, IdleCause.RECLAIM)
-    assert "Somebody within their quota waits for this GPU" in notice.reason
+    assert "others are entitled to its units by their quotas" in notice.reason
     full.work("guest0")  # too late: no work averts it
     clock.forward(MINUTE)
     full.asked.clear()
@@ -463,7 +468,7 @@ async def test_sessions_of_an_agent_that_falls_silent_count_and_do_not_make_way(
             share(second, f"visitor{number}", gpu=number // 2)
         share(second, "ann", units=50, quota="group:ml")
         stage.culler._context.agents = [*stage.culler._context.agents, MachineAgent(second.path)]
-        stage.pending = [waits("eve"), waits("bob")]
+        stage.pending, stage.quotas = [waits("eve"), waits("bob")], WITHOUT_WEIGHT
         await stage.culler.round()
     full.asked.clear()
     clock.forward(MINUTE)
@@ -609,3 +614,81 @@ def test_sessions_elsewhere_make_way_to_be_stopped_if_none_can_on_a_node_with_cp
     with_cpu = with_cpu.model_copy(update={"sessions": (other,)})
     assert kept(found(stops)) == {"other": 50}
     assert found(stops).free_again == frozenset({"guest"})
+
+
+WEIGHTS = Quotas.model_validate({"groups": {"ml": {"weight": 3}, "guests": {"weight": 1}}})
+
+
+def two_groups(agent: FakeAgent) -> None:
+    """Two GPUs: guests have three halves, and ml one, of which guests took 20 units earlier."""
+    for number in range(3):
+        share(agent, f"guest{number}", gpu=number // 2, gpu_busy=True)
+    share(agent, "mia", gpu=1, quota="group:ml", gpu_busy=True)
+
+
+def test_a_spawn_over_quota_makes_sessions_of_an_account_beyond_its_entitlement_yield(
+    agent: FakeAgent, clock: Clock
+) -> None:
+    two_groups(agent)
+    found = now_needed(agent, [waits("eve")], clock() + HOUR, WEIGHTS)
+    assert kept(found) in ({"guest0": 0}, {"guest1": 0}, {"guest2": 0})
+    (claim,) = found.reclaimed.values()
+    assert claim.rules.stop_after is None
+    # guests are entitled to 50 units, ml to 150: the spawn of a whole GPU would leave guests nothing
+    assert kept(now_needed(agent, [waits("eve", "whole")], clock() + HOUR, WEIGHTS)) == {"guest0": 0, "guest1": 0}
+    assert kept(now_needed(agent, [waits("eve")], clock() + MINIMUM_RUN - 1, WEIGHTS)) == {}
+
+
+def test_a_server_is_never_stopped_for_a_spawn_over_quota(agent: FakeAgent, clock: Clock) -> None:
+    two_groups(agent)
+    rules = WEIGHTS.model_copy(update={"reclaim": Reclaim(stop_after=60.0)})
+    (claim,) = now_needed(agent, [waits("eve")], clock() + HOUR, rules).reclaimed.values()
+    assert claim.rules.stop_after is None
+
+
+def test_running_sessions_exchange_units_until_each_account_has_what_it_is_entitled_to(
+    agent: FakeAgent, clock: Clock
+) -> None:
+    share(agent, "guest", units=100, guaranteed_units=70, borrowed_units=30, gpu_busy=True)
+    share(agent, "mia", units=100, guaranteed_units=30, borrowed_units=70, quota="group:ml", gpu_busy=True)
+    found = now_needed(agent, [], clock() + HOUR, Quotas.model_validate({"groups": {"ml": {}, "guests": {}}}))
+    assert kept(found) == {}
+    agent.gpus = agent.gpus[:1]
+    found = now_needed(agent, [], clock() + HOUR, Quotas.model_validate({"groups": {"ml": {}, "guests": {}}}))
+    assert kept(found) == {"guest": 50}
+    found = now_needed(agent, [], clock() + HOUR, WEIGHTS)
+    assert kept(found) == {"guest": 25}
+    assert kept(now_needed(agent, [], clock() + MINIMUM_RUN - 1, WEIGHTS)) == {}
+
+
+def test_a_session_gets_back_what_its_account_is_entitled_to_and_no_more(agent: FakeAgent, clock: Clock) -> None:
+    agent.gpus = agent.gpus[:1]
+    limited: dict[str, Any] = {"tier": Tier.DOWNGRADED, "effective_units": 20, "borrowed_units": 80, "yields": True}
+    share(agent, "guest", units=100, guaranteed_units=20, gpu_busy=True, opened_at=1.0, **limited)
+    share(agent, "mia", units=100, guaranteed_units=80, borrowed_units=20, quota="group:ml", gpu_busy=True)
+    equal = Quotas.model_validate({"groups": {"ml": {}, "guests": {}}})
+    found = now_needed(agent, [], clock() + HOUR, equal)
+    assert (kept(found), found.free_again) == ({"mia": 50}, frozenset({"guest"})), "mia's limit is enough"
+    assert kept(now_needed(agent, [], clock() + HOUR, WEIGHTS)) == {"mia": 75}
+    agent.change("mia", guaranteed_units=50, **{**limited, "effective_units": 50, "borrowed_units": 80})
+    found = now_needed(agent, [], clock() + HOUR, equal)
+    assert kept(found) == {"guest": 50}
+    assert (found.kept_on, found.free_again) == (frozenset({"guest"}), frozenset({"mia"}))
+    agent.sessions.pop("mia")
+    assert now_needed(agent, [], clock() + HOUR, equal).free_again == frozenset({"guest"})
+
+
+async def test_units_that_nobody_else_needs_are_given_back_while_the_session_still_yields(
+    stage: Stage, agent: FakeAgent, clock: Clock
+) -> None:
+    agent.sessions.clear()
+    agent.gpus, stage.quotas = agent.gpus[:1], Quotas.model_validate({"groups": {"ml": {}, "guests": {}}})
+    limited: dict[str, Any] = {"tier": Tier.DOWNGRADED, "yields": True, "effective_units": 20, "borrowed_units": 80}
+    share(agent, "guest", units=100, guaranteed_units=20, gpu_busy=True, **limited)
+    limited["effective_units"] = 50
+    share(agent, "mia", units=100, guaranteed_units=50, quota="group:ml", gpu_busy=True, **limited)
+    clock.forward(HOUR)
+    await stage.culler.round()
+    request = next(one for one in agent.asked if isinstance(one, TierRequest))
+    assert (request.id, request.tier, request.effective_units) == ("guest", Tier.DOWNGRADED, 50)
+    assert request.yields_until == clock() + 600

@@ -14,7 +14,8 @@ from gpushare_spawner.wording.notices import TOAST_LETTERS, changed, notice
 from gpushare_spawner.wording.share_status import explanation, line, page
 
 GPU = GpuStatus("GPU-0", 0, 0, 2**34, "none", 1, 0)
-WAITS = "somebody within their quota waits for this GPU"
+WAITS = "by quota, others are entitled to its units"
+SOMEBODY_WAITS = "somebody within their quota waits for this GPU"
 
 
 def status(**changes: Any) -> ShareStatus:
@@ -35,7 +36,7 @@ def status(**changes: Any) -> ShareStatus:
         ),
         (
             Tier.STOPPED, 0,
-            f"Your server will stop at {{time}}: it is idle, and {WAITS}. Save your work, or run a cell.",
+            f"Your server will stop at {{time}}: it is idle, and {SOMEBODY_WAITS}. Save your work, or run a cell.",
         ),
     ],
 )  # fmt: skip
@@ -83,7 +84,8 @@ def test_no_cell_is_promised_to_restore_a_share_that_is_kept_for_others(
 )
 def test_the_reason_says_that_the_session_is_over_quota(tier: Tier, units: int, after: float, said: str) -> None:
     text = explained(IdleAction(tier, units, 0.0, after, IdleCause.RECLAIM), Share(50))
-    assert text.startswith("Somebody within their quota waits for this GPU, and this session is over quota. ")
+    why = "This session is over quota, and others are entitled to its units by their quotas. "
+    assert text.startswith("Somebody within their quota waits for this GPU. " if tier is Tier.STOPPED else why)
     assert said in text
 
 

@@ -91,22 +91,23 @@ async def suppose(context: ActionContext, session_decision: SessionDecision, dry
 
 
 async def go_on_yielding(decision: SessionDecision) -> bool:
-    """Have the agent reserve the yielded units for longer, because the server that needs them is not running yet.
+    """Have the agent keep the yielded units for others for longer, and give back those that nobody else needs.
 
-    Return False, because nothing has changed.
+    Return whether units are given back.
     """
     session = decision.session
+    units = max(session.effective_units, decision.reclaimed.units if decision.reclaimed is not None else 0)
     await decision.agent.send(
         TierRequest(
             id=session.id,
-            tier=session.tier,
-            effective_units=session.effective_units,
-            reason="a spawn in quota still waits for its units, or is starting on them",
+            tier=Tier.DOWNGRADED if units else session.tier,
+            effective_units=units,
+            reason="others still need its units, by their quotas",
             use=decision.observation.use_rule,
             yields_until=decision.decided_at + YIELD_SECONDS,
         )
     )
-    return False
+    return units > session.effective_units
 
 
 async def stop_yielding(decision: SessionDecision) -> bool:

@@ -278,6 +278,8 @@ class Culler:
         """
         if not decision.session.yields or decision.session.id not in self.state.pressure.kept_on:
             return False
+        if decision.reclaimed is not None and decision.reclaimed.units > decision.session.effective_units:
+            return True
         since = self._kept_since.get(decision.session.id)
         silent = decision.session.notice is None and decision.decision.notice is None
         # an unknown or later instant: from another process of this service, or the clock was set back

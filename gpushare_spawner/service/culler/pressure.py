@@ -7,6 +7,7 @@ their idle actions are due: `idle.policy.reclaim_action` applies the notice peri
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,19 +15,22 @@ from gpushare_spawner.idle.keep import exempts, holds
 from gpushare_spawner.idle.policy import UnitsNeeded, first_work_delay
 from gpushare_spawner.idle.use import Observation, RecentUse
 from gpushare_spawner.model.control import QueueProgress
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quota, Quotas
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.placement.feed import LedgerFeed, SupposedLedger
 from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import guaranteed_units
 from gpushare_spawner.placement.request import Conditions, PlacementRequest, suitable_models
-from gpushare_spawner.quota.accounts import Account, QuotaUsage, needs_of
-from gpushare_spawner.quota.order import Asking, divided
-from gpushare_spawner.quota.reclaim import MissingUnits, OverQuota, reclaimed
+from gpushare_spawner.quota.accounts import Account, QuotaAccounts, QuotaUsage, needs_of
+from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED, MINIMUM_RUN, Competition, Exchanging, exchanged
+from gpushare_spawner.quota.order import Asking, divided, lacks_half
+from gpushare_spawner.quota.reclaim import MissingUnits, OverQuota, in_excess, reclaimed
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.templates import SessionTemplates
-from gpushare_spawner.service.waiting import NO_TEMPLATES, account_of, quota_use, waiting_spawns
+from gpushare_spawner.service.waiting import NO_TEMPLATES, account_of, in_order, quota_use, waiting_spawns
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def pressure(
     progress: ProgressOf = NO_PROGRESS,
     servers: Iterable[HubServer] = (),
 ) -> Pressure:
-    """Return which sessions make way for spawns in quota.
+    """Return which sessions make way for spawns in quota, and for accounts that have less than they are entitled to.
 
     ``reports``: those of all available agents. ``pending``: the hub's pending spawns, longest wait first. ``use``: the
     GPU work that counted as use; None: all work. ``silent``: the last reports of other agents, which count only for the
@@ -90,27 +94,164 @@ def pressure(
     if quotas is None or not quotas.reclaim.enabled:
         return Pressure(free_again=frozenset(session.id for _, session in yielding))
     usage = quota_use(quotas, [*reports, *silent], templates, servers)
-    asking = _asking(reports, pending, templates, progress, lambda server: account_of(usage.accounts, server), quotas)
-    waiting = list(divided(list(asking), usage)[0])
-    if not waiting:
-        kept: dict[str, int] = {}
-        helped: Collection[str] = ()
-    else:
-        ledger = LedgerFeed().follow(reports)
-        gpus = SupposedGpus(ledger)
-        over_quota = _over_quota(quotas, usage, reports, templates, now, use)
-        placed = (candidate for candidate in over_quota if ledger.node_of(candidate.session) == candidate.node)
-        kept, helped = reclaimed(waiting, placed, gpus), gpus.helped
-    needs = {name: UnitsNeeded(units, quotas.reclaim) for name, units in kept.items()}
+    asking = list(
+        _asking(reports, pending, templates, progress, lambda server: account_of(usage.accounts, server), quotas)
+    )
+    in_quota, others = divided(asking, usage)
+    excess = _excess(usage.accounts, [*reports, *silent], asking)
+    if not asking and not yielding and min(excess.values(), default=0.0) > -LEAST_EXCHANGED:
+        return NO_PRESSURE
+    ledger = LedgerFeed().follow(reports)
+    gpus = SupposedGpus(ledger)
+    can_make_way = list(_can_make_way(usage, reports, templates, now))
+    over_quota = [
+        candidate
+        for candidate in _over_quota(quotas, usage, can_make_way, now, use)
+        if ledger.node_of(candidate.session) == candidate.node
+    ]
+    kept = reclaimed(in_quota, over_quota, gpus)
+    _count(kept, over_quota, excess)
+    for request in in_quota:
+        excess[request.account.key] += request.needs.units
+    left = [one for one in over_quota if one.session not in kept]
+    lacking, by_weight = _reclaimed_by_weight(others, left, gpus, excess)
+    never_stopped = quotas.reclaim.model_copy(update={"stop_after": None})
+    needs = {name: UnitsNeeded(units, never_stopped) for name, units in by_weight.items()}
+    needs |= {name: UnitsNeeded(units, quotas.reclaim) for name, units in kept.items()}
     free_again = set()
     for report, session in yielding:
+        rules = (
+            quotas.reclaim
+            if _still_needed(session, report, [request.spawn for request in in_quota], gpus.helped)
+            else never_stopped
+        )
         if exempts(session.exemption, now):
             free_again.add(session.id)
-        elif _still_needed(session, report, [asking.spawn for asking in waiting], helped):
-            needs.setdefault(session.id, UnitsNeeded(session.effective_units, quotas.reclaim))
+        elif rules is quotas.reclaim or _still_needed(session, report, lacking, gpus.helped):
+            needs.setdefault(session.id, UnitsNeeded(session.effective_units, rules))
         elif not _server_starts(session, report):
             free_again.add(session.id)
+    givers = {one.session: one for one in over_quota if one.settled}
+    limited = {session.id for _, session in can_make_way} - needs.keys()
+    exchange = Exchange(ledger, usage.accounts, excess, givers, limited)
+    for name, units in exchange.limits(reports, [*(request.spawn for request in in_quota), *lacking]):
+        needs[name] = UnitsNeeded(units, never_stopped)
+        free_again.discard(name)
     return Pressure(needs, frozenset(free_again), frozenset(session.id for _, session in yielding) - free_again)
+
+
+def _reclaimed_by_weight(
+    others: Iterable[Asking[ReclaimingSpawn]],
+    over_quota: Sequence[OverQuota],
+    gpus: SupposedGpus,
+    excess: dict[str, float],
+) -> tuple[list[ReclaimingSpawn], dict[str, int]]:
+    """Return the spawns over quota whose accounts lack units, and the sessions that make way for them.
+
+    Counts both in ``excess``. A spawn for which no GPU has enough units does not count: another one may start.
+    """
+    lacking: list[ReclaimingSpawn] = []
+    kept: dict[str, int] = {}
+    for request in others:
+        if not lacks_half(request, excess):
+            continue
+        left = [one for one in over_quota if one.session not in kept]
+        able = list(in_excess(left, excess, -excess[request.account.key], request.needs.units))
+        taken = reclaimed([request], able, gpus)
+        if request.spawn.name in gpus.helped:
+            _count(taken, left, excess)
+            kept |= taken
+            excess[request.account.key] += request.needs.units
+            lacking.append(request.spawn)
+    return lacking, kept
+
+
+def _count(kept: Mapping[str, int], sessions: Iterable[OverQuota], excess: dict[str, float]) -> None:
+    """Deduct the units that sessions give up from the excess of their accounts."""
+    for session in sessions:
+        if session.session in kept:
+            excess[session.account] -= (session.units - kept[session.session]) * len(session.gpus)
+
+
+def _excess(
+    accounts: QuotaAccounts, reports: Iterable[Report], asking: Iterable[Asking[ReclaimingSpawn]]
+) -> defaultdict[str, float]:
+    """Return the units that each account has beyond its entitlement, see `Competition.excess`."""
+    competition, capacity = Competition(), 0
+    for report in reports:
+        capacity += sum(gpu.capacity_units for gpu in report.gpus if gpu.healthy and not gpu.cordoned)
+        for session in report.sessions:
+            account = accounts.find(session.quota, session.user)
+            most = session.share_units if session.yields else session.effective_units
+            competition.add_session(account, session.gpus, session.last_units, session.guaranteed_units, most)
+    for request in asking:
+        competition.add(request.account, 0, request.needs.units)
+    return defaultdict(float, competition.excess(capacity))
+
+
+class Exchange:
+    """The exchange of units between the sessions of each GPU, until each account has what it is entitled to.
+
+    ``givers``: sessions that can lose units now. ``limited``: those that can be limited to what they have.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        accounts: QuotaAccounts,
+        excess: Mapping[str, float],
+        givers: Mapping[str, OverQuota],
+        limited: Collection[str],
+    ) -> None:
+        self._ledger = ledger
+        self._accounts = accounts
+        self._excess = excess
+        self._givers = givers
+        self._limited = limited
+
+    def limits(self, reports: Iterable[Report], waiting: Sequence[ReclaimingSpawn]) -> Iterator[tuple[str, int]]:
+        """Yield the sessions that are limited to less than their shares, and the units that each gets.
+
+        ``waiting``: the spawns that units without an owner are kept for. GPUs on which a server starts, or a session
+        makes way for a spawn, take no part.
+        """
+        on_gpu: dict[str, list[Exchanging]] = {}
+        free: dict[str, int] = {}
+        for report in reports:
+            for gpu in report.gpus:
+                here = [session for session in report.sessions if gpu.uuid in session.gpus]
+                if gpu.mig is None and here and all(map(self._takes_part, here)):
+                    on_gpu[gpu.uuid] = [self._exchanging(session, gpu.uuid) for session in here]
+                    if not any(_could_use(spawn, report.node, gpu.model) for spawn in waiting):
+                        free[gpu.uuid] = self._ledger.free_units(gpu.uuid)
+        exchanged([one for here in on_gpu.values() for one in here], self._excess, free)
+        for gpu_uuid, sharing in on_gpu.items():
+            yield from self._of_gpu(gpu_uuid, sharing)
+
+    def _of_gpu(self, gpu: str, sharing: Sequence[Exchanging]) -> Iterator[tuple[str, int]]:
+        """Yield the limits with which the sessions of a GPU get their new units. Units left go to the oldest."""
+        capacity = self._ledger.capacity.gpus[gpu].capacity
+        held = {one.session: self._ledger.allocations[one.session].with_effective(one.most) for one in sharing}
+        wanted = {one.session: one.units for one in sharing if one.session in self._limited}
+        for _ in sharing:
+            gets = guaranteed_units(capacity, held.values())
+            held |= {name: held[name].with_effective(units) for name, units in wanted.items() if gets[name] > units}
+        for one in sharing:
+            allocation, limit = self._ledger.allocations[one.session], held[one.session].effective_units
+            if limit < one.most and (allocation.yields or limit < allocation.effective_units):
+                yield one.session, limit
+
+    def _takes_part(self, session: SessionReport) -> bool:
+        part = len(session.gpus) == 1 and session.layer is LayerName.NATIVE and not session.neighbours.alone
+        makes_way = session.yields and session.id not in self._limited
+        return part and session.confirmed and not makes_way and self._ledger.node_of(session.id) is not None
+
+    def _exchanging(self, session: SessionReport, gpu: str) -> Exchanging:
+        account, units = self._accounts.find(session.quota, session.user).key, self._ledger.guaranteed(session.id)
+        most = session.share_units if session.yields else session.effective_units
+        giver = self._givers.get(session.id) if session.id in self._limited else None
+        least, rank = (min(units, giver.steps[-1]), giver.rank) if giver is not None else (units, ())
+        return Exchanging(session.id, account, gpu, units, max(units, most), least, rank)
 
 
 @dataclass(frozen=True)
@@ -123,44 +264,50 @@ class ReclaimingSpawn:
     """Whether sessions of ineligible nodes make way, so that they are stopped, if no others can."""
 
 
-def _over_quota(
-    quotas: Quotas,
-    usage: QuotaUsage,
-    reports: Sequence[Report],
-    templates: Mapping[str, Template],
-    now: float,
-    use: RecentUse | None,
-) -> Iterator[OverQuota]:
+def _can_make_way(
+    usage: QuotaUsage, reports: Sequence[Report], templates: Mapping[str, Template], now: float
+) -> Iterator[tuple[Report, SessionReport]]:
+    """Yield the sessions over quota. In a dry run a session keeps its units, but others can make way."""
     each = SessionTemplates.of(templates)
     for report in reports:
         for session in report.sessions:
-            if not session.confirmed or not session.gpus or not session.effective_units or usage.in_quota(session.id):
+            if not session.confirmed or not session.gpus or usage.in_quota(session.id):
                 continue
-            if exempts(session.exemption, now):
-                continue
-            seen = Observation.of(session)
-            if use is not None:
-                seen = use.observe(session.id, seen)
-            idle = not seen.gpu_in_use and now - seen.gpu_idle_since >= quotas.reclaim.idle_after
             template = each.of_user(session.template, session.user)
-            if template is not None and template.idle.dry_run:
-                continue  # a session in a dry run keeps its units, but others can make way
-            least = 0 if idle else quotas.reclaim.active_units
-            if session.effective_units <= least:
-                continue
-            notified = session.notice is not None and session.notice.cause is IdleCause.RECLAIM
-            yield OverQuota(
-                session.id,
-                usage.accounts.find(session.quota, session.user).key,
-                report.node,
-                session.effective_units,
-                range(session.effective_units - 1, least - 1, -1),
-                seen.gpu_idle_since if idle else None,
-                session.user,
-                session.gpus,
-                notified,
-                session.begun,
-            )
+            if not exempts(session.exemption, now) and (template is None or not template.idle.dry_run):
+                yield report, session
+
+
+def _over_quota(
+    quotas: Quotas,
+    usage: QuotaUsage,
+    can_make_way: Iterable[tuple[Report, SessionReport]],
+    now: float,
+    use: RecentUse | None,
+) -> Iterator[OverQuota]:
+    for report, session in can_make_way:
+        seen = Observation.of(session)
+        if use is not None:
+            seen = use.observe(session.id, seen)
+        idle = not seen.gpu_in_use and now - seen.gpu_idle_since >= quotas.reclaim.idle_after
+        least = 0 if idle else quotas.reclaim.active_units
+        if session.effective_units <= least:
+            continue
+        notified = session.notice is not None and session.notice.cause is IdleCause.RECLAIM
+        since = max(session.begun, session.tier_since)
+        yield OverQuota(
+            session.id,
+            usage.accounts.find(session.quota, session.user).key,
+            report.node,
+            session.effective_units,
+            range(session.effective_units - 1, least - 1, -1),
+            seen.gpu_idle_since if idle else None,
+            session.user,
+            session.gpus,
+            notified,
+            session.begun,
+            settled=notified or not 0 <= now - since < MINIMUM_RUN,
+        )
 
 
 class SupposedGpus:
@@ -217,12 +364,18 @@ def _still_needed(
 ) -> bool:
     """Return whether a waiting spawn could use the GPUs of a session that yields. ``helped``: see `SupposedGpus`."""
     models = {gpu.model for gpu in report.gpus if gpu.uuid in session.gpus}
-    requests = [
-        spawn.request
+    able = [
+        spawn
         for spawn in waiting
         if report.node not in spawn.request.ineligible or (spawn.anywhere and spawn.name not in helped)
     ]
-    return any(request.models is None or not models.isdisjoint(request.models) for request in requests)
+    return any(spawn.request.models is None or not models.isdisjoint(spawn.request.models) for spawn in able)
+
+
+def _could_use(spawn: ReclaimingSpawn, node: str, model: str) -> bool:
+    """Return whether a spawn can use units of a node's GPUs of one model."""
+    request = spawn.request
+    return node not in request.ineligible and (request.models is None or model in request.models)
 
 
 def _server_starts(session: SessionReport, report: Report) -> bool:
@@ -305,7 +458,7 @@ def _asking(
     anywhere = quotas.reclaim.stop_after is not None
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
     names = frozenset(report.node for report in reports)
-    for spawn in waiting_spawns(pending, reports, templates):
+    for spawn in in_order(waiting_spawns(pending, reports, templates), progress):
         account, gpu = account_of(spawn.server), spawn.template.gpu
         if account is not None and gpu is not None and SessionTemplates.of(templates).native(spawn.template):
             known = progress.get((spawn.server.user, spawn.server.name))

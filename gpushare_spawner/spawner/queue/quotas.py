@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal
@@ -23,6 +24,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.quota.accounts import Account, Charge, QuotaAccounts, QuotaUsage, needs_of
+from gpushare_spawner.quota.entitlement import Competition
 from gpushare_spawner.quota.order import Admission, Asking, FairShare, admit, ordered
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.queue import Ticket
@@ -245,7 +247,17 @@ class QueueQuotas:
             for ticket in first_come
             if not ticket.result.done()
         ]
-        return ordered(asking, self.usage, self._fair, self._capacity)
+        return ordered(asking, self.usage, self._fair, self._capacity, partial(self._excess, self.usage, asking))
+
+    def _excess(self, usage: QuotaUsage, asking: Iterable[Asking[Ticket]]) -> dict[str, float]:
+        """Return the units that each account has beyond its entitlement, as the service computes it."""
+        competition = Competition()
+        for session, allocation in self._ledger.allocations.items():
+            account, has = usage.accounts.find(allocation.quota, allocation.user), self._ledger.guaranteed(session)
+            competition.add_session(account, allocation.gpus, allocation.last_units, has, allocation.most_units)
+        for request in asking:
+            competition.add(request.account, 0, request.needs.units)
+        return competition.excess(self._capacity.units)
 
     def admission(self, tenant: Tenant, template: Template) -> Admission | None:
         """Return whether a server would be within or over quota now, and the limit that refuses it.

@@ -1,0 +1,115 @@
+"""Entitlements of competing accounts, and the exchange of units between sessions that run beside each other."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.quota.accounts import QuotaAccounts
+from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED, Competition, Entry, Exchanging, divide, exchanged
+
+ACCOUNTS = QuotaAccounts(
+    Quotas.model_validate(
+        {
+            "groups": {
+                "a": {"guarantee": 1},
+                "b": {"weight": 3},
+                "physics": {
+                    "guarantee": 2,
+                    "weight": 2,
+                    "teams": {"optics": {"guarantee": 1}, "theory": {"weight": 3}},
+                },
+            }
+        }
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "entries", "expected"),
+    [
+        (100, [Entry(60, 1, 90), Entry(40, 1, 90)], [60, 40]),
+        (100, [Entry(60, 1, 20), Entry(40, 1, 90)], [20, 80]),
+        (100, [Entry(60, 1, 20), Entry(40, 1, 30)], [20, 30]),
+        (120, [Entry(60, 1, 90), Entry(40, 3, 90)], [65, 55]),
+        (120, [Entry(60, 0, 90), Entry(40, 3, 50)], [70, 50]),
+        (50, [Entry(60, 1, 90), Entry(40, 1, 90)], [30, 20]),
+        (100, [], []),
+    ],
+)
+def test_guarantees_come_first_and_the_rest_follows_the_weights(
+    capacity: int, entries: list[Entry], expected: list[float]
+) -> None:
+    assert divide(capacity, entries) == pytest.approx(expected)
+
+
+def test_teams_divide_what_their_department_is_entitled_to() -> None:
+    competition = Competition()
+    for group, has, wanted in (("a", 200, 200), ("b", 100, 400), ("optics", 300, 300), ("theory", 0, 300)):
+        competition.add(ACCOUNTS.find(f"group:{group}", ""), has, wanted)
+    # 100 for a, 200 for physics, the other 300 as 1 : 3 : 2
+    found = competition.excess(600)
+    assert found["group:a"] == pytest.approx(200 - 150)
+    assert found["group:b"] == pytest.approx(100 - 150)
+    assert found["group:optics"] == pytest.approx(300 - 150)
+    assert found["group:theory"] == pytest.approx(0 - 150)
+
+
+def session(name: str, account: str, gpu: str, units: int, most: int = 100, least: int = 0) -> Exchanging:
+    return Exchanging(name, account, gpu, units, most, least, (name,))
+
+
+def test_the_account_with_the_most_gives_to_the_one_that_lacks_most() -> None:
+    here = [session("x", "a", "g", 60), session("y", "b", "g", 10), session("z", "c", "g", 30)]
+    assert exchanged(here, {"a": 30, "b": -20, "c": -10}, {}) == {"x": 30, "y": 30, "z": 40}
+
+
+def test_units_pass_through_an_account_between_two_without_a_common_gpu() -> None:
+    sessions = [session("x", "a", "g1", 80), session("y", "b", "g1", 20), session("z", "b", "g2", 50)]
+    found = exchanged([*sessions, session("w", "c", "g2", 50)], {"a": 30, "b": 0, "c": -30}, {})
+    assert found == {"x": 50, "y": 50, "z": 20, "w": 80}
+
+
+def test_small_differences_and_sessions_in_quota_are_left_alone() -> None:
+    sessions = [session("x", "a", "g", 60), session("y", "b", "g", 40)]
+    assert exchanged(sessions, {"a": LEAST_EXCHANGED - 1, "b": 1 - LEAST_EXCHANGED}, {}) == {}
+    sessions = [session("x", "a", "g", 60, least=60), session("y", "b", "g", 40)]
+    assert exchanged(sessions, {"a": 30, "b": -30}, {}) == {}
+
+
+def test_units_that_no_spawn_needs_are_given_first() -> None:
+    sessions = [session("x", "a", "g", 60), session("y", "b", "g", 20)]
+    assert exchanged(sessions, {"a": 10, "b": -30}, {"g": 20}) == {"x": 50, "y": 50}
+
+
+def test_no_unit_is_made_or_lost_and_repeated_rounds_change_nothing() -> None:
+    chance = random.Random(6)
+    for _ in range(200):
+        gpus = [f"g{number}" for number in range(6)]
+        sessions = []
+        for gpu in gpus:
+            left = 100
+            for number in range(chance.randint(2, 4)):
+                units = chance.randint(0, left)
+                left -= units
+                least = units if chance.random() < 0.3 else 0
+                name = f"{gpu}-{number}"
+                sessions.append(session(name, chance.choice("abc"), gpu, units, max(units, 50), least))
+        has = Counter[str]()
+        for one in sessions:
+            has[one.account] += one.units
+        total = has.total()
+        excess = {account: has[account] - total / 3 for account in "abc"}
+        before = {gpu: sum(one.units for one in sessions if one.gpu == gpu) for gpu in gpus}
+        changed = exchanged(sessions, excess, {})
+        assert {gpu: sum(one.units for one in sessions if one.gpu == gpu) for gpu in gpus} == before
+        assert all(one.least <= one.units <= one.most for one in sessions)
+        now = Counter[str]()
+        for one in sessions:
+            now[one.account] += one.units
+        worse = [account for account in "abc" if abs(now[account] - total / 3) > abs(excess[account]) + 1]
+        assert not worse, changed
+        assert exchanged(sessions, {account: now[account] - total / 3 for account in "abc"}, {}) == {}
