@@ -63,7 +63,7 @@ def divide(capacity: float, entries: Sequence[Entry]) -> list[float]:
 
 
 @dataclass
-class Competition:
+class Entitlements:
     """The units that accounts have and want, by account key."""
 
     has: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -128,7 +128,7 @@ def exchanged(sessions: Iterable[Exchanging], excess: Mapping[str, float], free:
     """Return the sessions with other units than now, and these units.
 
     The account that lacks most gets units from the account that has the most beyond its entitlement. If the two have no
-    GPU in common, accounts between them pass units on. ``excess``: see `Competition.excess`. ``free``: units of each
+    GPU in common, accounts between them pass units on. ``excess``: see `Entitlements.excess`. ``free``: units of each
     GPU that no spawn needs; they are given first.
     """
     every = sorted(sessions, key=lambda one: one.rank)

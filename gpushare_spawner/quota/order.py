@@ -198,7 +198,7 @@ def ordered(
     quota come first, in order of arrival. After them, the outermost group with the least recent use over quota relative
     to its weight is always served next, within it the team or user with the least, and so on; each spawn that is served
     counts immediately. Those of accounts that lack units of their entitlement come before the others. ``capacity``: the
-    amounts of the whole cluster. ``excess``: returns `Competition.excess`.
+    amounts of the whole cluster. ``excess``: returns `Entitlements.excess`.
     """
     first, others = divided(asking, usage)
     following = [request for _, request in _FairOrder(usage.accounts, fair, capacity).of(list(enumerate(others)))]
@@ -217,7 +217,7 @@ def ordered(
 
 
 def lacks_half(request: Asking[Spawn], excess: Mapping[str, float]) -> bool:
-    """Return whether a spawn's account lacks at least half of its units. ``excess``: see `Competition.excess`.
+    """Return whether a spawn's account lacks at least half of its units. ``excess``: see `Entitlements.excess`.
 
     With a smaller part, the account would be farther from its entitlement with the server than without it.
     """

@@ -184,7 +184,7 @@ def in_excess(
     """Yield the sessions that can give units to an account that lacks its entitlement, with what they can give.
 
     Only accounts beyond their entitlements give: their excess, and what a spawn of ``units`` gets more than its account
-    is ``lacking``. ``excess``: see `Competition.excess`.
+    is ``lacking``. ``excess``: see `Entitlements.excess`.
     """
     left: dict[tuple[str, str], float] = {}
     for session in sorted(sessions, key=lambda session: session.rank):

@@ -68,7 +68,8 @@ def _reclaimed(action: IdleAction, share: Share) -> str:
     why = "This session is over quota, and others are entitled to its units by their quotas."
     match action.tier:
         case Tier.STOPPED:
-            return f"Somebody within their quota waits for this GPU. After {duration(action.after)} without activity, this server is stopped. {_VARIABLES_LOST}"
+            stops = f"After {duration(action.after)} without activity, this server is stopped. {_VARIABLES_LOST}"
+            return f"Somebody within their quota waits for this GPU. {stops}"
         case Tier.RELEASED:
             change = f"Its share ({share}) is released: its GPU work uses what others leave."
         case _:

@@ -9,7 +9,7 @@ import pytest
 
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.quota.accounts import QuotaAccounts
-from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED, Competition, Entry, Exchanging, divide, exchanged
+from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED, Entitlements, Entry, Exchanging, divide, exchanged
 
 ACCOUNTS = QuotaAccounts(
     Quotas.model_validate(
@@ -47,11 +47,11 @@ def test_guarantees_come_first_and_the_rest_follows_the_weights(
 
 
 def test_teams_divide_what_their_department_is_entitled_to() -> None:
-    competition = Competition()
+    entitlements = Entitlements()
     for group, has, wanted in (("a", 200, 200), ("b", 100, 400), ("optics", 300, 300), ("theory", 0, 300)):
-        competition.add(ACCOUNTS.find(f"group:{group}", ""), has, wanted)
+        entitlements.add(ACCOUNTS.find(f"group:{group}", ""), has, wanted)
     # 100 for a, 200 for physics, the other 300 as 1 : 3 : 2
-    found = competition.excess(600)
+    found = entitlements.excess(600)
     assert found["group:a"] == pytest.approx(200 - 150)
     assert found["group:b"] == pytest.approx(100 - 150)
     assert found["group:optics"] == pytest.approx(300 - 150)

@@ -25,7 +25,7 @@ from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import guaranteed_units
 from gpushare_spawner.placement.request import Conditions, PlacementRequest, suitable_models
 from gpushare_spawner.quota.accounts import Account, QuotaAccounts, QuotaUsage, needs_of
-from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED, MINIMUM_RUN, Competition, Exchanging, exchanged
+from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED, MINIMUM_RUN, Entitlements, Exchanging, exchanged
 from gpushare_spawner.quota.order import Asking, divided, lacks_half
 from gpushare_spawner.quota.reclaim import MissingUnits, OverQuota, in_excess, reclaimed
 from gpushare_spawner.service.hub.client import HubServer
@@ -176,17 +176,17 @@ def _count(kept: Mapping[str, int], sessions: Iterable[OverQuota], excess: dict[
 def _excess(
     accounts: QuotaAccounts, reports: Iterable[Report], asking: Iterable[Asking[ReclaimingSpawn]]
 ) -> defaultdict[str, float]:
-    """Return the units that each account has beyond its entitlement, see `Competition.excess`."""
-    competition, capacity = Competition(), 0
+    """Return the units that each account has beyond its entitlement, see `Entitlements.excess`."""
+    entitlements, capacity = Entitlements(), 0
     for report in reports:
         capacity += sum(gpu.capacity_units for gpu in report.gpus if gpu.healthy and not gpu.cordoned)
         for session in report.sessions:
             account = accounts.find(session.quota, session.user)
             most = session.share_units if session.yields else session.effective_units
-            competition.add_session(account, session.gpus, session.last_units, session.guaranteed_units, most)
+            entitlements.add_session(account, session.gpus, session.last_units, session.guaranteed_units, most)
     for request in asking:
-        competition.add(request.account, 0, request.needs.units)
-    return defaultdict(float, competition.excess(capacity))
+        entitlements.add(request.account, 0, request.needs.units)
+    return defaultdict(float, entitlements.excess(capacity))
 
 
 class Exchange:

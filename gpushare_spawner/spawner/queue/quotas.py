@@ -24,7 +24,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.quota.accounts import Account, Charge, QuotaAccounts, QuotaUsage, needs_of
-from gpushare_spawner.quota.entitlement import Competition
+from gpushare_spawner.quota.entitlement import Entitlements
 from gpushare_spawner.quota.order import Admission, Asking, FairShare, admit, ordered
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.queue import Ticket
@@ -251,13 +251,13 @@ class QueueQuotas:
 
     def _excess(self, usage: QuotaUsage, asking: Iterable[Asking[Ticket]]) -> dict[str, float]:
         """Return the units that each account has beyond its entitlement, as the service computes it."""
-        competition = Competition()
+        entitlements = Entitlements()
         for session, allocation in self._ledger.allocations.items():
             account, has = usage.accounts.find(allocation.quota, allocation.user), self._ledger.guaranteed(session)
-            competition.add_session(account, allocation.gpus, allocation.last_units, has, allocation.most_units)
+            entitlements.add_session(account, allocation.gpus, allocation.last_units, has, allocation.most_units)
         for request in asking:
-            competition.add(request.account, 0, request.needs.units)
-        return competition.excess(self._capacity.units)
+            entitlements.add(request.account, 0, request.needs.units)
+        return entitlements.excess(self._capacity.units)
 
     def admission(self, tenant: Tenant, template: Template) -> Admission | None:
         """Return whether a server would be within or over quota now, and the limit that refuses it.
