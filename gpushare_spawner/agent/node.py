@@ -197,7 +197,7 @@ class ControlRequests:
 
     def tier(self, request: TierRequest) -> None:
         """Change the tier of a session."""
-        self._registry.tiers.decide(self._changeable(request.id), request)
+        self._registry.tiers.apply_request(self._changeable(request.id), request)
 
     def notify(self, request: NoticeRequest) -> None:
         """Send a notice to a session's user, or withdraw it."""
@@ -349,7 +349,7 @@ class SessionChecks:
         if session.cuda and not session.budget_checked:
             session.budget_checked = True
             self._check_budget(session)
-        if session.has_new_frames or session.record.gpu_busy or session.lent_units:
+        if session.has_new_frames or session.record.gpu_busy or session.works_on_lent_units:
             self._registry.tiers.check_use(session)
             doing = self._registry.activity(session)
             if now >= session.saved_at + self._node.settings.rounds.save_every and record_is_behind(session, doing):

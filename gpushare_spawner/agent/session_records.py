@@ -2,8 +2,9 @@
 
 Each record is a JSON file, read without waiting and replaced atomically: after a crash, either the old or the new file
 exists. `RecordFolder` reads and writes the files and blocks on the disk; `Store` writes without delaying the event
-loop. `Cordons` stores the cordons of the node and its GPUs. `SessionRegistry.restore` reads the records after a
-restart and drops those of ended processes. sessions/session.py defines a session's state that is lost in a restart.
+loop. `Cordons` stores the cordons of the node and its GPUs. `SessionRegistry.restore` (sessions/registry.py) reads the
+records after a restart and drops those of ended processes. sessions/session.py defines a session's state that is lost
+in a restart.
 """
 
 from __future__ import annotations

@@ -163,6 +163,7 @@ class Schedule:
             client for client in staying if client.session.at_limit or self._gives_way_at(client) <= now + INSTANT
         ]
         giving_way.sort(key=lambda client: -(client.quiet_since or 0.0))
+        # firm: holders that need not give way before the time slice ends
         firm = sorted((client for client in staying if client not in giving_way), key=by_right)
         self._in_order = sorted(asking, key=by_order)
         waiting = [client for client in self._in_order if client.session is head]

@@ -390,7 +390,7 @@ def decide(
     prevents all idle actions.
     """
     if session.exemption is not None and exempts(session.exemption, now):
-        return _stay(session, NoAction.EXEMPT, decide_again_at=session.exemption.until)
+        return _no_action(session, NoAction.EXEMPT, decide_again_at=session.exemption.until)
     made_way = reclaimed is not None and session.yields and session.effective_units <= reclaimed.units
     due: IdleAction | NoAction = NoAction.TEMPLATE_GONE
     kept_until: float | None = None
@@ -405,19 +405,19 @@ def decide(
     if reclaimed is not None:
         due = _sooner(due, reclaim_action(reclaimed, session), session, now)
     if idle is None:
-        return _stay(session, due) if isinstance(due, NoAction) else _approach(due, session, now)
+        return _no_action(session, due) if isinstance(due, NoAction) else _notice_then_act(due, session, now)
     end = max_age_action(idle, session, max_age).outside(quiet_until) if max_age > 0 else None
     if end is not None and (isinstance(due, NoAction) or now >= end.tell_at):
         due, end = end, None
     if isinstance(due, NoAction):
-        return _stay(session, due, notice=_standing(session, due), decide_again_at=kept_until)
-    decision = _approach(due, session, now)
+        return _no_action(session, due, notice=_notice_to_keep(session, due), decide_again_at=kept_until)
+    decision = _notice_then_act(due, session, now)
     if end is None or decision.decide_again_at is None:
         return decision
     return replace(decision, decide_again_at=min(decision.decide_again_at, end.tell_at))
 
 
-def _standing(session: Observation, why: NoAction) -> IdleAction | None:
+def _notice_to_keep(session: Observation, why: NoAction) -> IdleAction | None:
     """Return the action in the user's notice while the running work is too short to withdraw the notice.
 
     Return None if there is no notice.
@@ -437,12 +437,12 @@ def _sooner(
     """Return the earlier of two actions: the template's, and the action for a spawn in quota."""
     if reclaim is None:
         return due
-    if isinstance(due, NoAction) or _comes(reclaim, session, now) <= _comes(due, session, now):
+    if isinstance(due, NoAction) or _due_at(reclaim, session, now) <= _due_at(due, session, now):
         return reclaim
     return due
 
 
-def _comes(due: IdleAction, session: Observation, now: float) -> float:
+def _due_at(due: IdleAction, session: Observation, now: float) -> float:
     """Return the time at which an action is due if nothing changes."""
     notice = session.notice
     earliest = due.earliest(now)
@@ -451,28 +451,28 @@ def _comes(due: IdleAction, session: Observation, now: float) -> float:
     )
 
 
-def _approach(due: IdleAction, session: Observation, now: float) -> Decision:
+def _notice_then_act(due: IdleAction, session: Observation, now: float) -> Decision:
     notice = session.notice
     earliest = due.earliest(now)
     if notice is None or not _is_notice_of(notice, due) or notice.at > earliest + _SLACK:
-        coming = _coming(due, session, earliest)
+        coming = _as_notified(due, session, earliest)
         if now < due.tell_at:
-            return _stay(session, NoAction.NOT_YET, upcoming=coming, decide_again_at=due.tell_at)
-        return _stay(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=coming.at)
+            return _no_action(session, NoAction.NOT_YET, upcoming=coming, decide_again_at=due.tell_at)
+        return _no_action(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=coming.at)
     at = max(notice.at, due.at)
     if now >= at and (later := due.quiet_until(due.tier, now)) > now:
         # the service is too late: quiet hours have begun
-        coming = _coming(due, session, later)
-        return _stay(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=later)
-    coming = _coming(due, session, notice.at)
+        coming = _as_notified(due, session, later)
+        return _no_action(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=later)
+    coming = _as_notified(due, session, notice.at)
     if now < at:
-        return _stay(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=at)
+        return _no_action(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=at)
     return Decision(
         due.tier, due.units, None, coming, coming, session.gpu_idle_since, session.gpu_quiet_since, decide_again_at=None
     )
 
 
-def _coming(due: IdleAction, session: Observation, at: float) -> IdleAction:
+def _as_notified(due: IdleAction, session: Observation, at: float) -> IdleAction:
     counts_use = due.cause is IdleCause.IDLE and due.tier is not Tier.STOPPED
     short_of = session.short_work.rule if counts_use and session.short_work is not None else None
     return replace(due, at=at, short_of=short_of)
@@ -489,7 +489,7 @@ def _is_notice_of(notice: Notice, due: IdleAction) -> bool:
     return same_action and same_cause and notice.at >= due.at - _SLACK
 
 
-def _stay(
+def _no_action(
     session: Observation,
     why: NoAction,
     notice: IdleAction | None = None,

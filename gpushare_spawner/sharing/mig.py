@@ -7,9 +7,10 @@ profile is a resource `nvidia.com/mig-<profile>`, and labels with that name cont
 of a node have one profile, the resource is `nvidia.com/gpu`, and the label `nvidia.com/gpu.product` ends in
 -MIG-<profile>.
 
-On one machine the agent reads all sizes from NVML (`agent.gpus.nvml`) and does not use this module. On Kubernetes a
-profile's name contains its compute slices. The memory of the profile and the GPU is in labels of NVIDIA's GPU feature
-discovery or in ResourceSlices; otherwise it is derived from the name. Only a profile with all of the GPU's memory
+On one machine the agent reads all sizes from NVML (`agent.gpus.nvml`), and `SmallestInstance` in
+placement/strategy.py chooses the device; this module is not used. On Kubernetes a profile's name contains its compute
+slices. The memory of the profile and the GPU is in labels of NVIDIA's GPU feature discovery or in ResourceSlices;
+otherwise it is derived from the name. Only a profile with all of the GPU's memory
 reveals the compute slices of the whole GPU: ResourceSlices contain this profile if the driver creates MIG devices
 itself. No label contains it, so there is a table by GPU model. (NVIDIA MIG user guide, "Partitioning"; go-nvlib
 pkg/nvlib/device/mig_profile.go; k8s-device-plugin internal/lm.)

@@ -222,7 +222,7 @@ def test_changes_and_spawns_in_any_order_never_give_away_more_than_there_is(acts
         weights = [one.weight for one in machine.sessions.values()]
         assert sum(weight for weight in weights if weight > 1) <= 100, act
         for one in machine.sessions.values():
-            works = one.lent_units or one.record.tier is Tier.ACTIVE
+            works = one.works_on_lent_units or one.record.tier is Tier.ACTIVE
             owned = one.record.request.share_units - one.record.borrowed_units
             assert one.weight >= max(1, owned) if works else one.weight == 0, act
         assert all(0 <= one.effective_units <= one.request.share_units for one in records)

@@ -53,7 +53,7 @@ def defined_in(path: Path) -> set[str]:
     text = path.read_text()
     if path.suffix == ".py":
         tree = ast.walk(ast.parse(text))
-        return {node.name for node in tree if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        return {node.name for node in tree if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     heads = [line for line in text.splitlines() if re.match("[a-z]|#define ", line) and not line.endswith(";")]
     return {name for head in heads for name in re.findall(r"(\w+)\(", head)}
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as some
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.kubernetes.devices.cdi import cdi_names
-from gpushare_spawner.agent.kubernetes.devices.container import named_by, tells_of, withheld
+from gpushare_spawner.agent.kubernetes.devices.container import lists_own_pod, named_by, withheld
 from gpushare_spawner.agent.kubernetes.devices.owners import MAX_DEVICES, DeviceIds, devices_for, offered, preferred
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletAssignments
 from gpushare_spawner.agent.kubernetes.options import ClusterOptions
 from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.sessions.attribution import _pod_uid
@@ -88,47 +88,47 @@ def test_claimed_gpus_are_those_that_the_variable_names() -> None:
     assert named_by("5,6", GPUS) == ()
 
 
-def handed(offers: dict[str, set[str]], mine: dict[str, set[str]] | None = None) -> Handed:
+def assigned(offers: dict[str, set[str]], mine: dict[str, set[str]] | None = None) -> KubeletAssignments:
     by_pod = {} if mine is None else {("hub", "agent"): {name: (frozenset(ids),) for name, ids in mine.items()}}
-    return Handed(by_pod, {name: frozenset(ids) for name, ids in offers.items()})
+    return KubeletAssignments(by_pod, {name: frozenset(ids) for name, ids in offers.items()})
 
 
 def test_a_gpu_of_nvidias_plugin_is_shared_only_by_who_holds_it() -> None:
     own = ("hub", "agent")
     everything = {"nvidia.com/gpu": {"GPU-000", "GPU-111", "GPU-222"}}
-    assert set(withheld(GPUS, handed(everything), None)) == {"GPU-000", "GPU-111", "GPU-222"}
-    assert set(withheld(GPUS, handed(everything, {"nvidia.com/gpu": {"GPU-111"}}), own)) == {"GPU-000", "GPU-222"}
-    assert withheld(GPUS, handed({}), own) == {}
-    assert withheld(GPUS, handed({"gpushare-spawner.io/gpu-0": {"GPU-000-0001"}}), own) == {}
+    assert set(withheld(GPUS, assigned(everything), None)) == {"GPU-000", "GPU-111", "GPU-222"}
+    assert set(withheld(GPUS, assigned(everything, {"nvidia.com/gpu": {"GPU-111"}}), own)) == {"GPU-000", "GPU-222"}
+    assert withheld(GPUS, assigned({}), own) == {}
+    assert withheld(GPUS, assigned({"gpushare-spawner.io/gpu-0": {"GPU-000-0001"}}), own) == {}
     # one replica of a time-sliced GPU is not the GPU
     sliced = {"nvidia.com/gpu.shared": {"GPU-000::0", "GPU-000::1"}}
-    assert set(withheld(GPUS, handed(sliced, {"nvidia.com/gpu.shared": {"GPU-000::0"}}), own)) == {"GPU-000"}
-    assert withheld(GPUS, handed(sliced, {"nvidia.com/gpu.shared": {"GPU-000::0", "GPU-000::1"}}), own) == {}
+    assert set(withheld(GPUS, assigned(sliced, {"nvidia.com/gpu.shared": {"GPU-000::0"}}), own)) == {"GPU-000"}
+    assert withheld(GPUS, assigned(sliced, {"nvidia.com/gpu.shared": {"GPU-000::0", "GPU-000::1"}}), own) == {}
     # by index on the node, which a container numbers anew
-    assert set(withheld(GPUS, handed({"nvidia.com/gpu": {"0", "1"}}), None)) == {"GPU-000", "GPU-111"}
-    assert withheld(GPUS, handed({"nvidia.com/gpu": {"0", "1", "7"}}, {"nvidia.com/gpu": {"7"}}), own) == {}
+    assert set(withheld(GPUS, assigned({"nvidia.com/gpu": {"0", "1"}}), None)) == {"GPU-000", "GPU-111"}
+    assert withheld(GPUS, assigned({"nvidia.com/gpu": {"0", "1", "7"}}, {"nvidia.com/gpu": {"7"}}), own) == {}
 
 
 def test_a_gpu_that_a_pod_still_holds_is_not_shared_when_the_plugin_has_gone() -> None:
     theirs, mine = ("team", "training"), ("hub", "agent")
     held = {"nvidia.com/gpu": (frozenset({"GPU-111"}), frozenset({"GPU-222"}))}
-    found = withheld(GPUS, Handed({theirs: held}, {}), mine)
+    found = withheld(GPUS, KubeletAssignments({theirs: held}, {}), mine)
     assert set(found) == {"GPU-111", "GPU-222"}
     assert "another pod" in found["GPU-111"]
-    assert withheld(GPUS, Handed({mine: held}, {}), mine) == {}
+    assert withheld(GPUS, KubeletAssignments({mine: held}, {}), mine) == {}
     # one replica is the agent's, the other one a pod's
     sliced = {
         mine: {"nvidia.com/gpu": (frozenset({"GPU-000::0"}),)},
         theirs: {"nvidia.com/gpu": (frozenset({"GPU-000::1"}),)},
     }
-    assert set(withheld(GPUS, Handed(sliced, {}), mine)) == {"GPU-000"}
-    assert withheld(GPUS, Handed({theirs: {"example.org/gpu": (frozenset({"GPU-000"}),)}}, {}), mine) == {}
+    assert set(withheld(GPUS, KubeletAssignments(sliced, {}), mine)) == {"GPU-000"}
+    assert withheld(GPUS, KubeletAssignments({theirs: {"example.org/gpu": (frozenset({"GPU-000"}),)}}, {}), mine) == {}
 
 
 def test_a_list_without_our_own_pod_is_not_believed() -> None:
-    assert not tells_of(handed({}), ("hub", "agent"))
-    assert tells_of(handed({}, {}), ("hub", "agent"))
-    assert tells_of(handed({}), None)
+    assert not lists_own_pod(assigned({}), ("hub", "agent"))
+    assert lists_own_pod(assigned({}, {}), ("hub", "agent"))
+    assert lists_own_pod(assigned({}), None)
 
 
 def spec(folder: Path, name: str, kind: str, devices: dict[str, list[str]]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import DeviceIds, KubeletAssignments, PodKey
 from gpushare_spawner.agent.kubernetes.pods.sessions import foreign_record
 from gpushare_spawner.agent.session_records import SessionRecord
 from gpushare_spawner.agent.sessions.session import Session
@@ -141,7 +141,7 @@ async def test_a_pod_that_cannot_be_dealt_with_is_no_trouble_to_others(
 ) -> None:
     deal = agent.on_kubernetes.sessions._reconcile_pod
 
-    def fails_for_ada(key: PodKey, devices: dict[str, Given]) -> None:
+    def fails_for_ada(key: PodKey, devices: dict[str, DeviceIds]) -> None:
         if key[1] == "ada":
             raise RuntimeError("what a pod")
         deal(key, devices)
@@ -169,12 +169,12 @@ async def test_a_kubelet_that_has_just_started_frees_nothing(agent: NodeAgent) -
         agent.node.registry._sessions.pop(record.id)
     sessions = agent.on_kubernetes.sessions
     sessions._listed._kubelet_since -= 60
-    sessions.handed(Handed({}, {}, started=1.0))
-    sessions.handed(Handed({}, {}, started=1.0))
+    sessions.take_assignments(KubeletAssignments({}, {}, started=1.0))
+    sessions.take_assignments(KubeletAssignments({}, {}, started=1.0))
     assert inode(socket.parent.parent) == grant
     # when it has run for a while its word counts
     sessions._listed._kubelet_since -= 60
-    sessions.handed(Handed({}, {}, started=1.0))
+    sessions.take_assignments(KubeletAssignments({}, {}, started=1.0))
     assert not socket.parent.parent.exists()
 
 

@@ -301,11 +301,11 @@ async def test_a_fault_in_dealing_with_the_kubelets_word_is_not_the_last(
 ) -> None:
     await agent.ready()
 
-    def fails(_handed: object) -> None:
+    def fails(_assignments: object) -> None:
         raise OSError("the disk is on fire")
 
     with monkeypatch.context() as patched:
-        patched.setattr(agent.on_kubernetes.sessions, "handed", fails)
+        patched.setattr(agent.on_kubernetes.sessions, "take_assignments", fails)
         agent.on_kubernetes._kubelet.soon()
         await agent.until(lambda: "the disk is on fire" in caplog.text)
     await agent.running("ada")

@@ -45,7 +45,7 @@ class _Shares:
         return []
 
     def work_on_lent_units(self, session: Session, works: bool) -> None:
-        session.lent_units = works
+        session.works_on_lent_units = works
 
 
 class AgentParts:
@@ -113,7 +113,7 @@ class AgentParts:
     async def send(self, request: ServiceRequest) -> None:
         match request:
             case TierRequest():
-                self.tiers.decide(self.session, request)
+                self.tiers.apply_request(self.session, request)
             case NoticeRequest():
                 self.tiers.notify(self.session, request)
             case ControlsRequest():

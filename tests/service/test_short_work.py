@@ -155,7 +155,7 @@ async def test_a_cell_that_waits_for_a_minute_restores_the_share_when_it_has_run
     await life.until(life.clock() + HOUR)
     await life.wait(60.0)
     assert life.agent.session.record.effective_units == 0
-    assert life.agent.session.lent_units, "with the weight of its share"
+    assert life.agent.session.works_on_lent_units, "with the weight of its share"
     await life.work(6.0)
     assert life.agent.session.record.effective_units == 25
 
@@ -181,9 +181,9 @@ async def test_the_first_cell_after_a_release_runs_at_once_and_restores_the_shar
     assert life.tier is Tier.RELEASED
     await life.work(3.0)
     assert life.tier is Tier.RELEASED
-    assert life.agent.session.lent_units, "with the weight of its share"
+    assert life.agent.session.works_on_lent_units, "with the weight of its share"
     await life.until(life.clock() + MINUTE)
-    assert not life.agent.session.lent_units
+    assert not life.agent.session.works_on_lent_units
     await life.work(6.0)
     assert life.tier is Tier.ACTIVE
     assert life.agent.session.record.effective_units == 25
@@ -249,7 +249,7 @@ class AgentOfGpu(AgentParts):
 
     def look(self) -> None:
         super().look()
-        weight = 25 if self.session.lent_units else self.session.record.effective_units
+        weight = 25 if self.session.works_on_lent_units else self.session.record.effective_units
         if weight != self.weight:
             self.weight = weight
             self.gpu.set_weight("ann", weight)

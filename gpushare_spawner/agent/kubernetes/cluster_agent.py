@@ -17,7 +17,7 @@ from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
 from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices, grant_name
 from gpushare_spawner.agent.kubernetes.devices.plugin import DevicePlugins
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed, PodResources
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletAssignments, PodResources
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
 from gpushare_spawner.agent.kubernetes.pods.sessions import PodSessions
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
@@ -54,7 +54,7 @@ class KubeletSide(Protocol):
     def poll(self) -> bool:
         """Offer the devices that have changed. Return whether any have changed."""
 
-    def joined(self, handed: Handed) -> Handed:
+    def joined(self, assignments: KubeletAssignments) -> KubeletAssignments:
         """Return the kubelet's list of devices by pod, with the pods of prepared claims added."""
 
 
@@ -88,7 +88,7 @@ class OnKubernetes:
             if prepared is None
             else ClaimDriver(node, api, self.held, prepared, settings, self._kubelet, end, registered)
         )
-        self._handed = Handed({}, {})
+        self._assignments = KubeletAssignments({}, {})
         self._polling = Repeated(POLL_EVERY, self._poll, log, "cannot compute the devices to offer")
         self._polling_soon = Soon(self._poll)
         self._kubelet_read = False
@@ -132,17 +132,17 @@ class OnKubernetes:
         if self._kubelet_side.poll():
             self.published.changed()
 
-    def _take(self, handed: Handed | None) -> None:
+    def _take(self, assignments: KubeletAssignments | None) -> None:
         """Process the kubelet's list of devices by pod; None: the kubelet does not answer."""
-        if handed is None:
+        if assignments is None:
             if self._settings.claims:
                 # The agent keeps its own record of prepared claims, so sessions can still be updated.
-                self.sessions.handed(self._kubelet_side.joined(self._handed))
+                self.sessions.take_assignments(self._kubelet_side.joined(self._assignments))
             return
-        self._handed = handed
-        self._kubelet_is_trusted = container.tells_of(handed, self._settings.own_pod)
+        self._assignments = assignments
+        self._kubelet_is_trusted = container.lists_own_pod(assignments, self._settings.own_pod)
         if self._kubelet_is_trusted or not self._kubelet_read:
-            withheld = container.withheld(self._node.gpus.values(), handed, self._settings.own_pod)
+            withheld = container.withheld(self._node.gpus.values(), assignments, self._settings.own_pod)
             for uuid, reason in withheld.items():
                 if uuid not in self._node.rounds.withheld:
                     log.error("%s", reason)
@@ -150,7 +150,7 @@ class OnKubernetes:
                 log.info("GPU %d can be shared again", self._node.gpus[uuid].index)
             self._node.rounds.withheld = withheld
             self._kubelet_read = True
-        self.sessions.handed(self._kubelet_side.joined(handed))
+        self.sessions.take_assignments(self._kubelet_side.joined(assignments))
         self._changed()
 
     async def _stop(self) -> None:

@@ -27,7 +27,7 @@ from gpushare_spawner.agent.kubernetes.devices import owners
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, folder_names, grant_name
 from gpushare_spawner.agent.kubernetes.devices.plugin import DevicePlugin, PluginSocket
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey, PodResources
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import DeviceIds, KubeletAssignments, PodKey, PodResources
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods, open_request
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
@@ -53,7 +53,7 @@ class ObservedPods:
     def __init__(self, node: Node, pods: Pods) -> None:
         self._node = node
         self._pods = pods
-        self._given: Mapping[PodKey, Given] = {}
+        self._given: Mapping[PodKey, DeviceIds] = {}
         self._warnings = EachOnce(log)
         self._reconciling = Soon(self._reconcile)
 
@@ -61,7 +61,7 @@ class ObservedPods:
         """Reconcile all sessions soon."""
         self._reconciling.request()
 
-    def handed(self, given: Mapping[PodKey, Given]) -> None:
+    def take_assignments(self, given: Mapping[PodKey, DeviceIds]) -> None:
         """Process the kubelet's newest list of devices by pod."""
         self._given = given
         self.changed()
@@ -306,7 +306,7 @@ class ObserverDevices:
         """Whether the kubelet has listed all grants."""
         return not self._pending
 
-    def listed(self, given: Given, current: Collection[str]) -> None:
+    def listed(self, given: DeviceIds, current: Collection[str]) -> None:
         """Process the kubelet's list of these devices. `current`: names of the folders used by sessions."""
         now = asyncio.get_running_loop().time()
         self._pending = {
@@ -385,11 +385,11 @@ class ObservingNode:
     def _forget(self) -> None:
         self._node.changed = lambda: None
 
-    def _take(self, handed: Handed | None) -> None:
+    def _take(self, assignments: KubeletAssignments | None) -> None:
         """Take the kubelet's list of devices by pod; None: the kubelet does not answer."""
-        if handed is None:
+        if assignments is None:
             return
-        given = {key: held[OBSERVER] for key, held in handed.by_pod.items() if OBSERVER in held}
+        given = {key: held[OBSERVER] for key, held in assignments.by_pod.items() if OBSERVER in held}
         every = tuple(ids for grants in given.values() for ids in grants)
-        self.sessions.handed(given)
+        self.sessions.take_assignments(given)
         self.devices.listed(every, self.sessions.folders())

@@ -193,7 +193,7 @@ class Session:
     guaranteed_units: int = 0
     weight: int = 0
     """Weight in the arbiters: the guaranteed units, but at least one unit unless the session is released and idle."""
-    lent_units: bool = False
+    works_on_lent_units: bool = False
     """Whether the session works on units that its tier has lent, with the weight of an active session."""
     use_count: UseCount | None = None
     """The count of GPU work toward restoring the share or withdrawing the notice; None: neither applies."""

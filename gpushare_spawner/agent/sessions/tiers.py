@@ -145,7 +145,7 @@ class Shares:
 
         Only weights change. Its units stay lent, so that another session can be placed on them meanwhile.
         """
-        session.lent_units = works
+        session.works_on_lent_units = works
         self._set_weights(self._beside(session))
 
     def leave(self, session: Session) -> list[Session]:
@@ -191,7 +191,7 @@ class Shares:
     def _set_weights(self, sessions: Iterable[Session]) -> None:
         """Set the weights of changed sessions in the arbiters; lent units in use count as active."""
         weights = [(session, session.guaranteed_units) for session in sessions]
-        if any(session.lent_units for session in self._sessions.values()):
+        if any(session.works_on_lent_units for session in self._sessions.values()):
             on_gpu: dict[str, Mapping[str, int]] = {}
 
             def if_active(name: str) -> int:
@@ -200,7 +200,7 @@ class Shares:
                 for gpu in gpus:
                     if gpu.uuid not in on_gpu:
                         on_gpu[gpu.uuid] = self._guaranteed_if_active(gpu)
-                allocation = _allocation(other, other.lent_units)
+                allocation = _allocation(other, other.works_on_lent_units)
                 return allocation.least_of({gpu.uuid: on_gpu[gpu.uuid][name] for gpu in gpus})
 
             weights = [(session, self._guaranteed(session, if_active)) for session, _ in weights]
@@ -214,12 +214,12 @@ class Shares:
                     self.arbitrations[gpu.uuid].set_weight(session.id, on_gpu_weight)
 
     def _weight(self, session: Session, units: int) -> int:
-        return max(units, 1) if session.record.effective_units or session.lent_units else 0
+        return max(units, 1) if session.record.effective_units or session.works_on_lent_units else 0
 
     def _guaranteed_if_active(self, gpu: Gpu) -> Mapping[str, int]:
         """Return the guaranteed units of each session on a GPU; sessions on lent units count as active."""
         held = [
-            _allocation(session, session.lent_units).on(gpu.uuid)
+            _allocation(session, session.works_on_lent_units).on(gpu.uuid)
             for session in self._sessions.values()
             if gpu in session.gpus
         ]
@@ -286,7 +286,7 @@ class Tiers:
         self._save = save
         self._clock = clock
 
-    def decide(self, session: Session, request: TierRequest) -> None:
+    def apply_request(self, session: Session, request: TierRequest) -> None:
         """Apply the service's decision on one machine (on Kubernetes: `follow_tier`). Raises ControlRefused.
 
         `busy`: the session worked after the service's last report. `bad-request`: the units do not match the tier.
@@ -315,7 +315,11 @@ class Tiers:
         """
         if _use_rule(session) is None:
             self._used(session)
-        elif session.record.tier is not Tier.ACTIVE and not session.lent_units and session.record.yields_until is None:
+        elif (
+            session.record.tier is not Tier.ACTIVE
+            and not session.works_on_lent_units
+            and session.record.yields_until is None
+        ):
             self._shares.work_on_lent_units(session, works=True)
 
     def check_use(self, session: Session) -> None:
@@ -329,7 +333,7 @@ class Tiers:
             session.use_count = UseCount(now, doing.gpu_seconds)
         if session.use_count.add(now, doing.gpu_seconds, doing.busy, rule):
             self._used(session)
-        elif session.lent_units and not doing.busy and now - (doing.last or 0.0) >= LENT_FOR:
+        elif session.works_on_lent_units and not doing.busy and now - (doing.last or 0.0) >= LENT_FOR:
             self._shares.work_on_lent_units(session, works=False)
 
     def _used(self, session: Session) -> None:
@@ -381,7 +385,7 @@ class Tiers:
         record, doing = session.record, self._activity(session)
         record.yields_until = yields_until
         record.use = None if tier is Tier.ACTIVE else use
-        session.lent_units = record.use is not None and doing.busy and yields_until is None
+        session.works_on_lent_units = record.use is not None and doing.busy and yields_until is None
         if tier is not record.tier:
             session.use_count = UseCount(self._clock(), doing.gpu_seconds)
         if yields_until is not None:

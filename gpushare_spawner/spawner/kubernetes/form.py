@@ -97,12 +97,12 @@ class Offer:
         self,
         options: Any,
         allowed: Callable[[Sequence[Profile]], Sequence[Profile]],
-        check_template: Callable[[Sequence[Profile], Any], Choice],
+        choose_template: Callable[[Sequence[Profile], Any], Choice],
         own_profile: Callable[[str, Sequence[Mapping[str, Any]]], Mapping[str, Any]],
     ) -> Choice:
         """Return the choice that ``options`` describe; if they name no profile, the default card.
 
-        ``allowed`` returns the cards that the user may start, ``check_template`` checks options of templates, and
+        ``allowed`` returns the cards that the user may start, ``choose_template`` checks options of templates, and
         ``own_profile`` returns the profile with a slug after KubeSpawner's own check (ValueError). Raises SpawnRefused.
         """
         options = {} if options is None else options
@@ -113,7 +113,7 @@ class Offer:
             options = {**options, "profile": slug}
         card = self.card(slug)
         if card is None or card.template is not None:
-            return check_template(self.cards, options)
+            return choose_template(self.cards, options)
         # checked before the start, so that the user gets a clear error
         try:
             profile = own_profile(card.slug, self.own)

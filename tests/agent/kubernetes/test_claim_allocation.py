@@ -14,7 +14,7 @@ from gpushare_spawner.agent.kubernetes.claims.allocation import (
     claim_allocation,
 )
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletAssignments
 from gpushare_spawner.model.kubernetes.objects import DRIVER, claim_folder, device_name
 from tests.agent.peers import FIRST, SECOND
 
@@ -89,7 +89,7 @@ def test_prepared_claims_are_there_again_after_a_restart(tmp_path: Path) -> None
 def test_pods_of_claims_stand_beside_those_that_the_kubelet_lists(tmp_path: Path) -> None:
     claims = PreparedClaims(tmp_path)
     claims.put(prepared(a=("a-1",), b=("b-1",)))
-    listed = Handed({("jhub", "ben"): {"nvidia.com/gpu": (frozenset({"0"}),)}}, {}, 1.0)
+    listed = KubeletAssignments({("jhub", "ben"): {"nvidia.com/gpu": (frozenset({"0"}),)}}, {}, 1.0)
     joined = claims.joined(listed, {"a": 0, "b": 3})
     assert joined.by_pod == {
         **listed.by_pod,

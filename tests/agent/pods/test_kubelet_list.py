@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletAssignments
 from gpushare_spawner.agent.kubernetes.pods.sessions import GONE_AFTER, TRUST_KUBELET_AFTER, KubeletList
 from gpushare_spawner.log_once import EachOnce
 from tests.agent.peers import FIRST, SECOND
@@ -39,7 +39,7 @@ class World:
     def lists(self, *ids: str, started: float = 1.0, resource: str = RESOURCE) -> None:
         """The kubelet lists a container of Ada's pod with these ids; none: no pod."""
         by_pod = {ADA: {resource: (frozenset(ids),)}} if ids else {}
-        self.list.take(Handed(by_pod, {}, started), {ADA})
+        self.list.take(KubeletAssignments(by_pod, {}, started), {ADA})
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def chosen(options: Any, offer: Offer = OFFER, wrong: str = "") -> tuple[str, An
     """The slug of the chosen card, and the options that were checked as those of a template; None where none were."""
     seen: list[Any] = []
 
-    def check_template(cards: Sequence[Profile], options: Any) -> Choice:
+    def choose_template(cards: Sequence[Profile], options: Any) -> Choice:
         seen.append(options)
         return Choice(next(card for card in cards if card.slug == options["profile"]))
 
@@ -34,7 +34,7 @@ def chosen(options: Any, offer: Offer = OFFER, wrong: str = "") -> tuple[str, An
             raise ValueError(wrong)
         return next(entry for entry in own if entry["slug"] == slug)
 
-    choice = offer.choose(options, lambda cards: cards, check_template, own_profile)
+    choice = offer.choose(options, lambda cards: cards, choose_template, own_profile)
     return choice.profile.slug, seen[0] if seen else None
 
 

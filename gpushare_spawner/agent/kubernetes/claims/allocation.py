@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, grant_name
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import DeviceIds, KubeletAssignments, PodKey
 from gpushare_spawner.agent.session_records import regular_content, replace_file, short_name, sync_folder
 from gpushare_spawner.clients.api import Json
 from gpushare_spawner.model.kubernetes.container_requests import quantity
@@ -208,18 +208,18 @@ class PreparedClaims:
                 return claim.folder
         return grant_name(requested)
 
-    def joined(self, handed: Handed, indices: Mapping[str, int]) -> Handed:
+    def joined(self, assignments: KubeletAssignments, indices: Mapping[str, int]) -> KubeletAssignments:
         """Return the kubelet's list with the claims' pods added. No container names the claim, so the list lacks them.
 
         `indices`: the indices of the GPUs, by UUID.
         """
-        by_pod: dict[PodKey, dict[str, Given]] = {key: dict(held) for key, held in handed.by_pod.items()}
+        by_pod: dict[PodKey, dict[str, DeviceIds]] = {key: dict(held) for key, held in assignments.by_pod.items()}
         for claim in self._claims.values():
             held = by_pod.setdefault((claim.namespace, claim.pod), {})
             for gpu, ids in claim.held.items():
                 resource = resource_name(indices.get(gpu, 0))
                 held[resource] = (*held.get(resource, ()), frozenset(ids))
-        return replace(handed, by_pod=by_pod)
+        return replace(assignments, by_pod=by_pod)
 
     def _path(self, uid: str) -> Path:
         return self._folder / f"{short_name(uid)}.json"

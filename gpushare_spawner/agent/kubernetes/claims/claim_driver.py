@@ -25,7 +25,7 @@ from gpushare_spawner.agent.kubernetes.claims.plugin import ClaimPlugin, DeviceH
 from gpushare_spawner.agent.kubernetes.claims.slices import OfferedGpu, PublishedSlice
 from gpushare_spawner.agent.kubernetes.devices import owners
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, HeldDevices, devices_for
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed, PodResources
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletAssignments, PodResources
 from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
@@ -99,9 +99,9 @@ class ClaimDriver:
         self._slice.changed()
         return True
 
-    def joined(self, handed: Handed) -> Handed:
+    def joined(self, assignments: KubeletAssignments) -> KubeletAssignments:
         """Return the kubelet's list with the pods of prepared claims added."""
-        return self._prepared.joined(handed, {uuid: gpu.index for uuid, gpu in self._node.gpus.items()})
+        return self._prepared.joined(assignments, {uuid: gpu.index for uuid, gpu in self._node.gpus.items()})
 
     def offered(self) -> list[OfferedGpu]:
         """Return the GPUs to offer to the scheduler now: their capacity rises while sessions lend units."""

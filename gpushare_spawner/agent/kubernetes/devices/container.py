@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.kubernetes.devices import owners
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed, PodKey
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletAssignments, PodKey
 from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
 from gpushare_spawner.agent.sessions.environment import session_environment
@@ -139,21 +139,21 @@ def named_by(visible: str | None, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     return tuple(gpu for gpu in seen if gpu.uuid in names or str(gpu.index) in names)
 
 
-def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[str, str]:
+def withheld(gpus: Iterable[Gpu], assignments: KubeletAssignments, own: PodKey | None) -> dict[str, str]:
     """Return the UUIDs of GPUs that NVIDIA's plugin can assign to other pods, each with an explanatory sentence.
 
     `own`: the agent's pod; None: unknown.
     """
-    mine = _held_by(handed, own)
+    mine = _held_by(assignments, own)
     others = {
         resource: frozenset[str]().union(
-            *(_held_by(handed, pod).get(resource, ()) for pod in handed.by_pod if pod != own)
+            *(_held_by(assignments, pod).get(resource, ()) for pod in assignments.by_pod if pod != own)
         )
-        for resource in {name for held in handed.by_pod.values() for name in held}
+        for resource in {name for held in assignments.by_pod.values() for name in held}
     }
     reasons: dict[str, str] = {}
     for gpu in gpus:
-        for resource in sorted({*handed.offered, *others}):
+        for resource in sorted({*assignments.offered, *others}):
             held = mine.get(resource, frozenset())
             if not resource.startswith(NVIDIA) or any(id.isdigit() for id in held):
                 # IDs can be indices on the node, which differ from the indices in this container. All visible GPUs
@@ -165,7 +165,7 @@ def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[st
                     "it is shared when that pod has ended"
                 )
                 continue
-            of_gpu = {id for id in handed.offered.get(resource, ()) if _is_of(id, gpu)}
+            of_gpu = {id for id in assignments.offered.get(resource, ()) if _is_of(id, gpu)}
             if of_gpu and not of_gpu <= held:
                 reasons[gpu.uuid] = (
                     f"GPU {gpu.index} ({gpu.uuid}) is offered as {resource} by another device plugin on this node, "
@@ -175,14 +175,14 @@ def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[st
     return reasons
 
 
-def tells_of(handed: Handed, own: PodKey | None) -> bool:
+def lists_own_pod(assignments: KubeletAssignments, own: PodKey | None) -> bool:
     """Return whether the kubelet's list contains our pod, if known: just after the kubelet's start, it lacks pods."""
-    return own is None or own in handed.by_pod
+    return own is None or own in assignments.by_pod
 
 
-def _held_by(handed: Handed, pod: PodKey | None) -> dict[str, frozenset[str]]:
+def _held_by(assignments: KubeletAssignments, pod: PodKey | None) -> dict[str, frozenset[str]]:
     """Return the devices of all containers of a pod."""
-    held = handed.by_pod.get(pod, {}) if pod is not None else {}
+    held = assignments.by_pod.get(pod, {}) if pod is not None else {}
     return {resource: frozenset[str]().union(*given) for resource, given in held.items()}
 
 

@@ -20,7 +20,7 @@ from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, HeldDevices, preferred
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed, PodResources
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletAssignments, PodResources
 from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSockets, Identity, News, socket_identity
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2_grpc as services
@@ -272,9 +272,9 @@ class DevicePlugins:
         news = [plugin.poll() for plugin in self._plugins]
         return any(news)
 
-    def joined(self, handed: Handed) -> Handed:
+    def joined(self, assignments: KubeletAssignments) -> KubeletAssignments:
         """Return the kubelet's list, which is complete."""
-        return handed
+        return assignments
 
     def _plugin(self, gpu: Gpu) -> DevicePlugin:
         return DevicePlugin(

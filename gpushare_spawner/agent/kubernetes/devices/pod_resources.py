@@ -28,15 +28,15 @@ ANSWER_WITHIN = 5.0
 
 PodKey = tuple[str, str]
 """Namespace and name of a pod."""
-Given = tuple[frozenset[str], ...]
+DeviceIds = tuple[frozenset[str], ...]
 """IDs of devices, one set for each container that has any."""
 
 
 @dataclass(frozen=True)
-class Handed:
+class KubeletAssignments:
     """The devices that the kubelet has assigned, at one instant."""
 
-    by_pod: Mapping[PodKey, Mapping[str, Given]]
+    by_pod: Mapping[PodKey, Mapping[str, DeviceIds]]
     """IDs of devices by pod, resource name and container."""
     offered: Mapping[str, frozenset[str]]
     """IDs of all healthy devices of all plugins on the node, by resource name."""
@@ -54,7 +54,9 @@ NOT_SO_SOON = 2.0
 class PodResources(Background):
     """Reader of the kubelet's list. It makes one read at a time, so an older answer never follows a newer one."""
 
-    def __init__(self, socket: Path, take: Callable[[Handed | None], None], settled: Callable[[], bool]) -> None:
+    def __init__(
+        self, socket: Path, take: Callable[[KubeletAssignments | None], None], settled: Callable[[], bool]
+    ) -> None:
         """`take` processes an answer; None: the kubelet does not answer. `settled`: no grant waits for another one."""
         self._socket = socket
         self._take = take
@@ -78,16 +80,16 @@ class PodResources(Background):
         does not prove that devices are free.
         """
         async with self._asking:
-            started, handed = self._started(), None
+            started, assignments = self._started(), None
             try:
                 async with grpc.aio.insecure_channel(f"unix://{self._socket}") as channel:
                     lister = services.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
                     listed = await lister.List(messages.ListPodResourcesRequest(), timeout=ANSWER_WITHIN)
-                    handed = Handed(_by_pod(listed), await self._offered(lister), started)
+                    assignments = KubeletAssignments(_by_pod(listed), await self._offered(lister), started)
                 self._trouble.settled()
             except grpc.aio.AioRpcError as error:
                 self._trouble.about(f"{self._socket} does not answer: {error.details()}")
-            self._take(handed)
+            self._take(assignments)
 
     def _started(self) -> float | None:
         try:
@@ -122,8 +124,8 @@ class PodResources(Background):
                 self._due.clear()
 
 
-def _by_pod(listed: messages.ListPodResourcesResponse) -> dict[PodKey, dict[str, Given]]:
-    by_pod: dict[PodKey, dict[str, Given]] = {}
+def _by_pod(listed: messages.ListPodResourcesResponse) -> dict[PodKey, dict[str, DeviceIds]]:
+    by_pod: dict[PodKey, dict[str, DeviceIds]] = {}
     for pod in listed.pod_resources:
         held = by_pod.setdefault((pod.namespace, pod.name), {})
         for container in pod.containers:

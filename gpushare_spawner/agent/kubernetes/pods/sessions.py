@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from gpushare_spawner.agent.kubernetes.devices import owners
 from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices, devices_for
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import DeviceIds, KubeletAssignments, PodKey
 from gpushare_spawner.agent.kubernetes.pods.annotations import (
     AnnotationWriter,
     follow_share,
@@ -67,7 +67,9 @@ MAX_SESSION_ID = 200
 """Maximum length in characters."""
 
 
-def pod_record(pod: Pod, annotated: PodSession, devices: Mapping[str, Given], seen: tuple[str, ...]) -> SessionRecord:
+def pod_record(
+    pod: Pod, annotated: PodSession, devices: Mapping[str, DeviceIds], seen: tuple[str, ...]
+) -> SessionRecord:
     """Return the record of a session from its pod's annotations, with its tier. Raises pydantic.ValidationError.
 
     `devices`: the IDs by GPU and container. The devices, not the annotations, determine which GPUs the session uses.
@@ -92,7 +94,7 @@ def pod_record(pod: Pod, annotated: PodSession, devices: Mapping[str, Given], se
 
 
 def foreign_record(
-    key: PodKey, devices: Mapping[str, Given], unit_size: int, now: float, uid: str = ""
+    key: PodKey, devices: Mapping[str, DeviceIds], unit_size: int, now: float, uid: str = ""
 ) -> SessionRecord:
     """Return the record of a pod that holds devices but does not belong to the hub.
 
@@ -122,12 +124,12 @@ def _foreign_id(key: PodKey) -> str:
     return f"{id[: MAX_SESSION_ID - len(digest) - 1]}:{digest}"
 
 
-def ids_by_gpu(devices: Mapping[str, Given]) -> dict[str, tuple[str, ...]]:
+def ids_by_gpu(devices: Mapping[str, DeviceIds]) -> dict[str, tuple[str, ...]]:
     """Return all containers' IDs, by GPU."""
     return {gpu: tuple(sorted(frozenset().union(*given))) for gpu, given in devices.items()}
 
 
-def grants_of(devices: Mapping[str, Given]) -> tuple[tuple[str, ...], ...]:
+def grants_of(devices: Mapping[str, DeviceIds]) -> tuple[tuple[str, ...], ...]:
     """Return the IDs that were granted together, for `PodOwner.given`."""
     return tuple(sorted(tuple(sorted(ids)) for given in devices.values() for ids in given))
 
@@ -146,7 +148,7 @@ class KubeletList:
         self._held = held
         self._warnings = warnings
         self._clock = clock
-        self._listed: dict[PodKey, dict[str, Given]] = {}
+        self._listed: dict[PodKey, dict[str, DeviceIds]] = {}
         self._absent_since: dict[PodKey, float] = {}
         self._kubelet_since = clock()
         self._kubelet_start: float | None = None
@@ -155,16 +157,16 @@ class KubeletList:
         """Record a start of the kubelet: for a while, running pods can be missing from its list."""
         self._kubelet_since = self._clock()
 
-    def take(self, handed: Handed, pods_of_sessions: Iterable[PodKey]) -> None:
+    def take(self, assignments: KubeletAssignments, pods_of_sessions: Iterable[PodKey]) -> None:
         """Process the kubelet's newest list, and free devices that no pod holds.
 
         `pods_of_sessions`: the pods of the node's sessions.
         """
-        if handed.started != self._kubelet_start:
-            self._kubelet_start = handed.started
+        if assignments.started != self._kubelet_start:
+            self._kubelet_start = assignments.started
             self.kubelet_started()
         self._listed = {
-            key: devices for key, resources in handed.by_pod.items() if (devices := self._by_gpu(resources))
+            key: devices for key, resources in assignments.by_pod.items() if (devices := self._by_gpu(resources))
         }
         now = self._clock()
         self._absent_since = {
@@ -173,7 +175,7 @@ class KubeletList:
         if self._is_complete():
             self._free_unclaimed(now)
 
-    def pods(self) -> Iterator[tuple[PodKey, Mapping[str, Given]]]:
+    def pods(self) -> Iterator[tuple[PodKey, Mapping[str, DeviceIds]]]:
         """Yield each listed pod and its devices by GPU and container. The list can change meanwhile."""
         yield from list(self._listed.items())
 
@@ -201,9 +203,9 @@ class KubeletList:
                 self._held.forget(grant)
         self._held.remove_unknown_folders(listed)
 
-    def _by_gpu(self, resources: Mapping[str, Given]) -> dict[str, Given]:
+    def _by_gpu(self, resources: Mapping[str, DeviceIds]) -> dict[str, DeviceIds]:
         """Return a pod's devices of this agent, by GPU."""
-        by_gpu: dict[str, Given] = {}
+        by_gpu: dict[str, DeviceIds] = {}
         for resource, given in resources.items():
             if gpu_index_of(resource) is None:
                 continue
@@ -240,7 +242,7 @@ class PodSessions:
     def __init__(
         self, node: Node, pods: Pods, api: ClusterApi, held: HeldDevices, ask_kubelet: Callable[[], None]
     ) -> None:
-        """`ask_kubelet` reads the kubelet's list soon and passes it to `handed`."""
+        """`ask_kubelet` reads the kubelet's list soon and passes it to `take_assignments`."""
         self._node = node
         self._ask_kubelet = ask_kubelet
         self._pods = pods
@@ -259,10 +261,10 @@ class PodSessions:
         """Record a start of the kubelet: for a while, its empty lists are not trusted."""
         self._listed.kubelet_started()
 
-    def handed(self, handed: Handed) -> None:
+    def take_assignments(self, assignments: KubeletAssignments) -> None:
         """Process the kubelet's newest list."""
         self._listed.take(
-            handed,
+            assignments,
             {session.record.pod.key for session in self._node.sessions.values() if session.record.pod is not None},
         )
         self.changed()
@@ -303,14 +305,14 @@ class PodSessions:
         if owner is not None and self._listed.drop(owner.key):
             self._ask_kubelet()
 
-    def _reconcile_pod(self, key: PodKey, devices: Mapping[str, Given]) -> None:
+    def _reconcile_pod(self, key: PodKey, devices: Mapping[str, DeviceIds]) -> None:
         pod = self._pods.named(*key)
         session = self._session_of(key)
         if session is not None:
             owner = session.record.pod
             assert owner is not None
             if pod is None or owner.uid == pod.uid:
-                self._settle(session, owner, devices)
+                self._adopt_devices(session, owner, devices)
                 return
             if owner.uid or sorted(owner.grants) != sorted(grants_of(devices)):
                 self.end(session, f"another pod has the name {key[0]}/{key[1]}")
@@ -362,7 +364,7 @@ class PodSessions:
             "session %s is pod %s/%s: %d units on GPU %s", record.request.id, *key, record.request.share_units, indices
         )
 
-    def _settle(self, session: Session, owner: PodOwner, devices: Mapping[str, Given]) -> None:
+    def _adopt_devices(self, session: Session, owner: PodOwner, devices: Mapping[str, DeviceIds]) -> None:
         """Adopt the devices that the kubelet lists for a session's pod."""
         if set(devices) != set(owner.devices):
             self._warnings.about(f"session {session.id} now holds devices of different GPUs: {', '.join(devices)}")
@@ -381,7 +383,7 @@ class PodSessions:
                     # These devices do not belong to the session, and they are not free.
                     self._held.listed_grant(gpu, grant)
 
-    def _record(self, pod: Pod, annotated: PodSession | None, devices: Mapping[str, Given]) -> SessionRecord:
+    def _record(self, pod: Pod, annotated: PodSession | None, devices: Mapping[str, DeviceIds]) -> SessionRecord:
         now = self._node.wall_clock()
         key = (pod.namespace, pod.name)
         if annotated is None:

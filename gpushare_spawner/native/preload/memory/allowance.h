@@ -1,6 +1,7 @@
 /* The allowance: the maximum that the agent allows this process to have allocated on each GPU. The allowances of a
    session's processes together stay within the session's limit, and no process needs information on the others.
-   docs/reference/protocol.md describes the frames. */
+   docs/reference/protocol.md describes the frames. wrappers/memory_calls.c, handle_calls.c and array_calls.c turn a
+   refusal into CUDA_ERROR_OUT_OF_MEMORY; agent/session_limit.py decides for all processes of the session. */
 #pragma once
 
 #include "driver/gpus.h"
