@@ -364,7 +364,10 @@ class QueueProgress(BaseModel):
     queue_position: Annotated[int, Field(ge=1)]
     """Position in the queue, first = 1. Only spawns that could use the same GPUs count."""
     estimated_minutes: Annotated[int, Field(ge=1)] | None = None
-    """Estimate of the remaining wait; None: no estimate."""
+    """Estimate of the remaining wait: half of such spawns have started by then. None: no estimate."""
+    earliest_minutes: Annotated[int, Field(ge=0)] | None = None
+    """Four of five spawns start between this and `latest_minutes`. None: no estimate, or the hub is older."""
+    latest_minutes: Annotated[int, Field(ge=1)] | None = None
     waits_for: Annotated[str, Field(max_length=LONGEST_TEXT)] = ""
     """Why the spawn waits, as a sentence for its user."""
     cancelled_at: Instant | None = None

@@ -114,6 +114,10 @@ class LedgerFeed:
         with self._changing():
             self.ledger.hold(name, hold)
 
+    def is_reserved(self, session: str) -> bool:
+        """Return whether a session is only a reservation: no report or pod is known."""
+        return min(self._entries.get(session, _SOURCES.values()))[0] is EntrySource.RESERVED
+
     def sessions(self, source: EntrySource) -> list[str]:
         """Return the sessions with entries from pods or reservations (`put`)."""
         return list(self._sessions.get(_SOURCES[source], {}))

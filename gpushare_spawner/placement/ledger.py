@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from gpushare_spawner.model.layers import LayerName, Placement
@@ -47,6 +48,9 @@ class NodeHold:
     demand: Demand
     """The demand of the request. A GPU with sessions of another layer is kept whole: these sessions must end. So is
     each GPU of a request that would be alone, or apart from other sessions."""
+    start: float = field(default=0.0, compare=False)
+    """The time at which the request is expected to start, in seconds since the epoch: sessions that end before may use
+    the GPUs. 0: unknown."""
 
     @property
     def requested(self) -> Requested:
@@ -67,11 +71,12 @@ class LeastLacking(Rating):
         return could_have and node.name not in demand.ineligible and bool(_candidates(demand, node))
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
-        """Rate by the kinds of missing resources, then the missing units, then the first GPU by index."""
+        """Rate by the kinds of missing resources, then the missing units and CPU, then the first GPU by index."""
         lacking, gpus = min(_candidates(demand, node), key=lambda candidate: (candidate[0], candidate[1][0].preference))
         free = node.resources
         short = free.lacks_cpu(demand.cpu) + free.lacks_memory(demand.memory) + free.lacks_pods()
-        return Rated((short, lacking, gpus[0].rank), tuple(gpu.uuid for gpu in gpus))
+        cpu = max(0, demand.cpu - (free.cpu or 0)) if short else 0
+        return Rated((short, lacking, cpu, gpus[0].rank), tuple(gpu.uuid for gpu in gpus))
 
 
 LEAST_LACKING = LeastLacking()
@@ -238,6 +243,22 @@ class Ledger:
         nodes = [self._without(node, names) for node in nodes if request.node in ("", node.name)]
         demand = self.capacity.resolved(request.demand)
         return any(fits(demand, node.left_for(demand)) for node in nodes)
+
+    @contextmanager
+    def without(self, names: Collection[str]) -> Iterator[None]:
+        """Suspend these holds. They are back at the end, also beside a session that came meanwhile."""
+        holds = {name: self._holds[name] for name in names if name in self._holds}
+        for name in holds:
+            self.hold(name, None)
+        try:
+            yield
+        finally:
+            for name, hold in holds.items():
+                self.hold(name, hold)
+
+    def sessions_on(self, gpu: str) -> Collection[str]:
+        """Return the sessions with an allocation on a GPU."""
+        return self._on_gpu.get(gpu, {}).keys()
 
     def node_of(self, session: str) -> str | None:
         """Return the node of a session's GPUs; None if its allocation or its first GPU is unknown."""

@@ -120,14 +120,16 @@ class SpawnProgress:
             if status is None:
                 continue
             for_users = replace(status, nodes=None)
-            text = words.waiting(status.ahead, ticket.request.share, status.hint, status.minutes, status.elsewhere)
+            text = words.waiting(status.ahead, ticket.request.share, status.hint, status.wait, status.elsewhere)
             parts = (_with_time(text, ends_at), words.suitable(status.gpus), _alternatives(status.startable))
             self.add(
                 *(parts if for_users != shown else ()),
                 progress=10,
                 queue=QueueProgress(
                     queue_position=status.ahead + 1,
-                    estimated_minutes=status.minutes,
+                    estimated_minutes=max(1, wait.likely) if (wait := status.wait) is not None else None,
+                    earliest_minutes=wait.earliest if wait is not None else None,
+                    latest_minutes=wait.latest if wait is not None else None,
                     waits_for=status.hint[:LONGEST_TEXT],
                     cancelled_at=ends_at,
                     nodes=status.nodes,

@@ -339,7 +339,8 @@ UNKNOWN_AFTER_ERROR = (
 )
 NO_SUITABLE_GPU = "No suitable GPU"
 NO_SUITABLE_NODE = "No suitable node"
-WAIT_UNKNOWN = "Estimated wait: unknown."
+NO_ESTIMATE = "No estimate: when sessions end is unknown."
+NO_ESTIMATE_BEHIND = "No estimate: earlier spawns wait for the same GPUs."
 EARLIER_FIRST = "Earlier spawns are placed first."
 
 
@@ -348,26 +349,31 @@ def too_large(where: str) -> str:
     return f"Too large for {where}"
 
 
-def waiting(ahead: int, share: Share, hint: str, minutes: int | None, elsewhere: bool = False) -> str:
+def waiting(ahead: int, share: Share, hint: str, wait: tuple[int, int, int] | None, elsewhere: bool = False) -> str:
     """Return the text for a waiting spawn's page: its position, its share, and when the wait ends.
 
-    ``hint``: a sentence why it waits, or empty. ``minutes``: the estimate, or None. ``elsewhere``: whether only other
-    sharing layers can serve it. ``{time}`` in the text stands for the instant at which the wait ends.
+    ``hint``: a sentence why it waits, or empty. ``wait``: the minutes of `estimated_wait`, or None. ``elsewhere``:
+    whether only other sharing layers can serve it. ``{time}`` in the text stands for the instant at which the wait
+    ends.
     """
     # most hints already name the share
     what = "" if str(share) in hint else f", waiting for {share}"
     parts = [
         f"{position(ahead)}{what}.",
         hint,
-        f"{estimated_wait(minutes)}." if minutes is not None else WAIT_UNKNOWN if elsewhere else "",
+        f"{estimated_wait(*wait)}." if wait else NO_ESTIMATE_BEHIND if ahead and not elsewhere else NO_ESTIMATE,
         cancelled_unless_started("{time}"),
     ]
     return " ".join(part for part in parts if part)
 
 
-def estimated_wait(minutes: int) -> str:
-    """Return the estimated wait, without a period."""
-    return f"Estimated wait: about {duration(minutes * 60)}"
+def estimated_wait(earliest: int | None, likely: int, latest: int | None) -> str:
+    """Return the estimated wait, without a period. In minutes; None: only the likely wait is known."""
+    if latest is None or earliest in (None, latest):
+        return f"Estimated wait: about {duration(likely * 60)}"
+    if not earliest:
+        return f"Estimated wait: probably at most {duration(latest * 60)}"
+    return f"Estimated wait: probably {duration(earliest * 60)} to {duration(latest * 60)}"
 
 
 def cancelled_unless_started(time: str) -> str:

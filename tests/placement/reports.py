@@ -32,7 +32,7 @@ def session(allocation: Allocation) -> SessionReport:
     return SessionReport(
         id=allocation.session,
         user=allocation.session,
-        template="any",
+        template=allocation.template,
         gpus=allocation.gpus,
         share_units=allocation.share_units,
         last_units=allocation.last_units,

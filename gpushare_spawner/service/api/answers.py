@@ -349,7 +349,11 @@ class SpawnEntry(ApiModel):
     since: float | None
     seconds: float | None
     estimated_minutes: int | None
-    """Estimate of the remaining wait, as on the hub's page for the spawn; null: unknown."""
+    """Estimate of the remaining wait: half of such spawns have started by then; null: unknown."""
+    earliest_minutes: int | None
+    """Four of five such spawns start between this and `latest_minutes`, as on the hub's page for the spawn; null:
+    unknown."""
+    latest_minutes: int | None
     waits_for: str
     """The reason for the wait, as a sentence; empty: unknown."""
     cancelled_at: float | None

@@ -85,6 +85,8 @@ def spawn_entry(spawn: WaitingSpawn, caller: Caller, now: float) -> answers.Spaw
         since=since,
         seconds=max(0.0, now - since) if since is not None else None,
         estimated_minutes=progress.estimated_minutes if progress is not None else None,
+        earliest_minutes=progress.earliest_minutes if progress is not None else None,
+        latest_minutes=progress.latest_minutes if progress is not None else None,
         waits_for=progress.waits_for if progress is not None else "",
         cancelled_at=progress.cancelled_at if progress is not None else None,
     )

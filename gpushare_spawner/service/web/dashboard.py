@@ -99,7 +99,9 @@ def page_environment(prefix: str, theme: HubTheme, has_history: bool = False) ->
         "unbroken": unbroken,
         "counted": plural,
         "instant": lambda at: datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"),
-        "estimated_wait": lambda minutes: unbroken(estimated_wait(minutes)),
+        "estimated_wait": lambda spawn: unbroken(
+            estimated_wait(spawn.earliest_minutes, spawn.estimated_minutes, spawn.latest_minutes)
+        ),
         "cancelled_unless_started": cancelled_unless_started,
         "gpu_hours": gpu_hours,
         "instant_text": utc,

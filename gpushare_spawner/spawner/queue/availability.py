@@ -11,7 +11,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Literal
 
 from gpushare_spawner.model.layer_rules import MigProfile
@@ -20,10 +19,20 @@ from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.capacity import Reason
+from gpushare_spawner.placement.departures import TimeRange
 from gpushare_spawner.placement.feed import SupposedLedger, helpful_actions
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.queue import LoopBreaks, PlacementCheck, Positions, SpawnQueue, Ticket, Verdict
+from gpushare_spawner.spawner.queue.queue import (
+    MOST_EXPECTED_SECONDS,
+    LoopBreaks,
+    PlacementCheck,
+    Positions,
+    SpawnQueue,
+    Ticket,
+    Verdict,
+    WaitInterval,
+)
 from gpushare_spawner.spawner.queue.snapshot import GpuKind, GpuSnapshot, Kept, LayerOutcome, OtherLayers, SpawnRequest
 from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording.spawn_form import gpu_models, not_on_one_machine
@@ -78,7 +87,8 @@ class AvailabilityNow:
     """Called with an error in placement. Unless it raises, the affected result is shown as unknown."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Names of the templates that this user can never use, each with the reason as a sentence."""
-    _met: dict[Demand, Availability] = field(default_factory=dict, repr=False)
+    _met: dict[tuple[Demand, float | None], Availability] = field(default_factory=dict, repr=False)
+    """By demand and `PlacementCheck.length_of`."""
     _prepared: set[Demand] = field(default_factory=set, repr=False)
     _requests: dict[int, SpawnRequest] = field(default_factory=dict, repr=False)
     """Requests by the identity of their template, which the request references."""
@@ -154,9 +164,10 @@ class AvailabilityNow:
             return False
 
     def _met_by(self, request: PlacementRequest) -> Availability:
-        met = self._met.get(request.demand)
+        key = (request.demand, self.check.length_of(request))
+        met = self._met.get(key)
         if met is None:
-            met = self._met[request.demand] = self._meets(request)
+            met = self._met[key] = self._meets(request)
         return met
 
     def _by_layers(self, request: SpawnRequest, layers: OtherLayers, instead_of: str) -> Availability:
@@ -246,7 +257,7 @@ class WaitEstimates:
             kinds = gpu_kinds(ticket.request, snapshot)
             self.waits.append(RecentWait(now, now - ticket.first_since, ticket.request.share, kinds))
 
-    def expected(self, share: Share, kinds: frozenset[str], ahead: int, waited: float, now: float) -> float | None:
+    def expected(self, share: Share, kinds: frozenset[str], ahead: int, waited: float, now: float) -> TimeRange | None:
         """Return the seconds until a spawn of this share is placed; None if too few such spawns waited recently.
 
         ``ahead``: number of spawns before it; ``waited``: seconds since it became first, else 0.
@@ -259,22 +270,23 @@ class WaitEstimates:
         if len(waits) < FEWEST_WAITS:
             return None
         if ahead:
-            return (ahead + 1) * median(waits)
+            return TimeRange.of((ahead + 1) * seconds for seconds in waits)
         # only recent spawns that waited at least as long are comparable
         longer = [seconds - waited for seconds in waits if seconds >= waited]
-        return median(longer) if len(longer) >= FEWEST_WAITS else None
+        return TimeRange.of(longer) if len(longer) >= FEWEST_WAITS else None
 
-    async def minutes(
+    async def intervals(
         self, check: PlacementCheck, queue: SpawnQueue, now: float, wall_time: float, breaks: LoopBreaks
-    ) -> Mapping[Ticket, int]:
+    ) -> Mapping[Ticket, WaitInterval]:
         """Return the rounded estimate of each spawn that has one.
 
-        ``now``: seconds on a monotonic clock; ``wall_time``: seconds since the epoch.
+        Of several estimates the earliest counts. ``now``: seconds on a monotonic clock; ``wall_time``: seconds since
+        the epoch.
         """
         due = {**await after_pending_stops(check.snapshot, queue, breaks)}
         for ticket, at in (await after_idle_actions(check, queue, breaks)).items():
             due[ticket] = min(at, due.get(ticket, at))
-        minutes: dict[Ticket, int] = {}
+        intervals: dict[Ticket, WaitInterval] = {}
         for ticket in queue:
             await breaks.pause_if_due()
             if ticket.ahead is None or ticket.result.done():
@@ -282,11 +294,14 @@ class WaitEstimates:
             kinds = gpu_kinds(ticket.request, check.snapshot)
             waited = now - ticket.first_since if ticket.first_since is not None else 0.0
             seconds = self.expected(ticket.request.share, kinds, ticket.ahead, waited, now)
-            estimates = [due[ticket] - wall_time] if ticket in due else []
-            estimates += [seconds] if seconds is not None else []
+            estimates = [seconds] if seconds is not None else []
+            if ticket in due:
+                estimates.append(TimeRange.of([due[ticket] - wall_time]))
+            if ticket.start is not None and ticket.start.at.latest - wall_time < MOST_EXPECTED_SECONDS:
+                estimates.append(TimeRange(*(at - wall_time for at in ticket.start.at)))
             if estimates:
-                minutes[ticket] = rounded_minutes(min(estimates))
-        return minutes
+                intervals[ticket] = rounded_interval(min(estimates, key=lambda estimate: estimate.likely))
+        return intervals
 
 
 def gpu_kinds(request: SpawnRequest, snapshot: GpuSnapshot) -> frozenset[str]:
@@ -330,6 +345,12 @@ def rounded_minutes(seconds: float) -> int:
     minutes = max(1, math.ceil(seconds / 60))
     step = next((step for most, step in _STEPS if minutes <= most), 60)
     return math.ceil(minutes / step) * step
+
+
+def rounded_interval(seconds: TimeRange) -> WaitInterval:
+    """Return the rounded minutes of an estimate; at the earliest 0."""
+    earliest, likely, latest = map(rounded_minutes, seconds)
+    return WaitInterval(earliest if seconds.earliest > 60 else 0, likely, latest)
 
 
 async def after_idle_actions(check: PlacementCheck, queue: SpawnQueue, breaks: LoopBreaks) -> Mapping[Ticket, float]:

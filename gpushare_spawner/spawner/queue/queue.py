@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import GpuReport, Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.capacity import Rating, Reason, Unplaceable
+from gpushare_spawner.placement.departures import Departures, ExpectedStart, candidates
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed, first_to_fit, helpful_actions
 from gpushare_spawner.placement.ledger import (
     Ledger,
@@ -50,6 +52,18 @@ from gpushare_spawner.spawner.queue.snapshot import (
 from gpushare_spawner.wording import spawn_failures, spawn_form
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST, refused_by_nodes
 
+LATE_PART = 0.5
+"""Part of the expected wait by which a hold may outlast the expected start, from `LEAST_LATE_SECONDS` to
+`MOST_LATE_SECONDS`. Our values, from `benchmarks.queue`."""
+LEAST_LATE_SECONDS = 60.0
+MOST_LATE_SECONDS = 600.0
+MOST_EXPECTED_SECONDS = 86400.0
+"""A start that is expected later is unknown."""
+UNKNOWN_HOLD_SECONDS = 300.0
+"""Seconds of a hold whose start is unknown."""
+PAUSE_SECONDS = 120.0
+"""Seconds after a hold that was given up in which the same spawn has none: what became free meanwhile serves others."""
+
 
 @dataclass(frozen=True)
 class Reservation:
@@ -62,6 +76,14 @@ class Reservation:
     """The offer of another sharing layer; None if the server runs on these GPUs, which have an agent."""
 
 
+class WaitInterval(NamedTuple):
+    """Minutes between which a spawn starts in four of five cases, and after which half of such spawns have started."""
+
+    earliest: int
+    likely: int
+    latest: int
+
+
 @dataclass(frozen=True)
 class WaitStatus:
     """The state of a queued spawn, for its user."""
@@ -70,7 +92,7 @@ class WaitStatus:
     """Number of earlier spawns that could use the same GPUs."""
     hint: str = ""
     """The reason for the wait, as a sentence."""
-    minutes: int | None = None
+    wait: WaitInterval | None = None
     """The estimated wait; None: unknown."""
     startable: tuple[Template, ...] = ()
     """Templates that the user could start now instead."""
@@ -120,6 +142,32 @@ class Ticket:
     """Whether only other layers can serve it."""
     nodes: tuple[str, ...] | None = None
     """See `WaitStatus.nodes`."""
+    start: ExpectedStart | None = None
+    """Where and when it is expected to start; None: unknown, or earlier spawns could use the same nodes."""
+    hold_ends: float | None = None
+    """When its hold is given up unless it has started, in seconds since the epoch; None: it has no hold."""
+    holds_again: float = 0.0
+    """When it may have a hold again."""
+    ends: float = math.inf
+    """When its wait ends, in seconds since the epoch."""
+
+    def may_hold(self, now: float) -> bool:
+        """Return whether GPUs may be kept for the spawn. ``now``: seconds since the epoch.
+
+        They are kept until some time after the expected start. Then the estimate was wrong, and others may use the
+        GPUs for `PAUSE_SECONDS`. Nothing is kept for a spawn whose wait ends before its earliest expected start.
+        """
+        if self.start is not None and self.start.at.earliest > self.ends:
+            return False
+        if self.hold_ends is not None and now >= self.hold_ends:
+            self.hold_ends, self.holds_again, self.kept = None, now + PAUSE_SECONDS, ""
+        if now < self.holds_again:
+            return False
+        if self.hold_ends is None:
+            wait = self.start.at.likely - now if self.start is not None else math.inf
+            late = min(max(wait * LATE_PART, LEAST_LATE_SECONDS), MOST_LATE_SECONDS)
+            self.hold_ends = now + (wait + late if wait < MOST_EXPECTED_SECONDS else UNKNOWN_HOLD_SECONDS)
+        return True
 
     @property
     def hold_name(self) -> str:
@@ -136,7 +184,7 @@ class Ticket:
         self.ahead, self.hint = ahead, hint
 
     def publish(
-        self, now: float, minutes: int | None = None, startable: tuple[Template, ...] = (), gpus: str = ""
+        self, now: float, wait: WaitInterval | None = None, startable: tuple[Template, ...] = (), gpus: str = ""
     ) -> None:
         """Show the user the position, an estimate of the wait, the templates that could start now, and suitable GPUs.
 
@@ -148,7 +196,7 @@ class Ticket:
             self.first_since = None
         elif self.first_since is None:
             self.first_since = now
-        status = WaitStatus(self.ahead, self.hint, minutes, startable, gpus, self.elsewhere, self.nodes)
+        status = WaitStatus(self.ahead, self.hint, wait, startable, gpus, self.elsewhere, self.nodes)
         if status != self.status:
             self.status = status
             self.changed.set()
@@ -308,6 +356,10 @@ class PlacementCheck:
     counted: Callable[[Share], Share] = field(default=lambda share: share)
     nodes_are_added: bool = False
     """Whether nodes that are added later may suit a request that no current node can take."""
+    departures: Departures | None = None
+    """The expected departures of sessions; None: unknown."""
+    now: float = 0.0
+    """Seconds since the epoch."""
 
     def verdict(self, request: PlacementRequest) -> Verdict:
         """Return whether a request can be placed without the capacity that is kept for waiting spawns."""
@@ -326,8 +378,26 @@ class PlacementCheck:
             outcome = LayerOutcome.WAIT if self.nodes_are_added else LayerOutcome.NEVER
             return Verdict(outcome, why=why, reason=unplaceable.reason)
         if self.fits_without(request, self.ledger.holds.keys()):
-            return Verdict(LayerOutcome.WAIT, why=EARLIER_FIRST)
+            placement = self._ends_before_holds_start(request)
+            return Verdict(LayerOutcome.NOW, placement) if placement else Verdict(LayerOutcome.WAIT, why=EARLIER_FIRST)
         return Verdict(LayerOutcome.WAIT, why=why, reason=unplaceable.reason)
+
+    def length_of(self, request: PlacementRequest) -> float | None:
+        """Return the expected seconds of a session, with which it may pass holds; None: unknown, or there are none."""
+        if self.departures is None or not self.ledger.holds:
+            return None
+        return self.departures.lengths.expected(request.template)
+
+    def _ends_before_holds_start(self, request: PlacementRequest) -> Placement | None:
+        """Return a place on GPUs that holds keep, if a session like this ends before these are expected to be used."""
+        length = self.length_of(request)
+        if length is None:
+            return None
+        later = [name for name, hold in self.ledger.holds.items() if hold.start >= self.now + length]
+        if not later or not self.fits_without(request, later):
+            return None
+        with self.ledger.without(later):
+            return self.ledger.place(self.counted_request(request), self.strategy)
 
     def _no_instance(self, request: PlacementRequest) -> str:
         """Return why no MIG instance suits the request; empty if an instance suits or none is requested."""
@@ -516,6 +586,7 @@ class Placer:
         """Nodes that the spawns with a hold could use if the nodes were empty."""
         self._yielding: dict[Hashable, tuple[int, tuple[str, ...] | None]] = {}
         """Results of `yielding_nodes`, each with its version of the capacity."""
+        self._notices = dict(check.snapshot.notices) if check.departures is not None else {}
         # a spawn respects the holds of earlier spawns, but not its own hold or those of later spawns
         for name in list(feed.ledger.holds):
             feed.hold(name, None)
@@ -585,9 +656,9 @@ class Placer:
     async def hold(self, ticket: Ticket, breaks: LoopBreaks) -> None:
         """Keep GPUs for a waiting ticket if no earlier ticket could use their node.
 
-        Chooses the GPUs on which notified idle actions will free enough capacity first. If no action helps, or after
-        `MOST_MOVES` moves, chooses the GPUs on which the least capacity must become free; that amount decreases from
-        pass to pass.
+        Chooses the GPUs on which it is expected to start first, for a stated time: see `Ticket.may_hold`. If nothing
+        is expected, chooses the GPUs on which the least capacity must become free; that amount decreases from pass to
+        pass.
         """
         check = self._check
         if not check.snapshot.native(ticket.request.template):
@@ -596,17 +667,47 @@ class Placer:
         capacity = check.ledger.capacity
         await breaks.through(preparing_hold(capacity, request))
         able = able_nodes(capacity, request)
-        ticket.nodes = self._yielding_nodes(request)
+        ticket.nodes, ticket.start = self._yielding_nodes(request), None
         if ticket.result.done() or ticket not in self._queue or able <= self._reached:
             return
         hold = await self._first_to_fit(request, breaks) if ticket.moves < MOST_MOVES else None
+        await self._expect_start(ticket, request, hold, breaks)
         if ticket.result.done() or ticket not in self._queue:
             return
-        hold = hold or cheapest_hold(capacity, request)
-        if hold is not None:
-            self._reached |= able
+        hold = ticket.start.hold if ticket.start is not None else hold or cheapest_hold(capacity, request)
+        if hold is None:
+            return
+        # also during a pause: a later spawn must not take the GPUs that are open to all then
+        self._reached |= able
+        if ticket.may_hold(check.now):
             ticket.keeps(hold.node)
             self._feed.hold(ticket.hold_name, hold)
+
+    async def _expect_start(
+        self, ticket: Ticket, request: PlacementRequest, hold: NodeHold | None, breaks: LoopBreaks
+    ) -> None:
+        """Find the node on which the ticket is expected to start first. ``hold``: where idle actions make it fit first.
+
+        A hold moves to another node only if the wait there is expected to be half as long, and at most `MOST_MOVES`
+        times.
+        """
+        departures, now = self._check.departures, self._check.now
+        if departures is None:
+            return
+        names = {*candidates(self._check.ledger.capacity, request), ticket.kept, hold.node if hold is not None else ""}
+        if ticket.moves >= MOST_MOVES and ticket.kept:
+            names = {ticket.kept}
+        starts = []
+        for name in sorted(names):
+            await breaks.pause_if_due()
+            start = departures.start_on(name, request, now, self._notices)
+            if start is not None and start.at.likely < now + MOST_EXPECTED_SECONDS:
+                starts.append(start)
+        ticket.start = min(
+            starts,
+            key=lambda start: (start.at.likely - now) * (0.5 if start.hold.node == ticket.kept else 1.0),
+            default=None,
+        )
 
     def _yielding_nodes(self, request: PlacementRequest) -> tuple[str, ...] | None:
         """Return the nodes that could take a request if sessions gave up units. Equal requests cost one search."""

@@ -21,9 +21,10 @@ from gpushare_spawner.model.quota import ResourceAmounts
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.capacity import Rating
+from gpushare_spawner.placement.departures import Departures
 from gpushare_spawner.placement.feed import LedgerFeed
 from gpushare_spawner.placement.ledger import rating_steps
-from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.node import Allocation, Requested
 from gpushare_spawner.placement.request import Demand
 from gpushare_spawner.placement.strategy import BestFit, Strategy
 from gpushare_spawner.quota.order import PREPAID_SECONDS, LimitExceeded
@@ -38,9 +39,10 @@ from gpushare_spawner.spawner.queue.queue import (
     Reservation,
     SpawnQueue,
     Ticket,
+    WaitInterval,
 )
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas, QuotaHistory, ServerWithoutGpu
-from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload, GpuSnapshot, SpawnRequest
+from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload, GpuSnapshot, SpawnRequest, guaranteed_resources
 from gpushare_spawner.templates.folder import Policy
 from gpushare_spawner.wording import spawn_failures
 from gpushare_spawner.wording.amounts import duration
@@ -111,6 +113,7 @@ class Reservations(ABC, Generic[Reserved]):
         self.queue = SpawnQueue(queue_length)
         self.nodes_are_added = nodes_are_added
         self.started_at = time.time()
+        self._departures = Departures(self.feed.ledger, self._requested, self.feed.is_reserved)
         self._estimates = WaitEstimates()
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -166,6 +169,7 @@ class Reservations(ABC, Generic[Reserved]):
         place, or none in time. After an error or a cancelled wait nothing stays reserved.
         """
         ticket = self.queue.join(request, time.monotonic())
+        ticket.ends = time.time() + patience
         result: asyncio.Future[Any] = ticket.result
         try:
             if joined is not None:
@@ -346,16 +350,16 @@ class Reservations(ABC, Generic[Reserved]):
         if not waiting:
             return
         now = time.monotonic()
-        minutes: Mapping[Ticket, int] = {}
+        waits: Mapping[Ticket, WaitInterval] = {}
         with self._errors_noted():
-            minutes = await self._estimates.minutes(check, self.queue, now, time.time(), breaks)
+            waits = await self._estimates.intervals(check, self.queue, now, time.time(), breaks)
         available = AvailabilityNow(check, self.queue, self.where, failed=self.placement_failed)
         for ticket in waiting:
             with self._errors_noted():
                 await breaks.through(available.preparing(ticket.alternatives))
             await breaks.pause_if_due()
             startable = available.startable(ticket.alternatives, ticket.hold_name)
-            ticket.publish(now, minutes.get(ticket), startable, available.suitable_gpus(ticket.request.template))
+            ticket.publish(now, waits.get(ticket), startable, available.suitable_gpus(ticket.request.template))
 
     def _why_nothing_is_placed(self, error: Exception) -> str:
         """Return the sentence that queued spawns show while the GPUs are unavailable."""
@@ -457,7 +461,16 @@ class Reservations(ABC, Generic[Reserved]):
             forgetting = self.feed.ledger.capacity.forgetting(before)
             next(forgetting, None)
             self.in_background(LoopBreaks().through(forgetting))
-        return PlacementCheck(snapshot, self.feed.ledger, self.strategy, self.counted, self.nodes_are_added)
+        now, departures = time.time(), self._departures
+        departures.follow(now)
+        return PlacementCheck(
+            snapshot, self.feed.ledger, self.strategy, self.counted, self.nodes_are_added, departures, now
+        )
+
+    def _requested(self, name: str) -> Requested:
+        """Return what servers of a template request; nothing for a template that is gone."""
+        template = self.policy().get(name)
+        return guaranteed_resources(template) if template is not None else Requested()
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine to completion, independent of its caller."""

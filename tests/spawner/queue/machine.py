@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from gpushare_spawner.model.report import GpuReport, Notice, Report
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement.departures import FEWEST_LENGTHS, Departures
 from gpushare_spawner.placement.feed import LedgerFeed
 from gpushare_spawner.placement.node import Allocation, NodeResources
 from gpushare_spawner.placement.strategy import BestFit
@@ -39,6 +40,10 @@ class Machine:
         self.feed = LedgerFeed()
         self.held: list[Allocation] = []
         self.notices: list[tuple[str, Notice]] = []
+        self.departures: Departures | None = None
+        """`expect` sets it."""
+        self.now = 0.0
+        """Seconds since the epoch."""
 
     def join(
         self,
@@ -47,16 +52,26 @@ class Machine:
         node: str = "",
         ineligible: Iterable[str] = (),
         cpu: float = 0.0,
+        template: str = "t",
         **gpu: object,
     ) -> Ticket:
         wanted = {"fraction": fraction, **gpu} if fraction else gpu
         resources = {"cpu": {"guarantee": cpu}} if cpu else {}
-        template = Template.model_validate({"name": "t", "display_name": "T", "gpu": wanted, "resources": resources})
+        made = Template.model_validate({"name": template, "display_name": "T", "gpu": wanted, "resources": resources})
         ruled_out = frozenset(ineligible)
-        return self.queue.join(SpawnRequest(Tenant(name), template, node, ineligible=lambda: ruled_out), 0.0)
+        return self.queue.join(SpawnRequest(Tenant(name), made, node, ineligible=lambda: ruled_out), 0.0)
 
-    def hold(self, gpu: str, units: int, name: str = "there") -> Allocation:
-        allocation = Allocation(f"{name}-{gpu}", (f"GPU-{gpu}",), units, 0, units, 0.0)
+    def expect(self, now: float, **lengths: float) -> None:
+        """Let sessions of these templates last so many seconds. ``now``: seconds since the epoch."""
+        self.now, self.departures = now, Departures(self.feed.ledger)
+        for template, seconds in lengths.items():
+            for _ in range(FEWEST_LENGTHS):
+                self.departures.lengths.ended(template, seconds)
+
+    def hold(self, gpu: str, units: int, name: str = "there", opened_at: float = 0.0, template: str = "") -> Allocation:
+        allocation = Allocation(
+            f"{name}-{gpu}", (f"GPU-{gpu}",), units, 0, units, opened_at=opened_at, template=template
+        )
         self.held.append(allocation)
         return allocation
 
@@ -74,7 +89,8 @@ class Machine:
         for report in self.reports:
             inventory.put(report.node, report.gpus)
         snapshot = GpuSnapshot(inventory, awaited=self.awaited, notices=tuple(self.notices))
-        return PlacementCheck(snapshot, self.feed.follow(self.reports, self.held), BestFit())
+        ledger = self.feed.follow(self.reports, self.held)
+        return PlacementCheck(snapshot, ledger, BestFit(), departures=self.departures, now=self.now)
 
     def placer(self) -> Placer:
         return Placer(self.check(), self.feed, self.queue, "this place")

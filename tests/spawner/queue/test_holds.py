@@ -14,7 +14,8 @@ from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.placement.ledger import NodeHold
 from gpushare_spawner.placement.node import Allocation
-from gpushare_spawner.spawner.queue.queue import LoopBreaks, Ticket
+from gpushare_spawner.spawner.queue.availability import AvailabilityNow
+from gpushare_spawner.spawner.queue.queue import PAUSE_SECONDS, UNKNOWN_HOLD_SECONDS, LoopBreaks, Ticket
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
 
 from .machine import Machine
@@ -183,6 +184,109 @@ async def test_cpu_is_kept_with_the_gpus() -> None:
     machine.join("greedy", 0.25, cpu=2)
     assert await one_pass(machine) == {}
     assert machine.feed.ledger.capacity.nodes["a"].resources.cpu == 1000
+
+
+NOW = 100_000.0
+
+
+def expecting() -> Machine:
+    """Sessions of 3600 s on both nodes, of which the one on b began first; they end at NOW + 3000 and NOW + 600."""
+    machine = Machine(length=9)
+    machine.expect(NOW, long=3600.0, short=300.0)
+    machine.hold("a", 60, opened_at=NOW - 600, template="long")
+    machine.hold("b", 80, opened_at=NOW - 3000, template="long")
+    return machine
+
+
+async def test_a_spawn_holds_the_node_that_is_expected_to_empty_first() -> None:
+    machine = expecting()
+    big = machine.join("big", count=1)
+    await one_pass(machine)
+    # less has to become free on a
+    assert holds(machine) == ["b"]
+    assert big.start is not None
+    assert set(big.start.at) == {NOW + 600}
+
+
+async def test_a_hold_ends_when_the_start_is_late_and_comes_back_after_a_pause() -> None:
+    machine = expecting()
+    machine.held.pop(0)
+    machine.hold("a", 100)
+    big = machine.join("big", count=1)
+    late, also = machine.join("late", 0.2), machine.join("also-big", count=1)
+    assert await one_pass(machine) == {}
+    machine.now = NOW + 600 + 300 - 1
+    assert await one_pass(machine) == {}
+    assert holds(machine) == ["b"]
+    # half of the expected wait later, the estimate was wrong
+    machine.now += 1
+    assert await one_pass(machine) == {"late": "b"}
+    assert holds(machine) == [], "nor has the next one a hold, which could take its turn"
+    assert late not in machine.queue
+    machine.now += PAUSE_SECONDS - 1
+    await one_pass(machine)
+    assert holds(machine) == []
+    machine.now += 1
+    await one_pass(machine)
+    assert hold_of(machine, big) is not None
+    assert hold_of(machine, also) is None
+
+
+async def test_a_hold_of_which_nothing_is_expected_ends_too() -> None:
+    machine = Machine()
+    machine.expect(NOW)
+    machine.hold("a", 80, opened_at=NOW - 60)
+    machine.hold("b", 100, opened_at=NOW - 60)
+    big = machine.join("big", count=1)
+    await one_pass(machine)
+    assert (holds(machine), big.start) == (["a"], None)
+    machine.join("small", 0.2)
+    machine.now += UNKNOWN_HOLD_SECONDS
+    assert await one_pass(machine) == {"small": "a"}
+
+
+async def test_nothing_is_kept_for_a_spawn_whose_wait_ends_before_it_can_start() -> None:
+    machine = expecting()
+    big = machine.join("big", count=1)
+    big.ends = NOW + 500
+    machine.join("small", 0.4)
+    assert await one_pass(machine) == {"small": "a"}
+    assert holds(machine) == []
+    big.ends = NOW + 600
+    await one_pass(machine)
+    assert holds(machine) == ["b"]
+
+
+async def test_a_session_that_ends_before_the_start_may_use_what_is_kept() -> None:
+    machine = expecting()
+    machine.held.pop(0)
+    machine.hold("a", 100)
+    machine.join("big", count=1)
+    machine.join("long", 0.1, template="long")
+    machine.join("unknown", 0.1, template="unknown")
+    machine.join("short", 0.1, template="short")
+    assert await one_pass(machine) == {"short": "b"}
+    check_ledger(machine.feed.ledger)
+    # its card says so too
+    available = AvailabilityNow(machine.check(), machine.queue)
+    cards = [machine.join("x", 0.1, template=template).request.template for template in ("short", "long")]
+    assert [available.availability(card).kind for card in cards] == ["now", "wait"]
+    machine.now = NOW + 301
+    machine.join("too-late", 0.1, template="short")
+    assert "too-late" not in await one_pass(machine)
+
+
+async def test_a_hold_moves_only_where_the_wait_is_expected_to_be_half_as_long() -> None:
+    machine = expecting()
+    machine.join("big", count=1)
+    await one_pass(machine)
+    machine.notify("a", Tier.STOPPED, at=NOW + 400)
+    await one_pass(machine)
+    assert holds(machine) == ["b"]
+    machine.notices.clear()
+    machine.notify("a", Tier.STOPPED, at=NOW + 250)
+    await one_pass(machine)
+    assert holds(machine) == ["a"]
 
 
 NODES = {"a": ("A100", "A100"), "b": ("A100", "A100", "A100"), "c": ("L4",), "d": ("A100", "L4")}

@@ -175,13 +175,13 @@ async def test_announced_stops_are_an_estimate_for_the_first_spawns_of_a_layer()
     )  # fmt: skip
     for ticket in (small, large):
         placed(machine, layers, ticket)
-    assert await estimates.minutes(check(machine, layers), machine.queue, 0.0, 0.0, LoopBreaks()) == {}
+    assert await estimates.intervals(check(machine, layers), machine.queue, 0.0, 0.0, LoopBreaks()) == {}
     layers.free_from = 60.0
     found = await after_pending_stops(check(machine, layers).snapshot, machine.queue, LoopBreaks())
     # half a GPU is ahead of the second, and one and a half are ahead of the third
     assert found == {small: 60.0, large: 160.0, other: 360.0}
-    minutes = await estimates.minutes(check(machine, layers), machine.queue, 0.0, 0.0, LoopBreaks())
-    assert minutes == {small: 1, large: 3}
+    waits = await estimates.intervals(check(machine, layers), machine.queue, 0.0, 0.0, LoopBreaks())
+    assert waits == {small: (0, 1, 1), large: (3, 3, 3)}
 
 
 async def test_recent_waits_for_a_layer_are_an_estimate_for_the_same_models_of_it() -> None:
@@ -201,8 +201,8 @@ async def test_recent_waits_for_a_layer_are_an_estimate_for_the_same_models_of_i
         placed(machine, layers, ticket)
         ticket.ahead = 0
         ticket.publish(600.0)
-    minutes = await estimates.minutes(check(machine, layers), machine.queue, 600.0, 0.0, LoopBreaks())
-    assert minutes == {same: 10}
+    waits = await estimates.intervals(check(machine, layers), machine.queue, 600.0, 0.0, LoopBreaks())
+    assert waits == {same: (10, 10, 10)}
     assert [ticket.status is not None and ticket.status.elsewhere for ticket in (same, model, native)] == [
         True, True, False,
     ]  # fmt: skip

@@ -153,7 +153,7 @@ async def test_an_error_that_a_new_ledger_does_not_mend_ends_the_wait_with_a_cle
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(WaitEstimates, "minutes"), (PlacementCheck, "preparing"), (LedgerFeed, "hold")]
+    ("owner", "name"), [(WaitEstimates, "intervals"), (PlacementCheck, "preparing"), (LedgerFeed, "hold")]
 )
 async def test_a_spawn_that_waits_hears_its_position_whatever_else_fails(
     make_hub: Any, agent: FakeAgent, owner: type, name: str, monkeypatch: pytest.MonkeyPatch

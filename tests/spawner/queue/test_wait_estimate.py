@@ -97,7 +97,7 @@ async def test_actions_of_sessions_that_hold_nothing_and_upgrades_are_no_help() 
 
 def test_fewer_waits_than_needed_give_no_estimate() -> None:
     assert waits(*[60.0] * (FEWEST_WAITS - 1)).expected(Share(25), A100, 0, 0.0, 0.0) is None
-    assert waits(*[60.0] * FEWEST_WAITS).expected(Share(25), A100, 0, 0.0, 0.0) == 60.0
+    assert waits(*[60.0] * FEWEST_WAITS).expected(Share(25), A100, 0, 0.0, 0.0) == (60.0,) * 3
 
 
 def test_waits_of_other_shares_of_other_models_and_of_long_ago_do_not_count() -> None:
@@ -108,12 +108,12 @@ def test_waits_of_other_shares_of_other_models_and_of_long_ago_do_not_count() ->
 
 
 def test_each_spawn_ahead_adds_a_usual_wait() -> None:
-    assert waits(50.0, 60.0, 500.0).expected(Share(25), A100, 2, 0.0, 0.0) == 180.0
+    assert waits(50.0, 60.0, 500.0).expected(Share(25), A100, 2, 0.0, 0.0) == (150.0, 180.0, 1500.0)
 
 
 def test_a_spawn_that_waits_already_is_compared_with_those_that_waited_as_long() -> None:
     recent = waits(10.0, 20.0, 100.0, 120.0, 160.0)
-    assert recent.expected(Share(25), A100, 0, 30.0, 0.0) == 90.0
+    assert recent.expected(Share(25), A100, 0, 30.0, 0.0) == (70.0, 90.0, 130.0)
     # it waits longer than nearly all others did: nothing is known
     assert recent.expected(Share(25), A100, 0, 110.0, 0.0) is None
 
@@ -129,10 +129,10 @@ async def test_the_time_at_the_head_of_the_queue_is_what_is_remembered() -> None
         machine.queue.leave(second)
     ticket = machine.join("ada", 0.25)
     one_pass(machine, 1300.0, ticket)
-    assert await estimates.minutes(machine.check(), machine.queue, 1300.0, 0.0, LoopBreaks()) == {ticket: 1}
+    assert await estimates.intervals(machine.check(), machine.queue, 1300.0, 0.0, LoopBreaks()) == {ticket: (0, 1, 1)}
     other = machine.join("bob", 0.5)
     one_pass(machine, 1300.0, ticket, other)
-    assert other not in await estimates.minutes(machine.check(), machine.queue, 1300.0, 0.0, LoopBreaks())
+    assert other not in await estimates.intervals(machine.check(), machine.queue, 1300.0, 0.0, LoopBreaks())
 
 
 async def test_a_spawn_that_was_placed_at_once_says_nothing_of_waits() -> None:
@@ -144,7 +144,29 @@ async def test_a_spawn_that_was_placed_at_once_says_nothing_of_waits() -> None:
     machine.hold("b", 100)
     ticket = machine.join("bob", 0.25)
     one_pass(machine, 20.0, ticket)
-    assert await estimates.minutes(machine.check(), machine.queue, 20.0, 0.0, LoopBreaks()) == {}
+    assert await estimates.intervals(machine.check(), machine.queue, 20.0, 0.0, LoopBreaks()) == {}
+
+
+# -- lengths of sessions --
+
+
+async def test_the_lengths_of_sessions_are_an_interval_for_the_spawn_with_a_hold() -> None:
+    machine = Machine()
+    machine.expect(100_000.0)
+    assert machine.departures is not None
+    for minute in range(100):
+        machine.departures.lengths.ended("t", 3600.0 + 60 * minute)
+    for gpu in ("a", "b"):
+        machine.hold(gpu, 100, opened_at=machine.now - 3600.0, template="t")
+    first, second = machine.join("ada", 0.5), machine.join("bob", 0.5)
+    placer = machine.placer()
+    for ticket in (first, second):
+        placer.place(ticket)
+        await placer.hold(ticket, LoopBreaks())
+        ticket.publish(0.0)
+    waits = await WaitEstimates().intervals(machine.check(), machine.queue, 0.0, machine.now, LoopBreaks())
+    # it ends at any time of the next 100 minutes; nothing is known of the second spawn
+    assert waits == {first: (15, 60, 90)}
 
 
 # -- both --
@@ -155,10 +177,10 @@ async def test_the_earlier_of_two_estimates_counts() -> None:
     ticket = machine.join("ada", 0.25)
     one_pass(machine, 0.0, ticket)
     machine.notify("a", Tier.RELEASED, at=1000.0)
-    assert await estimates.minutes(machine.check(), machine.queue, 0.0, 880.0, LoopBreaks()) == {ticket: 2}
+    assert await estimates.intervals(machine.check(), machine.queue, 0.0, 880.0, LoopBreaks()) == {ticket: (2, 2, 2)}
     for _ in range(FEWEST_WAITS):
         estimates.placed(ticket, machine.check().snapshot, 30.0)
-    assert await estimates.minutes(machine.check(), machine.queue, 0.0, 880.0, LoopBreaks()) == {ticket: 1}
+    assert await estimates.intervals(machine.check(), machine.queue, 0.0, 880.0, LoopBreaks()) == {ticket: (0, 1, 1)}
 
 
 @pytest.mark.parametrize(

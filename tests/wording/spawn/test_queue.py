@@ -14,33 +14,43 @@ def test_the_first_spawn_in_the_queue_has_position_1() -> None:
 def test_a_waiting_spawn_is_told_its_position_the_reason_and_when_the_wait_ends() -> None:
     assert spawn_failures.waiting(2, Share(25), "Earlier spawns are placed first.", None) == (
         "Position 3 in queue, waiting for 0.25 GPU. Earlier spawns are placed first. "
+        "No estimate: earlier spawns wait for the same GPUs. "
         "If the server cannot start by {time}, the spawn is cancelled."
     )
     assert spawn_failures.waiting(0, Share(25), "", None) == (
-        "First in queue, waiting for 0.25 GPU. If the server cannot start by {time}, the spawn is cancelled."
+        "First in queue, waiting for 0.25 GPU. No estimate: when sessions end is unknown. "
+        "If the server cannot start by {time}, the spawn is cancelled."
     )
 
 
 def test_a_waiting_spawn_is_told_the_amount_once() -> None:
     why = "Not enough free capacity: this needs 0.25 GPU, and none is free."
     assert spawn_failures.waiting(0, Share(25), why, None) == (
-        f"First in queue. {why} If the server cannot start by {{time}}, the spawn is cancelled."
+        f"First in queue. {why} No estimate: when sessions end is unknown. "
+        "If the server cannot start by {time}, the spawn is cancelled."
     )
 
 
 def test_a_waiting_spawn_is_told_the_estimate_where_there_is_one() -> None:
-    assert spawn_failures.waiting(0, Share(25), "", 75) == (
+    assert spawn_failures.waiting(0, Share(25), "", (75, 75, 75)) == (
         "First in queue, waiting for 0.25 GPU. Estimated wait: about 1 h 15 min. "
         "If the server cannot start by {time}, the spawn is cancelled."
     )
 
 
+def test_an_uncertain_estimate_is_an_interval() -> None:
+    assert spawn_failures.estimated_wait(5, 10, 20) == "Estimated wait: probably 5 min to 20 min"
+    assert spawn_failures.estimated_wait(0, 10, 90) == "Estimated wait: probably at most 1 h 30 min"
+    # a hub from before sends no interval
+    assert spawn_failures.estimated_wait(None, 10, None) == "Estimated wait: about 10 min"
+
+
 def test_a_spawn_for_another_layer_is_told_that_its_wait_is_unknown() -> None:
     assert spawn_failures.waiting(0, Share(25), "", None, elsewhere=True) == (
-        "First in queue, waiting for 0.25 GPU. Estimated wait: unknown. "
+        "First in queue, waiting for 0.25 GPU. No estimate: when sessions end is unknown. "
         "If the server cannot start by {time}, the spawn is cancelled."
     )
-    assert "about 5 min." in spawn_failures.waiting(0, Share(25), "", 5, elsewhere=True)
+    assert "about 5 min." in spawn_failures.waiting(0, Share(25), "", (5, 5, 5), elsewhere=True)
 
 
 def test_the_user_of_a_waiting_spawn_is_told_what_would_start_now() -> None:
