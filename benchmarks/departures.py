@@ -30,11 +30,12 @@ from typing import NamedTuple
 from benchmarks import placement_trace
 from benchmarks.ledger_check import check_ledger
 from benchmarks.placement import seeds
-from benchmarks.placement_trace import STRATEGIES, Cluster, Pod, read_nodes, read_pods, workload
+from benchmarks.placement_trace import Cluster, Pod, read_nodes, read_pods, workload
 
 LISTS = ("default", "gpushare40", "gpushare60", "gpuspec10", "cpu250", "multigpu20")
 LOADS = (0.85, 0.9, 0.95)
 SIGMA = 1.2
+STRATEGIES = ("ours", "fgd", "best_fit", "random")
 
 
 class Case(NamedTuple):
@@ -63,7 +64,7 @@ class Refused(NamedTuple):
 def simulate(case: Case) -> Refused:
     """Return what is refused while pods come and go."""
     pods = read_pods(case.data, case.trace)
-    cluster = Cluster(read_nodes(case.data)[:: case.every], STRATEGIES[case.strategy](workload(pods)))
+    cluster = Cluster(read_nodes(case.data)[:: case.every], placement_trace.STRATEGIES[case.strategy](workload(pods)))
     chance = random.Random(case.seed)
     mean_gpus = sum(pod.gpu_milli for pod in pods) / len(pods) / placement_trace.MILLI
     rate = case.load * cluster.gpus / mean_gpus
@@ -150,7 +151,7 @@ def main() -> int:
     of_all, of_several = measure(options, data) if options.lists else ({}, {})
     filling: dict[str, dict[str, float]] = {}
     if options.filling:
-        found = placement_trace.run(data, options.filling, options.seeds, tuple(STRATEGIES))
+        found = placement_trace.run(data, options.filling, options.seeds, STRATEGIES)
         print(f"\nGPUs allocated in percent when nobody leaves, mean of {len(options.seeds)} seeds")
         for trace in options.filling:
             filling[trace] = {strategy: round(mean(found[strategy][trace]), 2) for strategy in STRATEGIES}

@@ -25,9 +25,9 @@ from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
-from gpushare_spawner.placement.capacity import UNRATED, Best, FreeCapacity, Pricing
+from gpushare_spawner.placement.capacity import UNRATED, Best, FreeCapacity, Pricing, Rated
 from gpushare_spawner.placement.ledger import Ledger
-from gpushare_spawner.placement.node import Allocation, NodeResources
+from gpushare_spawner.placement.node import Allocation, NodeCapacity, NodeResources
 from gpushare_spawner.placement.request import Demand, PlacementRequest, Workload, workload_of
 from gpushare_spawner.placement.strategy import BestFit, RatingStrategy, StrandingAwareFgd, places
 
@@ -142,6 +142,19 @@ class Fgd(StrandingAwareFgd):
         return None
 
 
+@dataclass(frozen=True)
+class PaperBestFit(RatingStrategy):
+    """The paper's best fit: takes the node with the least CPU and GPUs left, in steps of 1 % of the largest node."""
+
+    largest: Node
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        """Rate by what is left afterwards; then by the free units of the GPU. The least is best."""
+        free = sum(gpu.free for gpus in node.healthy.values() for gpu in gpus) - demand.total_units
+        left = ((node.resources.cpu or 0) - demand.cpu) / self.largest.cpu + free / UNITS_PER_GPU / self.largest.gpus
+        return min(place.rated(node, -int(100 - 50 * left), place.free) for place in places(demand, node))
+
+
 class Random:
     """Takes a random node that fits, and a random GPU there."""
 
@@ -161,11 +174,15 @@ class Random:
         return Best(node.name, self._chance.choice(places(demand, node)).rated(node).gpus)
 
 
+LARGEST = Node("largest", cpu=128_000, memory=0, gpus=8, model="")
+"""The most that a node of openb has."""
+
 STRATEGIES: dict[str, Callable[[Workload], RatingStrategy | Random]] = {
     "ours": StrandingAwareFgd,
     "fgd": Fgd,
     "best_fit": lambda workload: BestFit(),
     "random": lambda workload: Random(),
+    "paper_best_fit": lambda workload: PaperBestFit(LARGEST),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import importlib
 import random
 import sys
@@ -100,3 +101,18 @@ def test_the_ledger_agrees_after_a_trace(monkeypatch: pytest.MonkeyPatch, strate
     monkeypatch.setattr(placement_trace, "read_nodes", lambda data: nodes)
     monkeypatch.setattr(placement_trace, "read_pods", lambda data, trace: pods)
     assert placement_trace.allocated(Path(), "any", 1, strategy) > 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "within"), [("random", 0.5), ("paper_best_fit", 0.3), ("fgd", 0.3)])
+def test_published_figures_of_openb_are_reproduced(strategy: str, within: float) -> None:
+    """One seed; the published figures are means of ten."""
+    data = placement_trace.find_data(None)
+    if data is None:
+        pytest.skip("the openb traces are not here")
+    with (data / "fgd_expected.csv").open(newline="") as lines:
+        published = {row["trace"]: row for row in csv.DictReader(lines)}["default"]
+    column = {"random": "01-Random", "paper_best_fit": "05-BestFit", "fgd": "06-FGD"}[strategy]
+    assert placement_trace.allocated(data, "default", 42, strategy) == pytest.approx(
+        float(published[column]), abs=within
+    )
