@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 import gpushare_simgpu
-from cuda.bindings import driver as cuda
+
+from tests.native.simgpu_program import cu as cuda
 
 WORDS = 1 << 20
 

@@ -11,9 +11,9 @@ import time
 from typing import Any
 
 import gpushare_simgpu
-from cuda.bindings import driver as cuda
 
 from tests.agent.cuda_program import checked
+from tests.native.simgpu_program import cu as cuda
 
 MIB = 2**20
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from cuda.bindings import driver as cuda
-
 from tests.agent.cuda_program import checked
+from tests.native.simgpu_program import cu as cuda
 
 
 def main() -> None:

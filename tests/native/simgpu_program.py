@@ -7,10 +7,21 @@ import json
 import os
 import sys
 import time
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import gpushare_simgpu
-from cuda.bindings import driver as cu
+
+# The bindings look for libcuda.so.1 by cuda.pathfinder, whose import takes two thirds of theirs. Hundreds of programs
+# begin so. The loader alone finds the library in LD_LIBRARY_PATH too.
+_pathfinder: Any = ModuleType("cuda.pathfinder")
+_pathfinder.load_nvidia_dynamic_lib = lambda name: SimpleNamespace(_handle_uint=ctypes.CDLL(f"lib{name}.so.1")._handle)
+sys.modules.setdefault("cuda.pathfinder", _pathfinder)
+
+from cuda.bindings import driver as cu  # noqa: E402
+
+if sys.modules["cuda.pathfinder"] is _pathfinder:
+    del sys.modules["cuda.pathfinder"]
 
 __all__ = [
     "PTX",
