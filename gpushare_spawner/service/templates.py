@@ -45,6 +45,9 @@ class UserGroups:
         return self._groups.get(user)
 
 
+_NO_LAYERS = LayersFile()
+
+
 class SessionTemplates(Mapping[str, Template]):
     """Templates by name. As a mapping, it has the templates for users without a group in the policy."""
 
@@ -59,7 +62,7 @@ class SessionTemplates(Mapping[str, Template]):
         self._templates = templates
         self._policy = policy
         self._groups_of = groups_of
-        self._layers = layers or LayersFile()
+        self._layers = layers or _NO_LAYERS
         self._made: dict[tuple[str, str | None], Template] = {}
         """Templates by name and policy group; empty: no group; None: unknown."""
 
