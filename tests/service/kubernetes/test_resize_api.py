@@ -73,4 +73,4 @@ async def test_a_server_that_does_not_answer_is_logged_once_for_each_cause_and_i
     assert len(said) == 3, said
     assert "does not say whether it can resize pods (pods/resize): the API server says 503: unavailable" in said[0]
     assert "nobody listens" in said[1]
-    assert "has said whether it can resize pods" in said[2]
+    assert "now says whether it can resize pods" in said[2]
