@@ -624,16 +624,30 @@ def _value_paths(values: dict[str, Any], above: tuple[str, ...] = ()) -> list[tu
     return paths
 
 
-def _rendered(chart: Path, values: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the chart's objects, or None where the chart refuses the values."""
+def _rendered(chart: Any, values: dict[str, Any]) -> dict[str, str] | None:
+    """Return the chart's manifests, or None where the chart refuses the values."""
     try:
-        return objects(helm_python.Chart.load(chart).render(values, name="gpushare", namespace="jhub"))
+        manifests: dict[str, str] = chart.render(values, name="gpushare", namespace="jhub")
     except helm_python.HelmValuesError:
         return None
+    return manifests
+
+
+@pytest.fixture(scope="module")
+def reused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the chart, whose values.yaml a test replaces."""
+    return Path(shutil.copytree(AGENT_CHART, tmp_path_factory.mktemp("reused") / AGENT_CHART.name))
+
+
+@pytest.fixture(scope="module")
+def chart() -> Any:
+    return helm_python.Chart.load(AGENT_CHART)
 
 
 @pytest.mark.parametrize("path", _value_paths(load(AGENT_CHART / "values.yaml")), ids="/".join)
-def test_null_that_installs_is_kept_by_an_upgrade_that_reuses_values(path: tuple[str, ...], tmp_path: Path) -> None:
+def test_null_that_installs_is_kept_by_an_upgrade_that_reuses_values(
+    path: tuple[str, ...], reused: Path, chart: Any
+) -> None:
     # helm's --reuse-values takes the installed release's defaults, without what null removed there, as the chart's
     # defaults, and the release's own values, null included, as the given ones
     installed: dict[str, Any] = load(AGENT_CHART / "values.yaml")
@@ -645,22 +659,18 @@ def test_null_that_installs_is_kept_by_an_upgrade_that_reuses_values(path: tuple
     for name in path[:-1]:
         section = section[name]
     del section[path[-1]]
-    reused = tmp_path / AGENT_CHART.name
-    shutil.copytree(AGENT_CHART, reused)
-    (reused / "values.yaml").write_text(yaml.safe_dump(installed))
-    assert _rendered(reused, given) == _rendered(AGENT_CHART, given)
+    (reused / "values.yaml").write_text(json.dumps(installed))
+    assert _rendered(helm_python.Chart.load(reused), given) == _rendered(chart, given)
 
 
-def test_simulated_gpus_upgrade_to_claims_with_reused_values(tmp_path: Path) -> None:
+def test_simulated_gpus_upgrade_to_claims_with_reused_values(reused: Path) -> None:
     simulated = load(VALUES / "simulated-gpus.yaml")
     installed = merged(load(AGENT_CHART / "values.yaml"), simulated)
     installed["nodeSelector"] = {}
-    reused = tmp_path / AGENT_CHART.name
-    shutil.copytree(AGENT_CHART, reused)
-    (reused / "values.yaml").write_text(yaml.safe_dump(installed))
-    upgraded = _rendered(reused, merged(simulated, {"kubelet": "dra"}))
+    (reused / "values.yaml").write_text(json.dumps(installed))
+    upgraded = _rendered(helm_python.Chart.load(reused), merged(simulated, {"kubelet": "dra"}))
     assert upgraded is not None
-    agent = one(upgraded, "DaemonSet")["spec"]["template"]["spec"]
+    agent = one(objects(upgraded), "DaemonSet")["spec"]["template"]["spec"]
     assert "--kubernetes=dra" in agent["containers"][0]["args"]
     assert "nodeSelector" not in agent
 
