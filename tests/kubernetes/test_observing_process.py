@@ -102,6 +102,12 @@ def test_a_mounted_service_account_gives_the_namespace_only_in_a_pod(
     assert present(read(options)).settings.namespace == "users"
 
 
+def test_a_unit_size_that_does_not_divide_a_gpu_is_refused(tmp_path: Path) -> None:
+    arguments = ["--kubernetes", "--namespace=hub", f"--host-dir={tmp_path}", "--unit-size=7"]
+    with pytest.raises(Unusable, match="--unit-size 7 does not divide 100"):
+        read(subcommand_parser("agent").parse_args(arguments))
+
+
 def test_simulated_gpus_get_the_nodes_name_unless_the_environment_says_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
