@@ -401,6 +401,20 @@ class SessionReport(MessagePart):
         """Whether its device memory exceeds the limit, because of GPU work without the library or a lowered limit."""
         return 0 < self.memory_limit_bytes < self.memory_bytes
 
+    def on(self, gpu: str) -> SessionReport:
+        """Return the session with its units on one of its GPUs; itself if it has the same on each."""
+        last = self.last_units
+        if not 0 < last < self.share_units or len(self.gpus) < 2 or gpu != self.gpus[-1]:
+            return self
+        borrowed = max(0, last - (self.share_units - self.borrowed_units))
+        least = {name: min(last, getattr(self, name)) for name in ("effective_units", "guaranteed_units")}
+        return self.model_copy(update={"share_units": last, "last_units": 0, "borrowed_units": borrowed, **least})
+
+    @property
+    def total_units(self) -> int:
+        """The units of its share on all GPUs."""
+        return sum(self.on(gpu).share_units for gpu in self.gpus)
+
     @property
     def share(self) -> Share:
         """The session's share while it is active."""

@@ -17,6 +17,8 @@ from urllib.parse import quote, unquote
 
 UNITS_PER_GPU = 100
 """Share units on one physical GPU; one unit is 1 % of it."""
+MOST_GPUS = 64
+"""Most GPUs of one share."""
 
 
 @dataclass(frozen=True, order=True)
@@ -31,8 +33,8 @@ class Share:
     def __post_init__(self) -> None:
         if type(self.units) is not int or not 1 <= self.units <= UNITS_PER_GPU:
             raise ValueError(f"a share has 1 to {UNITS_PER_GPU} units of 1 % per GPU, not {self.units!r}")
-        if type(self.count) is not int or not 1 <= self.count <= 64:
-            raise ValueError(f"a share is on 1 to 64 GPUs, not {self.count!r}")
+        if type(self.count) is not int or not 1 <= self.count <= MOST_GPUS:
+            raise ValueError(f"a share is on 1 to {MOST_GPUS} GPUs, not {self.count!r}")
         if type(self.last_units) is not int or not 0 <= self.last_units < self.units:
             raise ValueError(
                 f"the last GPU has fewer than the {self.units} units of the others, not {self.last_units!r}"
@@ -42,8 +44,18 @@ class Share:
 
     @classmethod
     def from_fraction(cls, value: Any, count: int = 1) -> Share:
-        """Return the share for 0.25, "0.25" or 1, on each of some GPUs. Raises ValueError with advice."""
-        return cls(units_from_fraction(value), count)
+        """Return the share for 0.25, "0.25" or 1, on each of some GPUs. Raises ValueError with advice.
+
+        1.5 is one whole GPU and half of another, and needs no count.
+        """
+        if count > 1:
+            return cls(units_from_fraction(value), count)
+        advice = "write a fraction from 0.01 to 64 in steps of 0.01, like 0.25, or 1.5 for one GPU and half of another"
+        units = written_units(value, "fraction", advice, least=1, most=MOST_GPUS * UNITS_PER_GPU)
+        whole, last = divmod(units, UNITS_PER_GPU)
+        if not whole or not last:
+            return cls(UNITS_PER_GPU if whole else last, max(1, whole))
+        return cls(UNITS_PER_GPU, whole + 1, last)
 
     @property
     def fraction(self) -> float:
@@ -66,9 +78,12 @@ class Share:
         return (*(self.units,) * (self.count - 1), self.least_units)
 
     def __str__(self) -> str:
+        each, last = (f"{units / UNITS_PER_GPU:.2f}" for units in (self.units, self.last_units))
         if self.units == UNITS_PER_GPU:
-            return f"{self.count} GPU" if self.count == 1 else f"{self.count} GPUs"
-        return f"{self.count} × " * (self.count > 1) + f"{self.units / UNITS_PER_GPU:.2f} GPU"
+            return f"{self.fraction:.2f} GPU" if self.last_units else f"{self.count} GPU" + "s" * (self.count > 1)
+        if self.last_units:
+            return f"{self.count - 1} × " * (self.count > 2) + f"{each} + {last} GPU"
+        return f"{self.count} × " * (self.count > 1) + f"{each} GPU"
 
 
 def units_on(gpu: str, gpus: Sequence[str], units: int, last_units: int) -> int:

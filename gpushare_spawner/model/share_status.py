@@ -163,6 +163,8 @@ class ShareStatus:
     at: float = 0.0
     """Time of the agent's answer, in seconds since the epoch (UTC); 0: it did not answer."""
     share_units: int = 0
+    last_units: int = 0
+    """Units on the last GPU if these are fewer; 0: as many."""
     tier: Tier = Tier.ACTIVE
     effective_units: int = 0
     """Units that the tier leaves to the session."""

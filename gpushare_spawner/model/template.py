@@ -21,6 +21,7 @@ from gpushare_spawner.model.layers import LAYERS, Enforcement, IdleReach, Layer,
 from gpushare_spawner.model.part import SHOWN_LINE, SHOWN_TEXT, FilePart, ShownLine, TextPattern
 from gpushare_spawner.model.quantity import Bytes, Cores, Percent, PercentOrBytes, Seconds, resolve_bytes
 from gpushare_spawner.model.share import (
+    MOST_GPUS,
     NO_NEIGHBOUR_RULES,
     UNITS_PER_GPU,
     NeighbourRules,
@@ -39,12 +40,18 @@ def _fraction(value: Any) -> float:
     return units_from_fraction(value) / UNITS_PER_GPU
 
 
+def _fraction_of_gpus(value: Any) -> float:
+    return Share.from_fraction(value).fraction
+
+
 _Written = Annotated[float, Field(ge=0.01, le=1)]  # the type in the editors' JSON Schema
 
 _ANY = 2**50
 """Assumed bytes of a GPU, to compare two percentages."""
 
 Fraction = Annotated[float, BeforeValidator(_fraction, json_schema_input_type=_Written)]
+_WrittenGpus = Annotated[float, Field(ge=0.01, le=MOST_GPUS)]
+FractionOfGpus = Annotated[float, BeforeValidator(_fraction_of_gpus, json_schema_input_type=_WrittenGpus)]
 
 
 @dataclass(frozen=True)
@@ -121,9 +128,9 @@ class GpuBypass(FilePart):
 class TemplateGpu(FilePart):
     """A fraction of one GPU, a number of whole GPUs, or a fraction of each of several GPUs."""
 
-    fraction: Fraction | None = None
+    fraction: FractionOfGpus | None = None
     """A fraction of each GPU, in steps of 0.01, guaranteed while other sessions work; the session gets more while they
-    are idle. Not given: whole GPUs."""
+    are idle. 1.5 is one whole GPU and half of another. Not given: whole GPUs."""
     count: Annotated[int, Field(ge=1, le=64, strict=True)] | None = None
     """Number of GPUs; required without `fraction`. Several GPUs are on the same machine and of the same model. Not
     given: one."""
@@ -144,7 +151,11 @@ class TemplateGpu(FilePart):
     def _one_of(self) -> TemplateGpu:
         if self.fraction is None and self.count is None:
             raise ValueError("give fraction (a part of a GPU), count (whole GPUs), or both (a part of each of several)")
-        if self.memory.engine is MemoryEngine.SUSPEND and (self.count or 1) > 1:
+        if (self.fraction or 0) > 1 and self.count is not None:
+            raise ValueError(
+                f"fraction: {self.fraction:g} is on several GPUs already; remove count, or write 1 or less"
+            )
+        if self.memory.engine is MemoryEngine.SUSPEND and self.share.count > 1:
             raise ValueError("memory.engine: suspend needs a share of one GPU; leave out the engine, or write count: 1")
         if self.time.limit < self.share.units:
             raise ValueError(
@@ -283,7 +294,8 @@ class Idle(FilePart):
     downgrade_after: Seconds | None = None
     """The share is downgraded to `downgrade_to` after this long without GPU work. Not given: never."""
     downgrade_to: Fraction | None = None
-    """The smaller share, a fraction of one GPU, less than the share itself. Needs `downgrade_after`."""
+    """The smaller share, a fraction of one GPU, less than the share itself. Of several GPUs each keeps at most so much.
+    Needs `downgrade_after`."""
     release_after: Seconds | None = None
     """The share is released after this long without GPU work. Kernels keep running and keep their GPU memory. New GPU
     work runs immediately and restores the share as soon as it counts as use, see `min_use`. Not given: never."""
@@ -581,6 +593,9 @@ def _broken_promises(gpu: TemplateGpu, idle: Idle, layer: Layer) -> Iterator[Bro
 def _of_share(share: Share, layer: Layer) -> Iterator[BrokenPromise]:
     if share.count > 1 and not layer.several_gpus:
         yield BrokenPromise("gpu.count", f"{layer.title} gives a server one GPU", "write count: 1, or a fraction")
+    elif share.last_units:
+        what = f"{layer.title} gives a server the same part of each GPU"
+        yield BrokenPromise("gpu.fraction", what, "write a fraction of 1 or less, or count without it")
     elif share.count > 1 and share.units < UNITS_PER_GPU and not layer.parts_of_several_gpus:
         what = f"{layer.title} gives a server whole GPUs, or a part of one"
         yield BrokenPromise("gpu.count", what, "remove the count, or the fraction")

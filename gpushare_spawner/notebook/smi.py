@@ -147,6 +147,8 @@ class ShownShare:
     """The share on all its GPUs."""
 
     share_units: int
+    last_units: int
+    """Units on the last GPU if these are fewer; 0: as many."""
     effective_units: int
     guaranteed_units: int
     tier: str
@@ -161,6 +163,7 @@ def shown_share(status: ShareStatus, driver: DriverFigures) -> ShownShare:
     """Return the figures to show for a known status."""
     return ShownShare(
         share_units=status.share_units,
+        last_units=status.last_units,
         effective_units=status.effective_units,
         guaranteed_units=status.guaranteed_units,
         tier=status.tier.value,
@@ -225,10 +228,12 @@ def run(options: argparse.Namespace) -> int:
 def draw(share: ShownShare, out: Console) -> None:
     """Print the tables."""
     versions = [("driver", share.driver_version), ("CUDA", share.cuda_version)]
-    gpus = len(share.gpus)
-    held = f", {gpu_share(share.effective_units, gpus)} now" if share.effective_units != share.share_units else ""
+    full, now = (
+        gpu_share(units, len(share.gpus), share.last_units) for units in (share.share_units, share.effective_units)
+    )
+    held = f", {now} now" if share.effective_units != share.share_units else ""
     layer = other_layer(share.layer)
-    parts = [f"{gpu_share(share.share_units, gpus)} ({layer.title if layer else share.tier}{held})"]
+    parts = [f"{full} ({layer.title if layer else share.tier}{held})"]
     out.print(", ".join(parts + [f"{name} {version}" for name, version in versions if version]))
     out.print(_gpu_table(share))
     out.print(_process_table(share))

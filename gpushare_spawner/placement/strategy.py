@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share import MOST_GPUS, UNITS_PER_GPU
 from gpushare_spawner.placement.capacity import Best, FreeCapacity, Key, Loss, PricedRating, Pricing, Rated, Rating
 from gpushare_spawner.placement.node import GpuCapacity, NodeCapacity
 from gpushare_spawner.placement.request import NO_WORKLOAD, UNCONDITIONAL, Demand, PlacementRequest, Workload
@@ -174,8 +174,6 @@ def _fullest(gpus: Sequence[GpuCapacity], units: int) -> list[int]:
 CPU_RATIOS = (0.6, 0.8, 1.0)
 """Multiples of the CPU that the workload requests with each GPU. Stranding is the mean over them: later spawns request
 less or more. Measured: see docs/explanation/placement.md."""
-MOST_GPUS = 64
-"""GPUs of one model on one node, as `Share.count` allows."""
 
 
 Left = Sequence[tuple[str, Sequence[int]]]

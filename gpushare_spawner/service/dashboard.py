@@ -156,7 +156,9 @@ class DialogTargets:
         }
         show = {
             "name": words.server_name(session.user, session.server),
-            "terms": words.session_terms(session.display_name, session.share_units, session.gpu_count),
+            "terms": words.session_terms(
+                session.display_name, session.share_units, session.gpu_count, session.last_units
+            ),
             "kept": words.kept(session.keep.until - self.now, session.keep.by) if session.keep else "",
             "keep_terms": ""
             if all_sessions
@@ -236,11 +238,15 @@ def _larger_share(session: answers.SessionEntry) -> str:
     return next((f"{units / UNITS_PER_GPU:g}" for units in larger), "")
 
 
+def _share(session: answers.SessionEntry, units: int) -> str:
+    return gpu_share(units, session.gpu_count)
+
+
 def _shares(session: answers.SessionEntry) -> Sequence[tuple[str, str]]:
     return [
         (
             f"{units / UNITS_PER_GPU:g}",
-            gpu_share(units) if units <= session.largest_share_units else words.not_free(gpu_share(units)),
+            _share(session, units) if units <= session.largest_share_units else words.not_free(_share(session, units)),
         )
         for units in session.share_choices
     ]

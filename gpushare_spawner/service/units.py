@@ -38,7 +38,7 @@ def gpu_bar(gpu: GpuReport, sessions: Iterable[SessionReport]) -> list[Segment]:
     The units add up to the GPU's capacity, or to the allocated units if those exceed it.
     """
     here = sorted(
-        (session for session in sessions if gpu.uuid in session.gpus),
+        (session.on(gpu.uuid) for session in sessions if gpu.uuid in session.gpus),
         key=lambda session: (session.opened_at, session.id),
     )
     if gpu.mig is not None and here:
@@ -88,11 +88,14 @@ class UnitsToOwn:
         share = template.gpu.share  # the template may have been changed since the session started
         for node, gpus in self._free:
             matches: Counter[str] = Counter()
+            whole: Counter[str] = Counter()
             for gpu, free, owned in gpus:
-                fits = free + owned[session.id] >= share.units
-                if fits and suits(template.gpu, gpu.model, gpu.memory_bytes):
+                left = free + owned[session.id]
+                if left >= share.least_units and suits(template.gpu, gpu.model, gpu.memory_bytes):
                     matches[gpu.model] += 1
-            if any(count >= share.count for count in matches.values()):
+                    whole[gpu.model] += left >= share.units
+            enough = (model for model, count in matches.items() if count >= share.count)
+            if any(whole[model] >= share.count - bool(share.last_units) for model in enough):
                 return node
         return None
 
@@ -105,7 +108,8 @@ class UnitsToOwn:
             for session in report.sessions:
                 for uuid in session.gpus:
                     if uuid in owned:
-                        owned[uuid][session.id] += max(0, session.share_units - session.borrowed_units)
+                        here = session.on(uuid)
+                        owned[uuid][session.id] += max(0, here.share_units - here.borrowed_units)
             gpus = [
                 (gpu, gpu.capacity_units - owned[gpu.uuid].total(), owned[gpu.uuid])
                 for gpu in report.gpus

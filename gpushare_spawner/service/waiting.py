@@ -110,7 +110,7 @@ def quota_use(
         for session in report.sessions:
             account = accounts.find(session.quota, session.user)
             charged = needs.get(session.template, NOTHING)
-            charged = charged._replace(units=session.share.total_units if session.gpus else 0)
+            charged = charged._replace(units=session.total_units)
             usage.put(Charge(session.id, session.user, account, charged, session.begun))
     for server in servers if quotas.count_resources else ():
         charged = needs.get(server.profile or "", NOTHING)

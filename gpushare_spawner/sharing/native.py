@@ -58,7 +58,7 @@ class NativePodLayer:
         return PodChange(
             annotations=session.annotations(),
             labels=labels(),
-            limits=resource_limits(session.share_units, session.gpu_indices, self.unit_size),
+            limits=resource_limits(session.share, session.gpu_indices, self.unit_size),
             variables=variables,
             node=self.node,
         ).apply(pod)
@@ -84,6 +84,7 @@ def granted_session(
         quota=tenant.quota,
         user_units=tenant.user_units,
         share_units=units,
+        last_units=template.gpu.share.last_units,
         gpus=placement.gpus,
         gpu_indices=tuple(gpu_indices[gpu] for gpu in placement.gpus),
         tier_since=since,
@@ -126,6 +127,7 @@ def open_request(
         user_units=tenant.user_units,
         gpus=placement.gpus,
         share_units=template.gpu.share.units,
+        last_units=template.gpu.share.last_units,
         borrowed_units=placement.borrowed,
         time_limit_units=template.gpu.time.limit if native else UNITS_PER_GPU,
         memory_limit=memory.limit if native else own,
@@ -207,7 +209,7 @@ class NativeClaimLayer:
             "apiVersion": CLAIMS_API.removeprefix("/apis/"),
             "kind": "ResourceClaim",
             "metadata": {"name": self.claim, "labels": labels(), "ownerReferences": [owner]},
-            "spec": claim_spec(DEVICE_CLASS, self.session.share_units, memory),
+            "spec": claim_spec(DEVICE_CLASS, self.session.share, memory),
         }
 
     def _granted(self) -> list[GpuReport]:

@@ -309,7 +309,10 @@ def out_of_reach(layer: Layer) -> str:
     return f"{layer.title} provides this session's GPU and cannot change its share. You can stop the server."
 
 
-NO_FRACTION = "A share is a fraction of each GPU, from 0.01 to 1 in steps of 0.01, like 0.25."
+NO_FRACTION = (
+    "A share is a fraction of each of the session's GPUs, from 0.01 to 1 in steps of 0.01, like 0.25, or whole GPUs "
+    "and a part of the last, like 1.5."
+)
 NO_GPU = "This session has no GPU, so it has no share to change. Restart the server with another template."
 MAKES_WAY = "This session makes way for others, by their quotas. Its share cannot be changed now."
 
@@ -317,8 +320,8 @@ MAKES_WAY = "This session makes way for others, by their quotas. Its share canno
 def other_gpus(share: Share, gpus: int) -> str:
     """Return that a share needs another number of GPUs than the session has."""
     return (
-        f"{share} is on {plural(share.count, 'GPU')}, and the session has {gpus}. The GPUs of a running server cannot "
-        "change. Restart it with another template."
+        f"A share of {share} is on {plural(share.count, 'GPU')}, and the session has {gpus}. The GPUs of a running "
+        "server cannot change. Restart it with another template."
     )
 
 
@@ -334,7 +337,7 @@ def changed(before: Share, share: Share, borrowed: int, tier: Tier, memory_limit
     """
     text = f"The share is now {share} (previously {before})."
     if borrowed:
-        owned = gpu_share(share.units - borrowed, share.count) if share.units > borrowed else ""
+        owned = gpu_share(share.units - borrowed, share.count, share.last_units) if share.units > borrowed else ""
         text += f" Guaranteed: {guarantee(owned, str(share))}."
     if memory_limit is not None:
         text += f" The server's programs can allocate {memory(memory_limit)} of GPU memory."

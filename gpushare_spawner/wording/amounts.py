@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 
 MIB, GIB, TIB = 2**20, 2**30, 2**40
 
@@ -63,11 +63,14 @@ def _clock(at: datetime, now: datetime, time: str = "%H:%M") -> str:
     return f"{at:{time}}" + (f" on {at.day} {at:%b}" if at.date() != now.date() else "")
 
 
-def gpu_share(units: int, gpus: int = 1) -> str:
+def gpu_share(units: int, gpus: int = 1, last: int = 0) -> str:
     """Return units of 1 % on each of some GPUs as a share: 25 -> "0.25 GPU"; 100 on each of 2 -> "2 GPUs".
 
-    A part of each of several GPUs is not the same as their sum on one: 50 on each of 2 -> "2 × 0.50 GPU".
+    A part of each of several GPUs is not the same as their sum on one: 50 on each of 2 -> "2 × 0.50 GPU". ``last``:
+    most units on the last GPU; 0: as many as on the others.
     """
+    if gpus > 1 and 0 < last < units:
+        return str(Share(units, gpus, last))
     if gpus > 1 and units % UNITS_PER_GPU:
         return f"{gpus} × {gpu_share(units)}"
     whole = units * gpus % UNITS_PER_GPU == 0

@@ -24,14 +24,15 @@ def notice(status: ShareStatus, action: PendingAction) -> str:
         return _reclaim_notice(status, action)
     match action.tier:
         case Tier.DOWNGRADED:
-            smaller = gpu_share(action.effective_units, status.gpu_count)
+            smaller = gpu_share(action.effective_units, status.gpu_count, status.last_units)
             return f"Your GPU share will be downgraded to {smaller} at {{time}}: {_idle(status)}. {keep}"
         case Tier.RELEASED:
             return f"Your GPU share will be released at {{time}}: {_idle(status)}. {keep}"
         case Tier.STOPPED:
             return _stop_notice(action)
         case _:
-            return f"Your GPU share will be {gpu_share(action.effective_units, status.gpu_count)} at {{time}}."
+            smaller = gpu_share(action.effective_units, status.gpu_count, status.last_units)
+            return f"Your GPU share will be {smaller} at {{time}}."
 
 
 def reclaimed(status: ShareStatus) -> str:
@@ -39,7 +40,10 @@ def reclaimed(status: ShareStatus) -> str:
     if not status.known or status.tier is not Tier.ACTIVE or status.borrowed_now >= status.borrowed_units:
         return ""
     gpus = status.gpu_count
-    now, share = gpu_share(status.guaranteed_units, gpus), gpu_share(status.share_units, gpus)
+    now, share = (
+        gpu_share(status.guaranteed_units, gpus, status.last_units),
+        gpu_share(status.share_units, gpus, status.last_units),
+    )
     # units that are still borrowed are not guaranteed
     left = f"You have {now} of your {share} now" if status.borrowed_now else f"{now} of your {share} is guaranteed now"
     change = f"{left}: others reclaimed the rest."
@@ -62,7 +66,7 @@ def _reclaim_notice(status: ShareStatus, action: PendingAction) -> str:
         return f"Your server will stop at {{time}}: it is idle, and {SOMEBODY_WAITS}. Save your work, or run a cell."
     if not action.effective_units:
         return f"Your GPU share will be released at {{time}}: {WAITS}. {_RELEASED_FOR_OTHERS}"
-    smaller = gpu_share(action.effective_units, status.gpu_count)
+    smaller = gpu_share(action.effective_units, status.gpu_count, status.last_units)
     return f"Your GPU share will be downgraded to {smaller} at {{time}}: {WAITS}. Your data is kept."
 
 
@@ -93,16 +97,16 @@ def changed(status: ShareStatus) -> str:
     if status.yields:
         if not status.effective_units:
             return f"Your GPU share was released: {WAITS}. {_RELEASED_FOR_OTHERS}"
-        smaller = gpu_share(status.effective_units, gpus)
+        smaller = gpu_share(status.effective_units, gpus, status.last_units)
         return f"Your GPU share was downgraded to {smaller}: {WAITS}. Your data is kept."
     match status.tier:
         case Tier.DOWNGRADED:
-            smaller = gpu_share(status.effective_units, gpus)
+            smaller = gpu_share(status.effective_units, gpus, status.last_units)
             return f"Your GPU share was downgraded to {smaller}{while_idle(status)}. {kept}"
         case Tier.RELEASED:
             return f"Your GPU share was released{while_idle(status)}. {kept}"
         case _:
-            return f"Your GPU share is restored: {gpu_share(status.share_units, gpus)}."
+            return f"Your GPU share is restored: {gpu_share(status.share_units, gpus, status.last_units)}."
 
 
 BYPASS_SUBJECT = "Your GPU session holds more GPU memory than it may"

@@ -136,9 +136,12 @@ def server_name(user: str, server: str) -> str:
     return f"{user} / {server}" if server else user
 
 
-def session_terms(template: str, units: int, gpus: int) -> str:
-    """Return a session's template and share. ``template``: its title; ``units``: current units of each GPU."""
-    return f"template {template}, share {gpu_share(units, gpus)}" if units else f"template {template}"
+def session_terms(template: str, units: int, gpus: int, last: int = 0) -> str:
+    """Return a session's template and share. ``template``: its title; ``units``: current units of each GPU.
+
+    ``last``: units of the last GPU if these are fewer; 0: as many.
+    """
+    return f"template {template}, share {gpu_share(units, gpus, last)}" if units else f"template {template}"
 
 
 def node_name(node: str) -> str:

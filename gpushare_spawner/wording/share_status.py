@@ -146,7 +146,10 @@ def line(status: ShareStatus) -> str:
     if not status.known:
         return "GPU share: unknown"
     gpus, layer = status.gpu_count, other_layer(status.layer)
-    parts = [gpu_share(status.share_units, gpus), _tier_in_short(status) if layer is None else layer.title]
+    parts = [
+        gpu_share(status.share_units, gpus, status.last_units),
+        _tier_in_short(status) if layer is None else layer.title,
+    ]
     if status.layer_trouble:
         parts.append("GPU problem")
     if status.lease == "waiting":
@@ -162,7 +165,7 @@ def line(status: ShareStatus) -> str:
 
 def _tier_in_short(status: ShareStatus) -> str:
     if status.tier is Tier.DOWNGRADED:
-        return f"downgraded to {gpu_share(status.effective_units, status.gpu_count)}"
+        return f"downgraded to {gpu_share(status.effective_units, status.gpu_count, status.last_units)}"
     return str(status.tier)
 
 
@@ -173,7 +176,7 @@ def explanation(status: ShareStatus) -> str:
     if not status.known:
         return status.problem
     gpus = status.gpu_count
-    share = gpu_share(status.share_units, gpus)
+    share = gpu_share(status.share_units, gpus, status.last_units)
     sentences = summary(status)
     if status.notice is not None:
         sentences.append(notice(status, status.notice))
@@ -253,27 +256,27 @@ def summary(status: ShareStatus) -> list[str]:
 def tier_now(status: ShareStatus) -> str:
     """Return, in a few sentences, what the tier or another sharing layer means for the user."""
     gpus, layer = status.gpu_count, other_layer(status.layer)
-    share = gpu_share(status.share_units, gpus)
+    share = gpu_share(status.share_units, gpus, status.last_units)
     if layer is not None:
         return f"You have {share} by {layer.title}. {kept_within(layer)} {when_idle(layer)}"
     kept = "Variables and GPU memory are kept. GPU cells run at once; some seconds of GPU time restore the share."
     if status.yields:
         if status.effective_units:
-            now = gpu_share(status.effective_units, gpus)
+            now = gpu_share(status.effective_units, gpus, status.last_units)
             change = f"Your GPU share is downgraded from {share} to {now}: {WAITS}."
         else:
             change = f"Your GPU share ({share}) is released: {WAITS}. GPU cells use what others leave."
         return f"{change} Variables and GPU memory are kept. You get the share back when the units are free."
     match status.tier:
         case Tier.DOWNGRADED:
-            now = gpu_share(status.effective_units, gpus)
+            now = gpu_share(status.effective_units, gpus, status.last_units)
             return f"Your GPU share is downgraded from {share} to {now}{while_idle(status)}. {kept}"
         case Tier.RELEASED:
             return f"Your GPU share ({share}) is released{while_idle(status)}. {kept}"
         case _ if status.borrowed_now and status.guaranteed_units >= status.share_units:
             return f"You have {share} now, {_at_most(status)}."
         case _ if status.borrowed_units:
-            now = gpu_share(status.guaranteed_units, gpus)
+            now = gpu_share(status.guaranteed_units, gpus, status.last_units)
             left = f"you have {now} now" if status.borrowed_now else f"{now} is guaranteed now"
             return (
                 f"Of your {share}, {left}: the owners of the lent units have reclaimed the rest. "
@@ -293,10 +296,12 @@ def _at_most(status: ShareStatus) -> str:
 def guaranteed(status: ShareStatus) -> str:
     """Return the currently guaranteed units and, on lent units, when the session gets the rest, as on its card."""
     gpus, now = status.gpu_count, status.guaranteed_now
-    owned = gpu_share(now, gpus)
+    owned = gpu_share(now, gpus, status.last_units)
     if not _on_lent_units(status):
         return owned
-    return guarantee(owned if now else "", gpu_share(status.share_units, gpus), reclaimed=not status.borrowed_now)
+    return guarantee(
+        owned if now else "", gpu_share(status.share_units, gpus, status.last_units), reclaimed=not status.borrowed_now
+    )
 
 
 def _on_lent_units(status: ShareStatus) -> bool:
@@ -343,7 +348,7 @@ def terms(status: ShareStatus) -> list[Term]:
         return []
     gpus, layer = status.gpu_count, other_layer(status.layer)
     borrowed = f", {gpu_share(status.borrowed_now, gpus)} of it borrowed" if status.borrowed_now else ""
-    rows = [Term("share", gpu_share(status.share_units, gpus) + borrowed)]
+    rows = [Term("share", gpu_share(status.share_units, gpus, status.last_units) + borrowed)]
     if layer is None:
         rows += [Term("tier", _tier(status)), Term("guaranteed now", guaranteed(status))]
         if status.time_limit_units < UNITS_PER_GPU:
@@ -454,7 +459,9 @@ def _from_others(status: ShareStatus, gpu: GpuStatus, where: str) -> list[str]:
     working = gpu.sessions_with_work - (gpu.lease != "none")
     if working < 1:
         return []
-    guaranteed = f"You are guaranteed {gpu_share(status.guaranteed_now)} meanwhile."
+    guaranteed = (
+        f"You are guaranteed {gpu_share(status.guaranteed_now, status.gpu_count, status.last_units)} meanwhile."
+    )
     if gpu.lease == "waiting":
         others = plural(working, "other session computes", "other sessions compute")
         return [f"Your GPU work waits for {where}: {others} there now. {guaranteed}"]

@@ -410,7 +410,7 @@ def placed(where: str, share: Share, borrowed: int) -> str:
     if borrowed <= 0:
         return f"Placed on {where}."
     owned = share.units - borrowed
-    terms = guarantee(gpu_share(owned, share.count) if owned > 0 else "", gpu_share(share.units, share.count))
+    terms = guarantee(gpu_share(owned, share.count, share.last_units) if owned > 0 else "", str(share))
     lent = f"idle sessions lend {borrowed} % of each GPU and reclaim it when they work again"
     return f"Placed on {where}; {lent}. Guaranteed: {terms}."
 

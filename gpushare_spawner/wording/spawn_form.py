@@ -29,7 +29,10 @@ def guaranteed(gpu: TemplateGpu, memory_bytes: int | None, borrowed: int = 0) ->
     their owners.
     """
     share = gpu.share
-    full = _whole_gpus(gpu, memory_bytes) if share.units == UNITS_PER_GPU else _part(gpu, share.units, memory_bytes)
+    if share.last_units:
+        full = _whole_and_part(gpu, memory_bytes)
+    else:
+        full = _whole_gpus(gpu, memory_bytes) if share.units == UNITS_PER_GPU else _part(gpu, share.units, memory_bytes)
     if borrowed <= 0:
         return full
     owned = share.units - borrowed
@@ -42,6 +45,14 @@ def _part(gpu: TemplateGpu, units: int, memory_bytes: int | None) -> str:
     return f"{units} % of {gpus} and {_memory(written, memory_bytes)}{each}"
 
 
+def _whole_and_part(gpu: TemplateGpu, memory_bytes: int | None) -> str:
+    share, guarantee = gpu.share, gpu.memory.guarantee
+    whole = "one whole GPU" if share.count == 2 else f"{share.count - 1} whole GPUs"
+    last = share.last_units
+    part = f"{last} % of another GPU's time and {_memory(guarantee or f'{last}%', memory_bytes)}"
+    return f"{whole}, with {_memory(guarantee or '100%', memory_bytes)}{' each' * (share.count > 2)}, and {part}"
+
+
 def _whole_gpus(gpu: TemplateGpu, memory_bytes: int | None) -> str:
     share = gpu.share
     whole = "one whole GPU" if share.count == 1 else f"{share.count} whole GPUs"
@@ -50,7 +61,7 @@ def _whole_gpus(gpu: TemplateGpu, memory_bytes: int | None) -> str:
 
 def maximum(gpu: TemplateGpu, memory_bytes: int | None) -> str:
     """Return the maximum that a session can use; empty if all of it is guaranteed."""
-    if gpu.share.units < UNITS_PER_GPU:
+    if gpu.share.least_units < UNITS_PER_GPU:
         most = gpu.time.limit
         several = gpu.share.count > 1
         whole = f"100 % of {'each' if several else 'one'} GPU's time while others are idle"

@@ -18,6 +18,7 @@ from gpushare_spawner.model.control import ControlRefused, NoticeRequest, Resize
 from gpushare_spawner.model.frames import Feature, Frame, Kind, Role
 from gpushare_spawner.model.report import NOTHING, SessionReport
 from gpushare_spawner.model.share import Share, Tier, UseRule
+from gpushare_spawner.wording.share_status import page
 from tests.agent.conftest import Agent, request_for
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 
@@ -264,6 +265,13 @@ async def test_a_share_of_several_gpus_changes_on_each(agent: Agent) -> None:
     await resize(agent, 70, last_units=40)
     held = agent.node.sessions["ada"]
     assert session(agent).share == Share(70, 2, 40)
+    arbiters = [agent.node.registry.arbitrations[gpu.uuid]._arbiter for gpu in (FIRST, SECOND)]
+    assert [arbiter._roster.sessions["ada"].weight for arbiter in arbiters] == [70, 40]
+    await resize(agent, 70, last_units=30)
+    assert [arbiter._roster.sessions["ada"].weight for arbiter in arbiters] == [70, 30]
+    await resize(agent, 70, last_units=40)
+    server = await agent.peer(path, Role.NOTEBOOK)
+    assert "0.70 + 0.40 GPU" in page(await server.status(), 0.0)
     assert [held.memory_guarantee(gpu) for gpu in (FIRST, SECOND)] == [16 * GIB * 70 // 100, 16 * GIB * 40 // 100]
     assert await largest_told(agent, path) == 70, "the same on each"
     with pytest.raises(ControlRefused, match="fewer than the 40 units of the others"):

@@ -82,7 +82,7 @@ async def pod_with_claim(
     pod = await cluster.admin.create(path("pods", cluster.namespace), manifest)
     owner = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod["metadata"]["uid"], "controller": True}
     memory = {gpu.uuid: gpu.memory_bytes for gpu in gpus}
-    spec = claim_spec(DEVICE_CLASS, said.share_units, memory)
+    spec = claim_spec(DEVICE_CLASS, said.share, memory)
     item = {"metadata": {"name": claim, "ownerReferences": [owner]}, "spec": spec}
     made: dict[str, Any] = await cluster.admin.create(path("resourceclaims", cluster.namespace, group=GROUP), item)
     return made

@@ -70,7 +70,7 @@ class ClusterAgent(AgentProcess):
             session=name, template="quarter-gpu", share_units=share, gpus=(gpu.uuid,), gpu_indices=(index,),
             tier_since=time.time(), effective_units=share,
         )  # fmt: skip
-        limits = resource_limits(share, (index,))
+        limits = resource_limits(said.share, (index,))
         manifest = a_pod(
             name, limits=limits, annotations=said.annotations(), labels=labels(),
             nodeSelector={HOSTNAME_LABEL: self.kubelet.name},

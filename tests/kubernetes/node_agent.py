@@ -137,7 +137,7 @@ class NodeAgent:
         said = said or session(name, **changes)
         manifest = a_pod(
             name,
-            limits={**limits, **resource_limits(said.share_units, said.gpu_indices, unit_size)},
+            limits={**limits, **resource_limits(said.share, said.gpu_indices, unit_size)},
             annotations=said.annotations(),
             labels=labels(),
             nodeSelector={HOSTNAME_LABEL: self.kubelet.name},

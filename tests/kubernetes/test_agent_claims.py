@@ -32,7 +32,7 @@ from gpushare_spawner.model.kubernetes.objects import (
     slice_name,
 )
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import Share, Tier
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, SECOND
 
@@ -224,6 +224,14 @@ async def test_a_claim_on_units_that_were_taken_back_waits_until_they_are_free(a
     assert "gpushare: GPU 0 has 0 free units and claim" in await said_of(agent, "cem")
     await agent.delete("ben")
     await agent.cluster.wait_for_phase("cem", "Running")
+
+
+async def test_a_claim_of_one_gpu_and_half_of_another_holds_so_much_of_each(agent: NodeAgent) -> None:
+    await claiming_pod(agent, "ada", gpus=(FIRST, SECOND), share=100, last_units=50)
+    assert (await agent.session("ada")).share == Share(100, 2, 50)
+    assert {uuid: len(ids) for uuid, ids in agent.held("ada").items()} == {FIRST.uuid: 100, SECOND.uuid: 50}
+    await claiming_pod(agent, "ben", gpus=(SECOND,), share=50)
+    assert (await agent.session("ben")).share == Share(50)
 
 
 async def test_a_claim_of_two_gpus_of_which_one_cannot_be_granted_holds_nothing(

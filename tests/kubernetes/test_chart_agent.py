@@ -595,7 +595,7 @@ def test_long_names_stay_valid() -> None:
         ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "/resources/limits", "nvidia.com/gpu"),
         ({"tolerations": [{"key": "a", "operator": "exists"}]}, "/tolerations/0/operator", "Exists"),
         ({"templates": {"My Template": {}}}, "/templates", "My Template"),
-        ({"templates": {"q": {"display_name": "Q", "gpu": {"fraction": 2}}}}, "/templates/q/gpu/fraction", "maximum"),
+        ({"templates": {"q": {"display_name": "Q", "gpu": {"fraction": 65}}}}, "/templates/q/gpu/fraction", "maximum"),
         ({"templates": {"q": {"display_name": "Q", "idle": {"stop": 1}}}}, "/templates/q/idle", "stop"),
         ({"templates": {"q": {}}}, "/templates/q", "display_name"),
         ({"gpus": {"unitSize": 3}}, "/gpus/unitSize", "must be one of 1, 2, 4"),

@@ -57,7 +57,7 @@ class TwoCores:
     async def open(self) -> tuple[Peer, Peer]:
         """ann's CUDA process and her notebook server."""
         said = session("ann")
-        share = resource_limits(said.share_units, said.gpu_indices)
+        share = resource_limits(said.share, said.gpu_indices)
         await self.create("ann", FULL, {"cpu": "2", "memory": "4Gi", **share}, said)
         pod = await self.cluster.wait_for_phase("ann", "Running")
         self.uses(pod["metadata"]["uid"])

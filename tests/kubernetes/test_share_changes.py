@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,12 +12,12 @@ import pytest
 
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, ResizeRequest
 from gpushare_spawner.model.frames import Kind
-from gpushare_spawner.model.kubernetes.annotations import pod_session
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.kubernetes.annotations import pod_session, tier_patch
+from gpushare_spawner.model.share import Share, Tier
 from gpushare_spawner.service.kubernetes import cluster as service_node
 from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceCluster
 from tests.agent.conftest import short_folder  # noqa: F401
-from tests.agent.peers import FIRST, GIB
+from tests.agent.peers import FIRST, GIB, SECOND
 
 from .agent_account import agent_token
 from .node_agent import NodeAgent
@@ -42,7 +43,7 @@ async def service(cluster: Cluster) -> AsyncIterator[ServiceCluster]:
         await running.close()
 
 
-async def resize(service: ServiceCluster, name: str, units: int, limit: str | None = None) -> None:
+async def resize(service: ServiceCluster, name: str, units: int, limit: str | None = None, last: int = 0) -> None:
     """As the service's action does: on what the watches have brought."""
     for _ in range(200):
         for node in service:
@@ -51,7 +52,9 @@ async def resize(service: ServiceCluster, name: str, units: int, limit: str | No
             except AgentUnreachable:
                 continue
             if found is not None and found.confirmed:
-                request = ResizeRequest(id=name, share_units=units, memory_limit=limit, reason="a test")
+                request = ResizeRequest(
+                    id=name, share_units=units, last_units=last, memory_limit=limit, reason="a test"
+                )
                 await node.send(request)
                 return
         await asyncio.sleep(0.05)
@@ -61,7 +64,7 @@ async def resize(service: ServiceCluster, name: str, units: int, limit: str | No
 def in_use(agent: NodeAgent) -> int:
     """Units of GPU 0 that are owned or kept, as the device plugin counts them."""
     held = agent.on_kubernetes.held
-    return sum(held._in_use(one, ids) for one, ids in held._holders(FIRST.uuid))
+    return sum(held._in_use(one, FIRST.uuid, ids) for one, ids in held._holders(FIRST.uuid))
 
 
 async def test_devices_and_annotations_follow_the_new_share_and_the_pod_runs_on(
@@ -88,6 +91,43 @@ async def test_devices_and_annotations_follow_the_new_share_and_the_pod_runs_on(
     assert (found.share_units, found.guaranteed_units) == (10, 10)
     await agent.running("cleo", share=40)
     assert in_use(agent) == 100
+
+
+async def test_whole_gpu_and_half_of_another_lend_and_change_their_units_on_both(
+    agent: NodeAgent, service: ServiceCluster
+) -> None:
+    held = agent.on_kubernetes.held
+
+    def offered() -> tuple[int, int]:
+        return len(held.offered(FIRST.uuid)), len(held.offered(SECOND.uuid))
+
+    found = await agent.running("ada", gpus=(FIRST, SECOND), share=100, last_units=50)
+    assert found.share == Share(100, 2, 50)
+    assert [len(agent.held("ada")[gpu.uuid]) for gpu in (FIRST, SECOND)] == [100, 50]
+    assert (await agent.annotations("ada")).share == Share(100, 2, 50)
+    assert offered() == (100, 100)
+    await agent.annotate("ada", tier_patch(Tier.DOWNGRADED, time.time(), 60))
+    await agent.until(lambda: offered() == (140, 100))
+    await agent.annotate("ada", tier_patch(Tier.DOWNGRADED, time.time(), 10))
+    await agent.until(lambda: offered() == (190, 140))
+    peer = await agent.peer("ada")
+    peer.send(Kind.REQUEST, 0, 0, 1, gpu=SECOND.uuid)
+    await agent.until(lambda: offered() == (100, 100))
+    await agent.running("ben", gpus=(SECOND,), share=40)
+    with pytest.raises(ControlRefused, match="can have 60 units on GPU 1 now, and not 100"):
+        await resize(service, "ada", 100)
+    await resize(service, "ada", 40)
+    assert (await agent.annotations("ada")).share == Share(40, 2)
+    assert offered() == (160, 110)
+    await resize(service, "ada", 90, last=60)
+    for records_are_lost in (False, True):
+        await agent.stop()
+        if records_are_lost:
+            shutil.rmtree(agent.folder / "records")
+        await agent.start()
+        assert (await agent.session("ada")).share == Share(90, 2, 60)
+        held = agent.on_kubernetes.held
+        await agent.until(lambda: offered() == (110, 90))
 
 
 async def test_share_survives_restarts_of_the_agent_with_and_without_its_state(

@@ -149,6 +149,28 @@ async def test_a_share_of_several_gpus_lies_on_one_node(
     assert environment["CUDA_VISIBLE_DEVICES"] == environment["NVIDIA_VISIBLE_DEVICES"] == ",".join(uuids)
 
 
+async def test_a_share_of_one_gpu_and_half_of_another_waits_for_both_and_lists_the_whole_one_first(
+    make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster, templates: Path
+) -> None:
+    (templates / "more.yaml").write_text("{name: more, display_name: 1.5 GPU, gpu: {fraction: 1.5}}")
+    node = await nodes.add(gpus=2)
+    hub = await make_hub(lambda config: config.JupyterHub.tornado_settings.update(slow_spawn_timeout=0.2))
+    assert (await hub.start_server("ada", {"profile": "quarter-gpu"})).code in (201, 202)
+    await hub.started("ada")
+    assert (await hub.start_server("bob", {"profile": "more"})).code in (201, 202)
+    await hub.started("bob")
+    pod = await cluster.pod("jupyter-bob")
+    assert pod is not None
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["limits"] == {resource_name(1): "100", resource_name(0): "50"}
+    environment = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert environment["CUDA_VISIBLE_DEVICES"] == f"GPU-{node}-1,GPU-{node}-0"
+    assert pod["metadata"]["annotations"]["gpushare-spawner.io/share"] == "100,50"
+    assert (await hub.start_server("cyd", {"profile": "more"})).code == 202
+    told = Told(hub, "cyd")
+    await told.until("this needs 1.50 GPU on one node")
+
+
 async def test_a_spawn_waits_in_the_queue_and_says_so(
     make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster
 ) -> None:

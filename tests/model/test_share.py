@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.share import Share, units_from_fraction
+from gpushare_spawner.model.share import Share, units_from_fraction, units_on
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,28 @@ def test_shares_read_as_people_say_them() -> None:
     assert str(Share()) == "1 GPU"
     assert str(Share(count=2)) == "2 GPUs"
     assert str(Share(50, 2)) == "2 × 0.50 GPU"
+    assert str(Share(100, 3, 50)) == "2.50 GPU"
+    assert str(Share(70, 2, 40)) == "0.70 + 0.40 GPU"
+    assert str(Share(70, 3, 40)) == "2 × 0.70 + 0.40 GPU"
+
+
+@given(st.integers(1, 6400))
+def test_a_fraction_above_1_is_whole_gpus_and_a_part_of_the_last(units: int) -> None:
+    share = Share.from_fraction(units / 100)
+    assert share.total_units == units
+    assert share.count == -(-units // 100)
+    assert all(each == 100 for each in share.each[:-1])
+
+
+@pytest.mark.parametrize(("written", "count"), [(64.01, 1), (1.5, 2), (0, 1), ("1.505", 1)])
+def test_a_fraction_that_is_no_share_is_refused(written: object, count: int) -> None:
+    with pytest.raises(ValueError, match=r"like 0\.25"):
+        Share.from_fraction(written, count)
+
+
+def test_units_on_the_last_gpu_are_at_most_those_of_the_share_there() -> None:
+    assert [units_on(gpu, ("a", "b"), units, 50) for units in (100, 30) for gpu in ("a", "b")] == [100, 50, 30, 30]
+    assert units_on("b", ("a", "b"), 100, 0) == 100
 
 
 def test_each_gpu_of_a_share_has_its_units() -> None:

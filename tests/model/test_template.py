@@ -50,9 +50,12 @@ def changed(**changes: Any) -> dict[str, Any]:
     ("wrong", "says"),
     [
         (changed(name="Quarter GPU"), "name"),
-        (changed(gpu={"fraction": 1.5}), "out of range"),
+        (changed(gpu={"fraction": 0}), "out of range"),
         (changed(gpu={"fraction": 0.25, "count": 0}), "count"),
         (changed(gpu={}), "give fraction"),
+        (changed(gpu={"fraction": 1.5, "count": 2}), "on several GPUs already"),
+        (changed(gpu={"fraction": 1.5, "memory": {"engine": "suspend"}}), "a share of one GPU"),
+        (changed(gpu={"fraction": 65}), "from 0.01 to 64"),
         (changed(gpu={"fraction": 0.5, "count": 2, "memory": {"engine": "suspend"}}), "a share of one GPU"),
         (changed(gpu={"fraction": 0.5, "count": 2}, idle={"downgrade_after": "15m", "downgrade_to": 0.5}), "less than"),
         (changed(gpu={"fraction": 0.5, "count": 2, "time": {"limit": "25%"}}), "less than the share, 50%"),
@@ -81,6 +84,10 @@ def test_a_part_of_each_of_several_gpus_keeps_its_idle_actions_on_each() -> None
         changed(gpu={"fraction": 0.5, "count": 2}, idle={"downgrade_after": "15m", "downgrade_to": 0.1})
     )
     assert halves.share == Share(50, 2)
+    more = Template.model_validate(
+        changed(gpu={"fraction": "1.5"}, idle={"downgrade_after": "15m", "downgrade_to": 0.6})
+    )
+    assert (more.share, more.idle.units(Tier.DOWNGRADED, Share(100, 2, 50))) == (Share(100, 2, 50), 60)
     assert halves.idle.units(Tier.DOWNGRADED, Share(50, 2)) == 10
 
 

@@ -185,8 +185,8 @@ class FakeAgent:
         if request.memory_limit is not None:
             limit = resolve_bytes(request.memory_limit, 16 * GIB)
         self.change(
-            request.id, share_units=request.share_units, effective_units=units, guaranteed_units=units,
-            memory_limit_bytes=limit,
+            request.id, share_units=request.share_units, last_units=request.last_units, effective_units=units,
+            guaranteed_units=units, memory_limit_bytes=limit,
         )  # fmt: skip
         return Answer()
 

@@ -35,6 +35,17 @@ def test_a_borrower_gives_way_when_the_owner_is_back() -> None:
     ]
 
 
+def test_the_last_gpu_of_a_share_can_have_fewer_units() -> None:
+    gpus = [GpuReport(index=k, uuid=f"GPU-{k}", model="x", memory_bytes=1) for k in range(2)]
+    more = session("ann", gpus=("GPU-0", "GPU-1"), share_units=100, effective_units=100, last_units=50)
+    released = more.model_copy(update={"effective_units": 0, "guaranteed_units": 0})
+    assert [gpu_bar(gpu, [more]) for gpu in gpus] == [
+        [Segment("owned", 100, "ann")],
+        [Segment("owned", 50, "ann"), Segment("free", 50)],
+    ]
+    assert [gpu_bar(gpu, [released])[0] for gpu in gpus] == [Segment("lent", 100, "ann"), Segment("lent", 50, "ann")]
+
+
 def test_an_empty_gpu_that_may_be_overcommitted() -> None:
     gpu = GpuReport(index=0, uuid="GPU-0", model="x", memory_bytes=1, capacity_units=150)
     assert gpu_bar(gpu, []) == [Segment("free", 150)]

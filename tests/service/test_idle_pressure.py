@@ -39,7 +39,9 @@ SMALL = Template.model_validate({"name": "small", "display_name": "T", "gpu": {"
 ALWAYS = Template.model_validate(
     {"name": "always", "display_name": "A", "gpu": {"fraction": 0.5}, "idle": {**IDLE, "when": "always"}}
 )
-TEMPLATES = {one.name: one for one in (HALF, STEPS, H100, SMALL, ALWAYS)}
+HALVES = Template.model_validate({"name": "halves", "display_name": "2", "gpu": {"count": 2, "fraction": 0.5}})
+MORE = Template.model_validate({"name": "more", "display_name": "1.5", "gpu": {"fraction": 1.5}})
+TEMPLATES = {one.name: one for one in (HALF, STEPS, H100, SMALL, ALWAYS, HALVES, MORE)}
 
 
 def waits(user: str, template: str = "half") -> HubServer:
@@ -85,6 +87,14 @@ def test_the_longest_idle_session_is_needed_first_and_no_more_than_the_spawns_ne
     assert now_needed(full, [waits("eve"), waits("fay")], clock()) == sorted(
         one[1].split("/")[0] for one in (first, second)
     )
+
+
+def test_a_part_of_each_of_two_gpus_needs_no_more_than_that_on_each(full: FakeAgent, clock: Clock) -> None:
+    clock.forward(HOUR)
+    assert now_needed(full, [waits("eve", "halves")], clock()) == ["ann", "cyd"]
+    assert now_needed(full, [waits("eve", "more")], clock()) == ["ann", "bob", "cyd"]
+    full.change("bob", keep=Keep(until=clock() + 1, since=0, by="bob"))
+    assert now_needed(full, [waits("eve", "more")], clock()) == ["ann", "cyd", "dan"], "the other GPU is the whole one"
 
 
 def test_a_session_that_is_kept_or_exempt_is_passed_over_for_the_next_one(full: FakeAgent, clock: Clock) -> None:

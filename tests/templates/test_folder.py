@@ -54,7 +54,7 @@ def test_sorted_by_file_name_and_nothing_else_is_read(folder: Path) -> None:
 
 
 def test_one_bad_file_takes_no_other_down(folder: Path) -> None:
-    (folder / "15-bad.yaml").write_text(card("bad", "gpu: {fraction: 1.5}\n"))
+    (folder / "15-bad.yaml").write_text(card("bad", "gpu: {fraction: 65}\n"))
     (folder / "16-worse.yaml").write_bytes(b"\xff\x00")
     templates = PolicyFolder(folder).load()
     assert names(templates) == ["a", "b"]

@@ -61,8 +61,8 @@ def test_a_good_template() -> None:
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ("gpu: {fraction: 0}", "x.yaml:3: gpu.fraction: 0 is out of range; write a fraction of one GPU from 0.01 to 1"),
-        ("gpu:\n  fraction: 1.5", "x.yaml:4: gpu.fraction: 1.5 is out of range; write a fraction"),
+        ("gpu: {fraction: 0}", "x.yaml:3: gpu.fraction: 0 is out of range; write a fraction from 0.01 to 64"),
+        ("gpu:\n  fraction: 65", "x.yaml:4: gpu.fraction: 65 is out of range; write a fraction"),
         ("gpu: {fraction: 0.25x}", "x.yaml:3: gpu.fraction: '0.25x' is not a fraction; write a fraction"),
         ("gpu: {fraction: .nan}", "x.yaml:3: gpu.fraction: nan is not a fraction; write a fraction"),
         ("gpu: {fraction: .inf}", "x.yaml:3: gpu.fraction: inf is not a fraction; write a fraction"),
@@ -192,7 +192,7 @@ def test_what_is_no_template_at_all(source: bytes | str, expected: str) -> None:
 
 
 def test_every_problem_of_a_file_is_told_in_the_order_of_lines() -> None:
-    problems = said("gpu: {fraction: 2}\nlimits: {per_user: 0}\nfoo: 1\n")
+    problems = said("gpu: {fraction: 65}\nlimits: {per_user: 0}\nfoo: 1\n")
     fields = [problem.split(": ")[1] for problem in problems]
     assert sorted(fields) == ["display_name", "foo", "gpu.fraction", "limits.per_user", "name"]
     numbers = [int(problem.split(":")[1]) for problem in problems]

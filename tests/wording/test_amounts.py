@@ -45,6 +45,11 @@ def test_a_share_is_said_in_gpus(units: int, gpus: int, said: str) -> None:
     assert amounts.gpu_share(units, gpus) == said
 
 
+def test_a_share_with_fewer_units_on_the_last_gpu_is_said_with_them() -> None:
+    said = [amounts.gpu_share(units, 2, 50) for units in (100, 70, 50, 10, 0)]
+    assert said == ["1.50 GPU", "0.70 + 0.50 GPU", "2 × 0.50 GPU", "2 × 0.10 GPU", "0 GPU"]
+
+
 @pytest.mark.parametrize(
     ("size", "said"),
     [

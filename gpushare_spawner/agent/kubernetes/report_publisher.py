@@ -142,7 +142,15 @@ def _capacity(report: Report) -> object:
     """Return the part on which placement depends: the GPUs, and their allocated and lent units."""
     gpus = [(gpu.uuid, gpu.healthy, gpu.cordoned, gpu.capacity_units) for gpu in report.gpus]
     sessions = [
-        (session.id, session.gpus, session.share_units, session.borrowed_units, session.effective_units, session.tier)
+        (
+            session.id,
+            session.gpus,
+            session.share_units,
+            session.last_units,
+            session.borrowed_units,
+            session.effective_units,
+            session.tier,
+        )
         for session in report.sessions
     ]
     return gpus, sessions

@@ -135,10 +135,14 @@ class Shares:
 
     def change(self, session: Session) -> list[Session]:
         """Apply a change of tier or share. Returns the sessions with changed borrowed or guaranteed units."""
+        last_before = self._ledger.allocations[session.id].last_units
         self._ledger.replace(_allocation(session))
         for gpu in session.gpus:
             self.arbitrations[gpu.uuid].set_time_limit(session.id, session.time_limit_units)
-        return self._recount(session)
+        changed = self._recount(session)
+        if last_before != session.record.request.last_units:
+            self._set_weight(session, session.weight)  # it can be the same on the other GPUs
+        return changed
 
     def work_on_lent_units(self, session: Session, works: bool) -> None:
         """Give a downgraded or released session the weight of its share, or its own weight again.
@@ -208,10 +212,12 @@ class Shares:
         for session, units in sorted(weights, key=lambda weighed: weighed[1]):
             weight = self._weight(session, units)
             if weight != session.weight:
-                session.weight = weight
-                for gpu in session.gpus:
-                    on_gpu_weight = session.record.request.on(gpu.uuid, weight)
-                    self.arbitrations[gpu.uuid].set_weight(session.id, on_gpu_weight)
+                self._set_weight(session, weight)
+
+    def _set_weight(self, session: Session, weight: int) -> None:
+        session.weight = weight
+        for gpu in session.gpus:
+            self.arbitrations[gpu.uuid].set_weight(session.id, session.record.request.on(gpu.uuid, weight))
 
     def _weight(self, session: Session, units: int) -> int:
         return max(units, 1) if session.record.effective_units or session.works_on_lent_units else 0

@@ -21,7 +21,14 @@ from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from gpushare_spawner.model.control import Failure, ResizeRequest
 from gpushare_spawner.model.controls import (
@@ -38,7 +45,7 @@ from gpushare_spawner.model.controls import (
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.part import MessagePart, faults
 from gpushare_spawner.model.quantity import Instant, PercentOrBytes, parse_percent_or_bytes
-from gpushare_spawner.model.report import BypassingProcess, Notice
+from gpushare_spawner.model.report import BypassingProcess, Notice, shared_fields
 from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, UNITS_PER_GPU, NeighbourRules, Share, Tier, UseRule
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -73,14 +80,29 @@ class ShareChange(MessagePart):
     number: Annotated[int, Field(ge=1)]
     """Number that the answer repeats."""
     share_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)]
+    """Also "100,50", with `last_units`: an agent of an earlier version refuses such text."""
+    last_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)] = 0
+    """See `OpenRequest.last_units`."""
     memory_limit: PercentOrBytes | None = None
     reason: str = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_share(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("share_units"), str):
+            units, _, last = data["share_units"].partition(",")
+            return {**data, "share_units": units, "last_units": last or 0}
+        return data
+
+    @model_serializer(mode="wrap")
+    def _write_share(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = handler(self)
+        last = written.pop("last_units", 0)
+        return {**written, "share_units": _share_text(self.share_units, last)} if last else written
+
     def request(self, session: str) -> ResizeRequest:
         """Return the request to a session's agent."""
-        return ResizeRequest(
-            id=session, share_units=self.share_units, memory_limit=self.memory_limit, reason=self.reason
-        )
+        return ResizeRequest(id=session, **shared_fields(self, ResizeRequest))
 
 
 class ShareChangeAnswer(MessagePart):
@@ -102,7 +124,8 @@ USER_UNITS = PREFIX + "user-units"
 """Annotation: maximum units of all sessions of this user and quota together on one GPU while others compete; absent: no
 limit."""
 SHARE = PREFIX + "share"
-"""Annotation: the units that the session is entitled to, on each of its GPUs."""
+"""Annotation: the units that the session is entitled to, on each of its GPUs; "100,50": fewer on the last. An agent of
+an earlier version refuses such text."""
 GPU = PREFIX + "gpu"
 """Annotation: UUIDs of the session's GPUs, comma-separated, in NVML's format."""
 GPU_INDEX = PREFIX + "gpu-index"
@@ -188,6 +211,8 @@ class PodSession:
     """Seconds since the epoch."""
     effective_units: int
     """Units that the tier leaves to the session, on each of its GPUs: the full share when active."""
+    last_units: int = 0
+    """See `OpenRequest.last_units`."""
     borrowed_units: int = 0
     tier: Tier = Tier.ACTIVE
     notice: Notice | None = None
@@ -231,7 +256,7 @@ class PodSession:
     @property
     def share(self) -> Share:
         """The session's share."""
-        return Share(self.share_units, len(self.gpus))
+        return Share(self.share_units, len(self.gpus), self.last_units)
 
     def annotations(self) -> dict[str, str]:
         """Return the annotations for the pod's metadata. With `labels`, this is the inverse of `pod_session`."""
@@ -408,11 +433,19 @@ _ANNOTATIONS = {
 
 def _patch(**values: Any) -> dict[str, str | None]:
     """Return the annotations of a merge patch that sets these fields."""
-    return {
+    patch = {
         name: annotation.written(values[annotation.field])
         for name, annotation in _ANNOTATIONS.items()
         if annotation.field in values
     }
+    if values.get("last_units"):
+        patch[SHARE] = _share_text(values["share_units"], values["last_units"])
+    return patch
+
+
+def _share_text(units: int, last: int) -> str:
+    """Return the text of a share with fewer units on the last GPU, like "100,50"."""
+    return f"{units},{last}"
 
 
 def pod_session(annotations: Mapping[str, str] | None, labels: Mapping[str, str] | None = None) -> PodSession:
@@ -442,8 +475,9 @@ def pod_session(annotations: Mapping[str, str] | None, labels: Mapping[str, str]
 def _read_session(given: Mapping[str, str]) -> PodSession:
     problems: list[str] = []
     values: dict[str, Any] = {}
+    each, comma, last = given.get(SHARE, "").partition(",")
     for name, annotation in _ANNOTATIONS.items():
-        text = given.get(name)
+        text = given.get(name) if name != SHARE or not comma else each
         try:
             values[annotation.field] = annotation.default if text is None else annotation.read(text)
         except ValueError as error:
@@ -455,6 +489,11 @@ def _read_session(given: Mapping[str, str]) -> PodSession:
         gpus, indices, share = values["gpus"], values["gpu_indices"], values["share_units"]
         if values["effective_units"] is None:
             values["effective_units"] = share
+        if comma:
+            try:
+                values["last_units"] = Share(share, len(gpus), _units_from(1)(last)).last_units
+            except ValueError as error:
+                problems.append(f"the annotation {SHARE} is {given[SHARE]!r}: {error}")
         if len(gpus) != len(indices):
             problems.append(f"{GPU} names {len(gpus)} GPUs and {GPU_INDEX} {len(indices)}: both list the same GPUs")
         for name in (BORROWED, EFFECTIVE_SHARE):
@@ -502,9 +541,10 @@ def borrowed_patch(borrowed_units: int) -> dict[str, str | None]:
     return _patch(borrowed_units=borrowed_units)
 
 
-def share_patch(share_units: int, placed_units: int, memory_limit: str) -> dict[str, str | None]:
+def share_patch(share_units: int, placed_units: int, memory_limit: str, last_units: int = 0) -> dict[str, str | None]:
     """Return the annotations of a merge patch for a changed share. The caller adds those of the tier."""
-    return _patch(share_units=share_units, placed_units=placed_units, memory_limit=memory_limit)
+    share = {"share_units": share_units, "last_units": last_units}
+    return _patch(**share, placed_units=placed_units, memory_limit=memory_limit)
 
 
 def controls_patch(controls: Controls) -> dict[str, str | None]:

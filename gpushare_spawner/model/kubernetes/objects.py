@@ -40,7 +40,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     TIER_SINCE,
 )
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 
 REPORT_COMPONENT_LABEL = "app.kubernetes.io/component"
 REPORT_COMPONENT = "gpushare-report"
@@ -182,18 +182,18 @@ def capacity_of(units: int, gpu_memory_bytes: int) -> dict[str, str]:
     return {UNITS_CAPACITY: str(units), MEMORY_CAPACITY: f"{mebibytes}Mi"}
 
 
-def claim_spec(device_class: str, share_units: int, memory_by_gpu: Mapping[str, int]) -> dict[str, Any]:
-    """Return the spec of a claim for some units of each GPU. `memory_by_gpu`: bytes by GPU UUID."""
+def claim_spec(device_class: str, share: Share, memory_by_gpu: Mapping[str, int]) -> dict[str, Any]:
+    """Return the spec of a claim for a share of some GPUs. `memory_by_gpu`: bytes by GPU UUID, in the share's order."""
     requests = [
         {
             "name": f"gpu-{number}",
             "exactly": {
                 "deviceClassName": device_class,
-                "capacity": {"requests": capacity_of(share_units, memory)},
+                "capacity": {"requests": capacity_of(units, memory)},
                 "selectors": [{"cel": {"expression": _is_gpu(uuid)}}],
             },
         }
-        for number, (uuid, memory) in enumerate(memory_by_gpu.items())
+        for number, ((uuid, memory), units) in enumerate(zip(memory_by_gpu.items(), share.each, strict=True))
     ]
     return {"devices": {"requests": requests}}
 
@@ -256,16 +256,16 @@ def gpu_index_of(resource: str) -> int | None:
     return int(digits)
 
 
-def resource_limits(share_units: int, gpu_indices: Iterable[int], unit_size: int = 1) -> dict[str, str]:
-    """Return the resource limits of a notebook container: the devices of each of its GPUs.
+def resource_limits(share: Share, gpu_indices: Iterable[int], unit_size: int = 1) -> dict[str, str]:
+    """Return the resource limits of a notebook container: the devices of each of its GPUs, in the share's order.
 
     `unit_size`: share units per device of the plugin. A share that is not a multiple of it is rounded up, because
     otherwise it would promise units that the scheduler has not reserved.
     """
     if unit_size < 1:
         raise ValueError(f"the unit size is 1 share unit or more, not {unit_size}")
-    amount = str(-(-share_units // unit_size))
-    return {resource_name(index): amount for index in gpu_indices}
+    each = zip(gpu_indices, share.each, strict=True)
+    return {resource_name(index): str(-(-units // unit_size)) for index, units in each}
 
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"

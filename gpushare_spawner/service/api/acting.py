@@ -14,7 +14,7 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from gpushare_spawner.model.controls import MAX_REASON, MessageCause
 from gpushare_spawner.model.frames import MAX_TEXT_LETTERS
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import MOST_GPUS, Tier
 from gpushare_spawner.service.actions import drains, keeps
 from gpushare_spawner.service.actions import restart as servers
 from gpushare_spawner.service.actions import share as shares
@@ -98,8 +98,8 @@ class TierBody(ReasonBody):
 class ShareBody(ReasonBody):
     """The new share."""
 
-    fraction: Annotated[FiniteFloat, Field(gt=0, le=1)]
-    """Fraction of one GPU, in steps of 0.01."""
+    fraction: Annotated[FiniteFloat, Field(gt=0, le=MOST_GPUS)]
+    """Fraction of each of the session's GPUs, in steps of 0.01; above 1: whole GPUs and a part of the last."""
 
 
 class ExemptionBody(Arguments):

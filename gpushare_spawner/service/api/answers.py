@@ -264,6 +264,8 @@ class SessionEntry(ApiModel):
     starting: bool
     opened_at: float
     share_units: int
+    last_units: int
+    """Units of the share on the last GPU if these are fewer; 0: as many."""
     borrowed_units: int
     effective_units: int
     guaranteed_units: int

@@ -245,14 +245,14 @@ def _largest_share(snapshot: ServiceSnapshot, row: SessionDecision) -> int:
     """
     session, report = row.session, row.report
     kinds = AVAILABLE if session.effective_units == session.share_units else ("free",)
-    more = [
-        sum(units_of(snapshot.bars[report.node, gpu.uuid], kind) for kind in kinds)
+    each = [
+        session.on(gpu.uuid).share_units + sum(units_of(snapshot.bars[report.node, gpu.uuid], kind) for kind in kinds)
         if gpu.healthy and report.cordon() is None and report.cordon(gpu.uuid) is None
-        else 0
+        else session.on(gpu.uuid).share_units
         for gpu in report.gpus
         if gpu.uuid in session.gpus
     ]
-    return min(UNITS_PER_GPU, session.share_units + min(more, default=0))
+    return min([UNITS_PER_GPU, *each]) if each else session.share_units
 
 
 def _share_choices(snapshot: ServiceSnapshot, row: SessionDecision, caller: Caller) -> tuple[int, ...]:

@@ -143,7 +143,7 @@ _KEYS: dict[str, Callable[[SessionDecision], Any]] = {
     "node": lambda row: row.node,
     "template": lambda row: row.session.template,
     "tier": lambda row: _TIERS[row.session.tier],
-    "share": lambda row: row.session.share_units * max(1, len(row.session.gpus)),
+    "share": lambda row: row.session.total_units or row.session.share_units,
     "delivered": _delivered,
     "idle": _idle_since,
     "memory": lambda row: row.session.memory_bytes,

@@ -350,7 +350,10 @@ class SupposedGpus:
             ]
             if demand.accepts(model) and len(able) >= demand.count:
                 missing = {uuid: ledger.missing_units(uuid, demand.units) for uuid in able}
-                yield MissingUnits(demand.count, missing, last_resort)
+                # with fewer units on the last GPU, each can be the last
+                for last in able if demand.last_units else able[:1]:
+                    of_last = {last: ledger.missing_units(last, demand.least_units)}
+                    yield MissingUnits(demand.count, missing | of_last, last_resort)
 
     def make_way(self, spawn: ReclaimingSpawn, node: str, kept: Mapping[str, int]) -> None:
         (self._supposed.lending if self._lent else self._supposed.yielding)(kept, node)

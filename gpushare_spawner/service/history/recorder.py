@@ -146,9 +146,9 @@ class Meter:
         count = len(session.gpus)
         if not count:
             return
-        amounts = _amounts(session, before, after)
         group = group_of(session)
         for uuid in session.gpus:
+            amounts = _amounts(session.on(uuid), before, after)
             gpu = gpus.get(uuid)
             # the GPU that another layer provides is unknown
             named = uuid if session.layer is LayerName.NATIVE else str(session.layer)
@@ -177,7 +177,7 @@ class Meter:
 
 
 def _amounts(session: SessionReport, before: SessionCounters, after: SessionCounters) -> GpuTimeAmounts:
-    """Return a session's amounts between two reports, for each of its GPUs."""
+    """Return a session's amounts on one of its GPUs between two reports. ``session``: with its units there."""
     passed, count = after.seen_at - before.seen_at, len(session.gpus)
     share, borrowed = session.share_units / UNITS_PER_GPU, session.borrowed_units / UNITS_PER_GPU
     # regardless of its node's report, a session cannot work for longer than the elapsed time, plus a clock's step back
@@ -185,7 +185,8 @@ def _amounts(session: SessionReport, before: SessionCounters, after: SessionCoun
     worked = min(_growth(before.gpu_seconds, after.gpu_seconds) / count, longest)
     # the report has only the last tier change, so an earlier change that was undone is not counted
     since = min(max(session.tier_since, before.seen_at), after.seen_at)
-    held = before.effective_units * (since - before.seen_at) + after.effective_units * (after.seen_at - since)
+    held_before, held_after = (min(one.effective_units, session.share_units) for one in (before, after))
+    held = held_before * (since - before.seen_at) + held_after * (after.seen_at - since)
     return GpuTimeAmounts(
         reserved=share * passed,
         idle=share * max(0.0, passed - worked) if session.gpu_use_known else 0.0,

@@ -421,6 +421,7 @@ class NodeAgent:
         change = ShareChange(
             number=max(1, round(self._clock() * 1000)),
             share_units=request.share_units,
+            last_units=request.last_units,
             memory_limit=request.memory_limit,
             reason=request.reason,
         )

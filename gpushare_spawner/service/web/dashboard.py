@@ -94,7 +94,7 @@ def page_environment(prefix: str, theme: HubTheme, has_history: bool = False) ->
         "size": lambda amount: unbroken(memory(amount)),
         "duration": lambda seconds: unbroken(elapsed(seconds)),
         "latency": lambda seconds: unbroken(latency(seconds)),
-        "gpus": lambda units: unbroken(gpu_share(units)),
+        "gpus": lambda units, *several: unbroken(gpu_share(units, *several)),
         "number_of_gpus": number_of_gpus,
         "unbroken": unbroken,
         "counted": plural,

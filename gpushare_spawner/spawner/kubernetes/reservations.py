@@ -108,7 +108,7 @@ class PodReservations(Reservations[PodShare]):
 
     def counted(self, share: Share) -> Share:
         """Return the share in whole devices."""
-        return replace(share, units=self.cluster.whole_devices(share.units))
+        return self.cluster.counted(share)
 
     def in_flight(self) -> Iterable[Allocation]:
         """Return the places of pods that are not confirmed to run or may still appear."""
@@ -139,6 +139,7 @@ class PodReservations(Reservations[PodShare]):
             session=f"{ticket.request.session}#{token}",
             gpus=placement.gpus,
             share_units=share.units,
+            last_units=share.last_units,
             borrowed_units=placement.borrowed,
             effective_units=share.units,
             opened_at=time.time(),

@@ -174,6 +174,7 @@ class AgentReservations(Reservations[OpenedShare]):
             session=request.id,
             gpus=request.gpus,
             share_units=request.share_units,
+            last_units=request.last_units,
             borrowed_units=request.borrowed_units,
             effective_units=request.share_units,
             opened_at=time.time(),

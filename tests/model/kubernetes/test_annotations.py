@@ -16,6 +16,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     PREFIX,
     AnnotationProblem,
     PodSession,
+    ShareChange,
     answers_patch,
     controls_patch,
     notice_patch,
@@ -24,7 +25,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
 )
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import NeighbourRules, Tier
+from gpushare_spawner.model.share import NeighbourRules, Share, Tier
 
 SESSION = PodSession(
     session="ann@example.org+lab",
@@ -65,6 +66,7 @@ def sessions(draw: some.DrawFn) -> PodSession:
         session=draw(some.text(min_size=1)),
         template=draw(some.text(min_size=1)),
         share_units=share,
+        last_units=draw(some.integers(0, share - 1)) if len(gpus) > 1 else 0,
         gpus=tuple(gpus),
         gpu_indices=tuple(draw(some.permutations(range(len(gpus))))),
         tier_since=draw(some.integers(0, 10**13)) / 1000,
@@ -145,6 +147,9 @@ def test_what_the_annotations_look_like() -> None:
         ("messages", '[{"text": "", "by": "root", "at": 0}]', "text"),
         ("answers", '[{"number": 0, "done": true, "text": "", "at": 0}]', "number"),
         ("session", "", "empty"),
+        ("share", "25,10", "at least 2 GPUs"),
+        ("share", "25,x", "whole number from 1"),
+        ("share", ",10", "whole number from 1"),
     ],
 )
 def test_a_wrong_annotation_is_named_and_explained(name: str, value: str | None, explained: str) -> None:
@@ -156,6 +161,19 @@ def test_a_wrong_annotation_is_named_and_explained(name: str, value: str | None,
     with pytest.raises(AnnotationProblem, match=re.escape(explained)) as caught:
         pod_session(written)
     assert PREFIX + name in str(caught.value)
+
+
+def test_share_with_fewer_units_on_the_last_gpu_is_text_that_older_agents_refuse() -> None:
+    several = dataclasses.replace(SESSION, gpus=("GPU-1", "GPU-2"), gpu_indices=(3, 4), last_units=10)
+    assert several.annotations()[PREFIX + "share"] == "25,10"
+    assert several.share == Share(25, 2, 10)
+    change = ShareChange(number=1, share_units=25, last_units=10)
+    written = change.model_dump(mode="json")
+    assert written["share_units"] == "25,10"
+    assert "last_units" not in written
+    assert ShareChange.model_validate_json(change.model_dump_json()) == change
+    assert (change.request("ann").share_units, change.request("ann").last_units) == (25, 10)
+    assert ShareChange(number=1, share_units=25).model_dump(mode="json")["share_units"] == 25
 
 
 def test_every_problem_is_said_at_once() -> None:

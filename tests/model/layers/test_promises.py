@@ -25,6 +25,9 @@ def test_only_some_layers_give_a_part_of_each_of_several_gpus() -> None:
     (told,) = template({"count": 2, "fraction": 0.5}).broken_promises(LayerName.KAI)
     assert (told.field, told.advice) == ("gpu.count", "remove the count, or the fraction")
     assert "whole GPUs, or a part of one" in told.what
+    assert {layer for layer in LayerName if not broken(layer, {"fraction": 1.5})} == {LayerName.NATIVE}
+    (told,) = template({"fraction": 1.5}).broken_promises(LayerName.HAMI)
+    assert (told.field, told.what) == ("gpu.fraction", "HAMi gives a server the same part of each GPU")
 
 
 OVERSUBSCRIBED = {"fraction": 0.25, "memory": {"oversubscribe": True}}

@@ -164,7 +164,7 @@ async def test_user_of_other_groups_may_not_have_that_share(acting: Acting, hub_
     assert not acting.recorded
 
 
-@pytest.mark.parametrize("fraction", [0, 2, -1, 0.123, float("nan"), float("inf")])
+@pytest.mark.parametrize("fraction", [0, 65, -1, 0.123, float("nan"), float("inf")])
 async def test_what_is_no_fraction_is_refused(acting: Acting, fraction: float) -> None:
     refusal = await refusal_of(share.change_share(acting.actions, acting.seen(), ROOT, fraction))
     assert (refusal.code, refusal.text) == (RefusalCode.BAD_REQUEST, words.NO_FRACTION)
@@ -239,6 +239,11 @@ async def test_share_of_several_gpus_changes_on_each_of_them(acting: Acting, tem
     outcome = await share.change_share(acting.actions, acting.seen(), ANN, 0.5)
     assert outcome.text.startswith("The share is now 2 × 0.50 GPU (previously 2 GPUs).")
     assert acting.agent.sessions["ann"].share == Share(50, 2)
+    outcome = await share.change_share(acting.actions, acting.seen(), ROOT, 1.2)
+    assert outcome.text.startswith("The share is now 1.20 GPU (previously 2 × 0.50 GPU).")
+    assert acting.agent.sessions["ann"].share == Share(100, 2, 20)
+    refusal = await refusal_of(share.change_share(acting.actions, acting.seen(), ROOT, 2.5))
+    assert refusal.text.startswith("A share of 2.50 GPU is on 3 GPUs, and the session has 2.")
 
 
 async def test_share_of_a_session_that_makes_way_stays(acting: Acting) -> None:

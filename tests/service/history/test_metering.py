@@ -123,6 +123,21 @@ def test_each_of_several_gpus_has_its_part() -> None:
     }
 
 
+def test_a_gpu_with_fewer_units_has_a_smaller_part() -> None:
+    meter = Meter()
+    gpus = tuple(GpuReport(index=k, uuid=f"GPU-{k}", model="A100", memory_bytes=1) for k in range(2))
+    more = session(
+        gpus=("GPU-0", "GPU-1"), share_units=100, last_units=50, effective_units=60, guaranteed_units=60,
+        tier_since=BEGIN, borrowed_units=70,
+    )  # fmt: skip
+    meter.observe(Report(node="n", published_at=BEGIN + 100, gpus=gpus, sessions=(more,)), lambda session: "")
+    amounts = meter.take()[0]
+    found = {
+        subject.gpu: (amount.reserved, amount.recovered, amount.borrowed) for (_, subject), amount in amounts.items()
+    }
+    assert found == {"GPU-0": pytest.approx((100, 40, 70)), "GPU-1": pytest.approx((50, 0, 20))}
+
+
 def test_subjects_say_who_and_where() -> None:
     meter = Meter()
     observe(meter, report(BEGIN + 100, session(server="thesis")))

@@ -130,6 +130,16 @@ async def test_a_card_says_what_its_template_promises(reservations: AgentReserva
             {"fraction": 0.5, "memory": {"guarantee": "2Gi", "limit": "8Gi"}},
             "50 % of one GPU's time and 2 GiB of memory",
         ),
+        (
+            {"count": 2, "fraction": 0.5},
+            "Guaranteed 50 % of the time of 2 GPUs and 8 GiB of memory each Maximum 100 % of each GPU's time while "
+            "others are idle, and 16 GiB of memory each",
+        ),
+        (
+            {"fraction": 1.5},
+            "Guaranteed one whole GPU, with 16 GiB of memory, and 50 % of another GPU's time and 8 GiB of memory "
+            "Maximum 100 % of each GPU's time",
+        ),
     ],
 )
 async def test_a_card_words_shares_of_every_kind(

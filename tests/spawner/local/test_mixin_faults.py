@@ -225,7 +225,7 @@ async def test_overrides_that_the_spawner_cannot_apply_are_refused_and_logged(
 
 
 async def test_a_bad_template_takes_no_other_down(hub: RunningHub, templates: Path) -> None:
-    (templates / "bad.yaml").write_text("name: bad\ndisplay_name: Bad\ngpu: {fraction: 1.5}\n")
+    (templates / "bad.yaml").write_text("name: bad\ndisplay_name: Bad\ngpu: {fraction: 65}\n")
     assert (await hub.start_server("ada", {"profile": "bad"})).code == 400
     assert (await hub.start_server("ada", {"profile": "quarter-gpu"})).code == 201
 

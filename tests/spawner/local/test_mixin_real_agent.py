@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from gpushare_spawner.model.control import TierRequest
 from gpushare_spawner.model.share import Share, Tier
 from tests.agent.agent_process import AgentProcess
@@ -117,10 +119,13 @@ def kernels(*programs: Program) -> list[int]:
     return [program.hear()[1] for program in programs]
 
 
+@pytest.mark.parametrize(
+    ("gpu", "share"), [("{count: 2, fraction: 0.6}", Share(60, 2)), ("{fraction: 1.6}", Share(100, 2, 60))]
+)
 async def test_a_part_of_each_of_two_gpus_gets_its_time_on_each_and_yields_on_each_while_idle(
-    tmp_path: Path, templates: Path
+    tmp_path: Path, templates: Path, gpu: str, share: Share
 ) -> None:
-    (templates / "parts.yaml").write_text("{name: parts, display_name: Parts, gpu: {count: 2, fraction: 0.6}}")
+    (templates / "parts.yaml").write_text(f"{{name: parts, display_name: Parts, gpu: {gpu}}}")
     (templates / "one.yaml").write_text("{name: one, display_name: One, gpu: {fraction: 0.2}}")
     agent = AgentProcess(tmp_path, gpus=2)
     await agent.start()
@@ -136,10 +141,11 @@ async def test_a_part_of_each_of_two_gpus_gets_its_time_on_each_and_yields_on_ea
         assert len(set(gpus)) == 2
         assert shared in gpus
         report = await agent.client.report()
-        assert [present(report.session(user)).share for user in ("ada", "bob")] == [Share(60, 2), Share(20)]
+        assert [present(report.session(user)).share for user in ("ada", "bob")] == [share, Share(20)]
         alone = next(gpu for gpu in gpus if gpu != shared)
-        for environment, gpu in ((environments[0], alone), (environments[0], shared), (environments[1], shared)):
-            programs.append(Program(os.environ | environment | {"CUDA_VISIBLE_DEVICES": gpu}))
+        assert gpus == [alone, shared] or not share.last_units, "the GPU with more units is CUDA's first"
+        for environment, uuid in ((environments[0], alone), (environments[0], shared), (environments[1], shared)):
+            programs.append(Program(os.environ | environment | {"CUDA_VISIBLE_DEVICES": uuid}))
             stack.callback(programs[-1].end)
         kernels(*programs)
         undisturbed, larger, smaller = kernels(*programs)
@@ -155,4 +161,5 @@ async def test_a_part_of_each_of_two_gpus_gets_its_time_on_each_and_yields_on_ea
         assert await free() == [90, 70]
         kernels(programs[0])
         session = present((await agent.client.report()).session("ada"))
-        assert (session.tier, session.effective_units, await free()) == (Tier.ACTIVE, 60, [40, 20]), "work on one GPU"
+        assert (session.tier, session.effective_units) == (Tier.ACTIVE, share.units), "work on one GPU"
+        assert await free() == [100 - share.units, 20]

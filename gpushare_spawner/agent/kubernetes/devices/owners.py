@@ -224,7 +224,7 @@ class HeldDevices:
         in_use = 0
         for session, devices in self._holders(gpu):
             held.update(devices)
-            in_use += self._in_use(session, devices)
+            in_use += self._in_use(session, gpu, devices)
         for grant in self._pending(gpu):
             in_use += len(grant.devices - held)
             held |= grant.devices
@@ -262,7 +262,7 @@ class HeldDevices:
         """
         total = self.capacity
         for session, devices in self._holders(gpu):
-            total -= self._in_use(session, devices) - sum(id in claimed for id in devices)
+            total -= self._in_use(session, gpu, devices) - sum(id in claimed for id in devices)
         for grant in self._pending(gpu):
             total -= sum(id not in claimed for id in grant.devices)
         return max(0, total)
@@ -290,7 +290,7 @@ class HeldDevices:
                 "their units are taken; start the pod again"
             )
         others = [(session, held) for session, held in self._holders(gpu) if set(requested).isdisjoint(held)]
-        in_use = sum(self._in_use(session, held) for session, held in others)
+        in_use = sum(self._in_use(session, gpu, held) for session, held in others)
         in_use += sum(len(grant.devices) for grant in self._pending(gpu) if grant.devices.isdisjoint(requested))
         if in_use + len(requested) > self.capacity:
             raise DevicesRefused(
@@ -298,18 +298,16 @@ class HeldDevices:
                 f"{len(requested)} more are not available now; start the pod again"
             )
 
-    def free_for(self, session: Session) -> int:
-        """Return the units that a session can have on its fullest GPU.
+    def free_for(self, session: Session, gpu: Gpu) -> int:
+        """Return the units that a session can have on one of its GPUs.
 
         The use by other sessions and by new grants is subtracted.
         """
-        left = self.capacity
-        for gpu in session.gpus:
-            used = sum(self._in_use(holder, held) for holder, held in self._holders(gpu.uuid) if holder is not session)
-            own = {id for holder, held in self._holders(gpu.uuid) if holder is session for id in held}
-            used += sum(len(grant.devices) for grant in self._pending(gpu.uuid) if grant.devices.isdisjoint(own))
-            left = min(left, self.capacity - used)
-        return max(0, left) * self.unit_size
+        uuid = gpu.uuid
+        used = sum(self._in_use(holder, uuid, held) for holder, held in self._holders(uuid) if holder is not session)
+        own = {id for holder, held in self._holders(uuid) if holder is session for id in held}
+        used += sum(len(grant.devices) for grant in self._pending(uuid) if grant.devices.isdisjoint(own))
+        return max(0, self.capacity - used) * self.unit_size
 
     def grant(self, gpu: str, devices: Iterable[str]) -> DeviceGrant:
         """Grant devices to a container. The sessions that had them must have ended. Raises DevicesRefused."""
@@ -381,8 +379,8 @@ class HeldDevices:
     def _pending(self, gpu: str) -> list[DeviceGrant]:
         return [grant for grant in self.pending.values() if grant.gpu == gpu]
 
-    def _in_use(self, session: Session, devices: tuple[str, ...]) -> int:
-        """Return the number of devices that a session's tier leaves in use: all if none are lent.
+    def _in_use(self, session: Session, gpu: str, devices: tuple[str, ...]) -> int:
+        """Return the number of a GPU's devices that a session's tier leaves in use: all if none are lent.
 
         If the share was resized, return the devices for its current units, which can exceed the number that the pod
         holds.
@@ -391,5 +389,5 @@ class HeldDevices:
         resized = record.pod is not None and record.pod.placed_units is not None
         if not resized and record.effective_units >= record.request.share_units:
             return len(devices)
-        needed = devices_for(record.effective_units, self.unit_size)
+        needed = devices_for(record.request.on(gpu, record.effective_units), self.unit_size)
         return needed if resized else min(len(devices), needed)

@@ -46,7 +46,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     tier_patch,
 )
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import Tier, voids_idle_action
+from gpushare_spawner.model.share import Tier, units_on, voids_idle_action
 
 log = logging.getLogger(__name__)
 
@@ -59,15 +59,20 @@ def follow_share(session: Session, annotated: PodSession, held: HeldDevices, reg
     owner, change, request = session.record.pod, annotated.resize, session.record.request
     if owner is None or change is None or (owner.resized is not None and owner.resized.number == change.number):
         return
-    before, free = request.share_units, held.free_for(session)
+    before = request.share_units
     refused: Failure | None = None
     try:
-        if change.share_units > max(before, free):
-            message = (
-                f"session {session.id} can have {free} units on its GPUs now, and not {change.share_units}: others use "
-                "the devices"
+        for gpu in session.gpus:
+            units, free = (
+                units_on(gpu.uuid, request.gpus, change.share_units, change.last_units),
+                held.free_for(session, gpu),
             )
-            raise ControlRefused("no-capacity", message)
+            if units > max(request.on(gpu.uuid, before), free):
+                message = (
+                    f"session {session.id} can have {free} units on GPU {gpu.index} now, and not {units}: others use "
+                    "the devices"
+                )
+                raise ControlRefused("no-capacity", message)
         registry.tiers.resize(session, change.request(session.id))
     except ControlRefused as error:
         refused = Failure(code=error.code, message=error.message)
@@ -85,9 +90,10 @@ def needed_share_patch(annotated: PodSession, record: SessionRecord) -> dict[str
     if owner is None or owner.resized is None:
         return patch
     placed = owner.placed_units or request.share_units
-    have = (annotated.share_units, annotated.placed_units or annotated.share_units, annotated.memory_limit)
-    if have != (request.share_units, placed, str(request.memory_limit)):
-        patch |= share_patch(request.share_units, placed, str(request.memory_limit))
+    had = annotated.placed_units or annotated.share_units
+    have = (annotated.share_units, annotated.last_units, had, annotated.memory_limit)
+    if have != (request.share_units, request.last_units, placed, str(request.memory_limit)):
+        patch |= share_patch(request.share_units, placed, str(request.memory_limit), request.last_units)
         # Patch both together, because units beyond the share would make the annotations invalid.
         patch |= tier_patch(
             record.tier, record.tier_since, record.effective_units, yields_until=record.yields_until, use=record.use

@@ -76,6 +76,8 @@ def open_request(annotated: PodSession, gpus: tuple[str, ...]) -> OpenRequest:
     """Return the request that opens the session of a pod. `gpus`: UUIDs."""
     user, server = split_session_id(annotated.session)
     own = {"id": annotated.session, "user": user, "server": server, "uid": 0, "gpus": gpus, "layer": LayerName.NATIVE}
+    if gpus != annotated.gpus:
+        own |= {"last_units": 0}  # the GPU with fewer units is unknown
     return OpenRequest(**shared_fields(annotated, OpenRequest) | own)
 
 

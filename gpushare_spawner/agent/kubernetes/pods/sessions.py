@@ -56,7 +56,7 @@ from gpushare_spawner.model.kubernetes.annotations import SESSION_SELECTOR, Anno
 from gpushare_spawner.model.kubernetes.container_requests import lacks_requests
 from gpushare_spawner.model.kubernetes.objects import gpu_index_of
 from gpushare_spawner.model.report import shared_fields
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share import UNITS_PER_GPU, units_on
 
 log = logging.getLogger(__name__)
 
@@ -360,9 +360,7 @@ class PodSessions:
             for ids in given:
                 self._held.settled(gpu, ids)
         indices = ", ".join(str(self._node.gpus[gpu].index) for gpu in record.request.gpus)
-        log.info(
-            "session %s is pod %s/%s: %d units on GPU %s", record.request.id, *key, record.request.share_units, indices
-        )
+        log.info("session %s is pod %s/%s: %s on GPU %s", record.request.id, *key, record.request.share, indices)
 
     def _adopt_devices(self, session: Session, owner: PodOwner, devices: Mapping[str, DeviceIds]) -> None:
         """Adopt the devices that the kubelet lists for a session's pod."""
@@ -393,9 +391,13 @@ class PodSessions:
                 f"pod {pod.namespace}/{pod.name} is annotated with GPUs {', '.join(annotated.gpus)} and holds devices "
                 f"of {', '.join(devices)}: the devices count"
             )
-        placed = annotated.placed_units or annotated.share_units
-        expected = devices_for(placed, self._held.unit_size)
         for gpu, ids in ids_by_gpu(devices).items():
+            placed = annotated.placed_units
+            if placed is None:
+                placed = units_on(gpu, annotated.gpus, annotated.share_units, annotated.last_units)
+            elif gpu != annotated.gpus[0]:
+                continue  # only the units on the first GPU before the change are known
+            expected = devices_for(placed, self._held.unit_size)
             if len(ids) != expected:
                 self._warnings.about(
                     f"pod {pod.namespace}/{pod.name} holds {len(ids)} devices of GPU {self._node.gpus[gpu].index}; a "

@@ -409,11 +409,11 @@ class ClusterSnapshots:
     def _count_promised(self, before: _SeenPod | None, now: _SeenPod | None) -> None:
         if before is not None:
             for uuid in before.allocation.gpus:
-                self._promised[uuid] -= before.allocation.share_units
+                self._promised[uuid] -= before.allocation.on(uuid).share_units
                 if not self._promised[uuid]:
                     del self._promised[uuid]
         if now is not None:
-            self._promised.update(dict.fromkeys(now.allocation.gpus, now.allocation.share_units))
+            self._promised.update({uuid: now.allocation.on(uuid).share_units for uuid in now.allocation.gpus})
 
     def _seen_pod(self, name: str, pod: Mapping[str, Any], before: _SeenPod | None) -> _SeenPod:
         uid, version = pod["metadata"]["uid"], pod["metadata"].get("resourceVersion") or ""
@@ -437,10 +437,12 @@ class ClusterSnapshots:
             return allocation_elsewhere(
                 _name(pod), session.share, Tenant(user, quota=session.quota), session.template, created_at(pod)
             ), None
+        share = self.counted(session.share)
         allocation = Allocation(
             session=_name(pod),
             gpus=session.gpus,
-            share_units=self.whole_devices(session.share_units),
+            share_units=share.units,
+            last_units=share.last_units,
             borrowed_units=self.whole_devices(session.borrowed_units),
             effective_units=self.whole_devices(session.effective_units),
             opened_at=created_at(pod),
@@ -450,6 +452,11 @@ class ClusterSnapshots:
             neighbours=session.neighbours,
         )
         return allocation, session.notice
+
+    def counted(self, share: Share) -> Share:
+        """Return the share in whole devices."""
+        units, last = self.whole_devices(share.units), self.whole_devices(share.last_units)
+        return Share(units, share.count, last if last < units else 0)
 
     def whole_devices(self, units: int) -> int:
         """Return the units, rounded up to whole devices: the kubelet allocates devices of ``unit_size`` units."""
