@@ -186,10 +186,11 @@ def capacity(why: Unplaceable) -> str:
             limit = f"no node has more than {why.most_count} of one model" if why.most_count else "none is usable"
             return f"This needs {_amount(share)}, and {limit}. {_SMALLER}"
         case _ if share.count == 1:
-            where = f"GPU {why.conditions.gpu}" if why.conditions.gpu else "any GPU"
-            if why.conditions.nodes and not why.conditions.gpu:
-                where += f" of node {either(why.conditions.nodes)}"
-            free = f"at most {gpu_share(why.best_units)} is free on {where}" if why.best_units else "none is free"
+            pin = why.conditions
+            place = f"GPU {pin.gpu}" if pin.gpu else f"any GPU of node {either(pin.nodes)}" if pin.nodes else ""
+            free = f"at most {gpu_share(why.best_units)} is free on {place or 'any GPU'}"
+            if not why.best_units:
+                free = f"none is free on {place}" if place else "none is free"
             return f"Not enough free capacity: this needs {share}, and {free}."
         case _:
             if share.units < UNITS_PER_GPU:

@@ -27,6 +27,7 @@ from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshot
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.placement.reports import ledger_of
 from tests.present import present
+from tests.spawner.running_hub import until
 
 from .sharing_hub import GpuNodes, gpu
 from .standin.cluster import Cluster
@@ -62,6 +63,28 @@ async def test_a_server_that_is_pinned_to_a_node_is_placed_there(
     response = await hub.start_server("bob", {"profile": "half-gpu"})
     assert response.code == 503
     assert "No GPU has 0.50 GPU free now" in await message_of(response)
+
+
+async def test_users_and_groups_of_placement_yaml_are_placed_on_their_nodes_and_wait_for_them(
+    make_hub: MakeHub, nodes: GpuNodes, templates: Path
+) -> None:
+    first, second, _ = sorted([await nodes.add(gpus=1) for _ in range(3)])
+    pins = {"users": {"ada": {"nodes": [second]}}, "groups": {"ml-course": {"nodes": [second]}}}
+    (templates / "placement.yaml").write_text(json.dumps(pins))
+    hub = await make_hub()
+    assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 201
+    assert await nodes.held() == {f"GPU-{second}-0": 100}
+    pinned = {"profile": "half-gpu", "placement": {"nodes": [first]}}
+    assert (await hub.start_server("bob", pinned)).code == 201
+    assert await nodes.held() == {f"GPU-{second}-0": 100, f"GPU-{first}-0": 50}
+    refused = await message_of(await hub.start_server("mia", pinned))
+    assert f"it asks for the nodes {second}, and not for {first}, as the option placement says" in refused
+    starting = asyncio.ensure_future(hub.start_server("mia", {"profile": "half-gpu"}))
+    why = f"Not enough free capacity: this needs 0.50 GPU, and none is free on any GPU of node {second}."
+    await until(lambda: [ticket.hint for ticket in hub.reservations.queue] == [why])
+    await hub.stop_server("ada")
+    assert (await starting).code == 201
+    assert await nodes.held() == {f"GPU-{second}-0": 50, f"GPU-{first}-0": 50}
 
 
 async def test_a_report_for_another_node_is_ignored(make_hub: MakeHub, nodes: GpuNodes) -> None:
