@@ -7,6 +7,7 @@ and users, at any depth. Use is updated incrementally. Recent use over quota is 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -232,6 +233,8 @@ class _Pool:
     charges: dict[str, Charge] = field(default_factory=dict)
     used: dict[str, ResourceAmounts] = field(default_factory=dict)
     """By account key, with what the group contains."""
+    servers: Counter[str] = field(default_factory=Counter)
+    """The number of servers with a GPU, in the same way."""
     counted: tuple[Left, frozenset[str]] | None = None
     """The remainder and the servers in quota; None: not computed since the last change."""
 
@@ -272,6 +275,7 @@ class QuotaUsage:
 
     def _count(self, pool: _Pool, charge: Charge, times: int) -> None:
         for account in charge.account.path:
+            pool.servers[account.key] += times if charge.needs.units else 0
             pool.used[account.key] = pool.used.get(account.key, NOTHING).plus(charge.needs, times)
         pool.counted = None
 
@@ -285,11 +289,13 @@ class QuotaUsage:
         charged = (charge.account for charge in self._charges.values())
         return list({account.key: account for account in (*self.accounts.named(), *charged)}.values())
 
-    def servers(self, account: Account) -> Iterator[Charge]:
-        """Yield the charges with a GPU of an account; for a group, with what it contains."""
+    def servers(self, account: Account, user: str = "") -> int:
+        """Return the number of servers with a GPU of an account, or of one user there; for a group, of all within."""
         pool = self._pools.get(pool_of(account))
-        if pool is not None:
-            yield from (one for one in pool.charges.values() if one.needs.units and one.account.is_within(account))
+        if pool is None or not user:
+            return pool.servers[account.key] if pool is not None else 0
+        mine = (one for one in pool.charges.values() if one.user == user and one.needs.units)
+        return sum(one.account.is_within(account) for one in mine)
 
     def left(self, account: Account) -> Left:
         """Return the remainder of the account's guarantees. The caller must not change it."""

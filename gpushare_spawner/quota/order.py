@@ -79,9 +79,9 @@ def _refused(usage: QuotaUsage, account: Account, user: str) -> LimitExceeded | 
     """Return the limit on servers that one more server with a GPU would exceed, or None."""
     for level in account.path:
         of_user, of_all = level.quota.per_user.servers, level.quota.servers
-        if of_user is not None and (mine := sum(one.user == user for one in usage.servers(level))) >= of_user:
+        if of_user is not None and (mine := usage.servers(level, user)) >= of_user:
             return LimitExceeded(level, Limit.USER_SERVERS, of_user, mine)
-        if of_all is not None and (servers := sum(1 for _ in usage.servers(level))) >= of_all:
+        if of_all is not None and (servers := usage.servers(level)) >= of_all:
             return LimitExceeded(level, Limit.SERVERS, of_all, servers)
     return None
 

@@ -377,7 +377,7 @@ class Cluster:
             assert exceeded_amounts(kept, account, ResourceAmounts()) is None
             for used, most in zip(kept.used(account), account.quota.maxima, strict=True):
                 assert most is None or used <= most
-            assert account.quota.servers is None or sum(1 for _ in kept.servers(account)) <= account.quota.servers
+            assert account.quota.servers is None or kept.servers(account) <= account.quota.servers
 
     def _check_units(self) -> None:
         """No GPU has more owners than units, whatever was lost and found meanwhile."""

@@ -398,7 +398,7 @@ async def quotas(call: PlainCall) -> answers.QuotasAnswer:
                 weight=account.quota.weight,
                 used_units=usage.used(account).units,
                 over_units=over.get(account.key, NOTHING).units,
-                sessions=sum(1 for _ in usage.servers(account)),
+                sessions=usage.servers(account),
                 cpu=answers.QuotaResource.of(account.quota, Resource.CPU, usage.used(account)),
                 memory=answers.QuotaResource.of(account.quota, Resource.MEMORY, usage.used(account)),
             )
