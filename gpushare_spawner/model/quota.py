@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from gpushare_spawner.model.part import SHOWN_LINE, FilePart
 from gpushare_spawner.model.quantity import Bytes, Cores, Seconds
 from gpushare_spawner.model.share import UNITS_PER_GPU, written_units
+from gpushare_spawner.model.template import PRIORITIES, Priority
 
 HALF_LIFE_SECONDS = 86400.0
 """The default of `Quotas.half_life`, one day. Notebooks are used during working days: use over quota has half the
@@ -187,6 +188,8 @@ class Quota(FilePart):
     """Maximum number of servers with a GPU that use the quota at the same time. Not given: no limit."""
     per_user: PerUser = PerUser()
     """Limits of one user within the quota."""
+    priorities: Annotated[tuple[Priority, ...], Field(min_length=1)] = PRIORITIES
+    """Priorities that templates of its servers with a GPU can have, for example `[low, normal]`. Not given: all."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Quota:

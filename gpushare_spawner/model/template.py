@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -30,6 +30,10 @@ from gpushare_spawner.model.share import (
     units_from_fraction,
 )
 
+Priority = Literal["low", "normal", "high"]
+"""The priority of a template's spawns and sessions."""
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+"""All priorities, the lowest first."""
 IDLE_ORDER = "idle_order"
 """Type of the error for idle actions in the wrong order; its context has the names and seconds of two of them."""
 LAYER_CANNOT = "layer_cannot"
@@ -472,6 +476,12 @@ class Template(FilePart):
     """The users and groups that may use the template. Not given: all users."""
     limits: Limits = Limits()
     """Maximum number of servers with the template at the same time."""
+    priority: Priority = "normal"
+    """Order of its spawns in the queue, among those in quota and among those of one quota. Where units are reclaimed,
+    sessions over quota with a lower priority yield first."""
+    reclaimable: Annotated[bool, Field(strict=True)] = True
+    """With `false`, sessions count against guarantees only and never yield units to others: a spawn beyond the quota's
+    guarantee is refused. Has an effect only with quotas."""
     labels: tuple[ShownLine, ...] = ()
     """Labels of the template's sessions, for `near` and `apart_from` of any template."""
     placement: TemplatePlacement = TemplatePlacement()
@@ -492,6 +502,8 @@ class Template(FilePart):
                 )
             if self.placement != TemplatePlacement():
                 raise ValueError("placement: needs a gpu; remove the field")
+            if not self.reclaimable:
+                raise ValueError("reclaimable: needs a gpu; remove the field")
             return self
         if self.placement.gpu is not None and self.gpu.share.count > 1:
             raise ValueError(f"placement.gpu: is one GPU, and the share is {self.gpu.share}; remove the field")
@@ -558,6 +570,11 @@ class Template(FilePart):
                 "idle: release_resources: Kubernetes does not lower the requests of a server whose guarantees of cpu "
                 "and memory are its limits; give one limit that is more than its guarantee"
             )
+
+    @property
+    def rank(self) -> int:
+        """The priority as a number: the lowest is 0."""
+        return PRIORITIES.index(self.priority)
 
     @property
     def share(self) -> Share | None:

@@ -174,11 +174,13 @@ class Charge:
     """What the server is entitled to, on all its GPUs together."""
     opened_at: float
     """Seconds since the epoch. The oldest servers are in quota first."""
+    reclaimable: bool = True
+    """See `Template.reclaimable`."""
 
     @property
-    def age(self) -> tuple[float, str]:
-        """Sort key: the oldest server first; the session id breaks ties."""
-        return (self.opened_at, self.session)
+    def age(self) -> tuple[bool, float, str]:
+        """Sort key: the servers that cannot be reclaimed, then the oldest first; the session id breaks ties."""
+        return (self.reclaimable, self.opened_at, self.session)
 
 
 @dataclass
@@ -300,6 +302,14 @@ class QuotaUsage:
     def left(self, account: Account) -> Left:
         """Return the remainder of the account's guarantees. The caller must not change it."""
         return self._counted(account)[0]
+
+    def left_beside(self, account: Account) -> Left:
+        """Return the remainder of the account's guarantees beside the servers that cannot be reclaimed."""
+        left, pool = Left(), self._pools.get(pool_of(account))
+        kept = (one for one in pool.charges.values() if not one.reclaimable) if pool is not None else ()
+        for charge in sorted(kept, key=lambda charge: charge.age):
+            left.take(charge.account, charge.needs)
+        return left
 
     def in_quota(self, session: str) -> bool:
         """Return whether a server is in quota. Raises KeyError for an unknown server."""

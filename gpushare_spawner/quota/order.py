@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from gpushare_spawner.model.quota import NOTHING, Resource, ResourceAmounts
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota.accounts import Account, Left, QuotaAccounts, QuotaUsage, pool_of
 
 
@@ -30,6 +31,10 @@ class Limit(Enum):
     """Maximum number of servers with a GPU."""
     USER_SERVERS = "user-servers"
     """Maximum number of the user's servers with a GPU."""
+    PRIORITY = "priority"
+    """Priorities of templates."""
+    GUARANTEE = "guarantee"
+    """Guarantee, for a server that cannot be reclaimed."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +72,24 @@ class Admission:
         return not self.lacking
 
 
-def admit(usage: QuotaUsage, account: Account, user: str, needs: ResourceAmounts) -> Admission:
-    """Return the admission of a user's server: every group that contains the account must admit it too."""
+def admit(
+    usage: QuotaUsage, account: Account, user: str, needs: ResourceAmounts, template: Template | None = None
+) -> Admission:
+    """Return the admission of a user's server: every group that contains the account must admit it too.
+
+    ``template``: whose priority must be allowed; if its servers cannot be reclaimed, they must be within the guarantee.
+    """
     left = usage.left(account)
     refused = _refused(usage, account, user) if needs.units else None
     refused = refused or exceeded_amounts(usage, account, needs)
+    if template is not None and needs.units and refused is None:
+        for level in account.path:
+            if template.priority not in level.quota.priorities:
+                refused = LimitExceeded(level, Limit.PRIORITY, 0, 0)
+        if not template.reclaimable:
+            left = usage.left_beside(account)
+            if refused is None and left.lacking(account, needs):
+                refused = LimitExceeded(account, Limit.GUARANTEE, left.of(account).units, 0)
     return Admission(account, left.lacking(account, needs), left.of(account), refused, needs)
 
 
@@ -183,6 +201,8 @@ class Asking(Generic[Spawn]):
     account: Account
     needs: ResourceAmounts
     """On all its GPUs together."""
+    reclaimable: bool = True
+    """See `Template.reclaimable`."""
 
 
 def ordered(
@@ -233,7 +253,11 @@ def divided(asking: Iterable[Asking[Spawn]], usage: QuotaUsage) -> tuple[list[As
         pool = pool_of(request.account)
         if pool not in left:
             left[pool] = usage.left(request.account).copy()
-        (first if left[pool].take(request.account, request.needs) else others).append(request)
+        in_quota = left[pool].take(request.account, request.needs)
+        if not in_quota and not request.reclaimable:
+            # it is admitted only within the guarantee, and another server will be over quota then
+            in_quota = not usage.left_beside(request.account).lacking(request.account, request.needs)
+        (first if in_quota else others).append(request)
     return first, others
 
 

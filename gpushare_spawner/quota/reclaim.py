@@ -15,12 +15,14 @@ from itertools import combinations, groupby
 from math import comb
 from typing import Protocol, TypeVar
 
+from gpushare_spawner.model.template import PRIORITIES
 from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED
 from gpushare_spawner.quota.order import Asking
 
 Spawn = TypeVar("Spawn")
 SpawnIn = TypeVar("SpawnIn", contravariant=True)
 
+NORMAL = PRIORITIES.index("normal")
 MOST_TOGETHER = 4096
 """Sets of sessions, times choices of GPUs, that are all compared on one node. If there are more, each GPU is planned by
 itself. After so many plans no further node is searched for the spawn. Our value: at most 0.3 s."""
@@ -50,6 +52,9 @@ class OverQuota:
     opened_at: float = 0.0
     settled: bool = True
     """Whether it can lose units to accounts over quota: it has not lost or gained units for `MINIMUM_RUN`."""
+
+    priority: int = NORMAL
+    """See `Template.rank`."""
 
     @property
     def rank(self) -> tuple[int, float, str]:
@@ -145,23 +150,28 @@ class _Best:
 def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gpus: Gpus[Spawn]) -> dict[str, int]:
     """Return the sessions that make way, with the units that they keep. ``asking``: spawns in quota, in queue order.
 
-    Each spawn takes only the units that it needs, and none from its own account. Units go to one spawn only. Plans for
-    a node are valid until it changes.
+    Sessions with a higher priority make way only if no plan without them exists. Each spawn takes only the units that
+    it needs, and none from its own account. Units go to one spawn only. Plans for a node are valid until it changes.
     """
     kept: dict[str, int] = {}
     on_node: dict[str, list[OverQuota]] = {}
     for session in sorted(sessions, key=lambda session: session.rank):
         on_node.setdefault(session.node, []).append(session)
-    plans: dict[tuple[str, Hashable], dict[str, _Best | None]] = {}
+    priorities = sorted({session.priority for here in on_node.values() for session in here})
+    plans: dict[tuple[str, Hashable, int], dict[str, _Best | None]] = {}
     for request in asking:
         spawn, account = request.spawn, request.account.key
         changed = gpus.place(spawn)
         if changed is None:
-            by_node = plans.setdefault((account, gpus.kind(spawn)), {})
-            for node in on_node.keys() - by_node.keys():
-                others = [session for session in on_node[node] if session.account != account]
-                by_node[node] = _best(gpus.lacking(spawn, node), others)
-            found = [(best, node) for node, best in by_node.items() if best is not None]
+            found: list[tuple[_Best, str]] = []
+            for priority in priorities:
+                by_node = plans.setdefault((account, gpus.kind(spawn), priority), {})
+                for node in on_node.keys() - by_node.keys():
+                    others = [one for one in on_node[node] if one.account != account and one.priority <= priority]
+                    by_node[node] = _best(gpus.lacking(spawn, node), others)
+                found = [(best, node) for node, best in by_node.items() if best is not None]
+                if any(not best.last_resort for best, _ in found):
+                    break
             compared = 0
             for best, _ in nsmallest(MOST_SEARCHED, found, key=_order):
                 if compared < MOST_TOGETHER:

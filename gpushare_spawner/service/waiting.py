@@ -111,7 +111,9 @@ def quota_use(
             account = accounts.find(session.quota, session.user)
             charged = needs.get(session.template, NOTHING)
             charged = charged._replace(units=session.total_units)
-            usage.put(Charge(session.id, session.user, account, charged, session.begun))
+            template = templates.get(session.template)
+            reclaimable = template is None or template.reclaimable
+            usage.put(Charge(session.id, session.user, account, charged, session.begun, reclaimable))
     for server in servers if quotas.count_resources else ():
         charged = needs.get(server.profile or "", NOTHING)
         charged_to = account_of(accounts, server)

@@ -12,7 +12,7 @@ from gpushare_spawner.model.quota import MILLICORES, Quotas, Resource, ResourceA
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.quota.accounts import Account, AccountKind
 from gpushare_spawner.quota.order import Admission, Limit, LimitExceeded
-from gpushare_spawner.wording.amounts import elapsed, gpu_share, memory, plural
+from gpushare_spawner.wording.amounts import either, elapsed, gpu_share, memory, plural
 from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, when_idle
 
 UNKNOWN_ADDRESS = "The API has no such address. GET openapi.json lists all addresses."
@@ -272,6 +272,15 @@ def exceeded(refused: LimitExceeded, needs: ResourceAmounts) -> str:
                 f"You have {plural(used, 'server')} with a GPU in {owner}, which allows {most} for each "
                 "user. Stop one first, or choose a template without a GPU."
             )
+        case Limit.PRIORITY:
+            allowed = either(refused.account.quota.priorities)
+            return f"This template's priority is not allowed with {owner}: choose one with priority {allowed}."
+        case Limit.GUARANTEE:
+            return (
+                f"Servers of this template never yield their GPU, so the guarantee must cover them: this needs "
+                f"{gpu_share(needs.units)}, and {gpu_share(most)} of {owner} is left for such servers. Choose another "
+                "template, or try again when such a server of this quota has stopped."
+            )
 
 
 def over_quota_waits(admission: Admission) -> str:
@@ -288,6 +297,8 @@ def on_card(admission: Admission) -> str:
             Limit.MAXIMUM: f"{quota_amount(of, refused.used)} of at most {quota_amount(of, refused.most)} in use",
             Limit.SERVERS: f"{refused.used} of at most {plural(refused.most, 'server')} in use",
             Limit.USER_SERVERS: f"you have {refused.used} of at most {plural(refused.most, 'server')}",
+            Limit.PRIORITY: "the quota does not allow the template's priority",
+            Limit.GUARANTEE: f"{gpu_share(refused.most)} of the guarantee left for servers that never yield",
         }
         whose = f"{refused.account.name}: " if refused.account.key != admission.account.key else ""
         return f"you cannot start now: {whose}{limits[refused.limit]}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.model.quota import Quotas, Resource, ResourceAmounts
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota.accounts import Charge, QuotaAccounts, QuotaUsage
-from gpushare_spawner.quota.order import Limit, LimitExceeded, admit
+from gpushare_spawner.quota.order import Asking, Limit, LimitExceeded, admit, divided
+from gpushare_spawner.wording.service import exceeded as exceeded_text
 
 ACCOUNTS = QuotaAccounts(
     Quotas.model_validate(
@@ -80,3 +82,39 @@ def test_a_server_is_admitted_only_if_every_level_and_every_resource_admits_it()
         found.put(Charge(f"g{number}", "eve", d, ResourceAmounts(10), 0))
     assert admit(found, c, "ada", ResourceAmounts(10)).refused == LimitExceeded(a, Limit.SERVERS, 3, 3)
     assert admit(found, c, "ada", ResourceAmounts(0, 1)).refused is None, "a server without a GPU is not counted there"
+
+
+def made(**fields: object) -> Template:
+    return Template.model_validate({"name": "t", "display_name": "T", "gpu": {"fraction": 0.5}, **fields})
+
+
+def test_a_priority_that_the_quota_does_not_allow_is_refused() -> None:
+    accounts = QuotaAccounts(Quotas.model_validate({"groups": {"course": {"priorities": ["low", "normal"]}}}))
+    course = accounts.find("group:course", "")
+    needs = ResourceAmounts(50)
+    assert admit(QuotaUsage(accounts), course, "eve", needs, made()).refused is None
+    refused = admit(QuotaUsage(accounts), course, "eve", needs, made(priority="high")).refused
+    assert refused == LimitExceeded(course, Limit.PRIORITY, 0, 0)
+    assert exceeded_text(refused, needs) == (
+        "This template's priority is not allowed with the quota of group course: choose one with priority low or "
+        "normal."
+    )
+
+
+def test_a_server_that_cannot_be_reclaimed_is_admitted_within_the_guarantee_only() -> None:
+    accounts = QuotaAccounts(Quotas.model_validate({"groups": {"course": {"guarantee": 0.5}}}))
+    course, needs, kept = accounts.find("group:course", ""), ResourceAmounts(50), made(reclaimable=False)
+    # a server that can be reclaimed makes way for it
+    used = QuotaUsage(accounts)
+    used.put(Charge("0", "bob", course, needs, 0.0))
+    admission = admit(used, course, "eve", needs, kept)
+    assert (admission.refused, admission.in_quota) == (None, True)
+    assert divided([Asking("eve", course, needs, reclaimable=False)], used)[0]
+    used.put(Charge("kept", "eve", course, needs, 99.0, reclaimable=False))
+    assert used.in_quota("kept")
+    assert not used.in_quota("0")
+    refused = admit(used, course, "ann", ResourceAmounts(10), kept).refused
+    assert refused == LimitExceeded(course, Limit.GUARANTEE, 0, 0)
+    assert "0 GPU of the quota of group course is left for such servers" in exceeded_text(refused, needs)
+    assert admit(used, course, "ann", ResourceAmounts(10), made()).refused is None
+    assert admit(QuotaUsage(ACCOUNTS), ACCOUNTS.find("", "eve"), "eve", needs, kept).refused is not None

@@ -173,7 +173,8 @@ def test_cpu_beyond_its_guarantee_makes_a_session_over_quota_also_that_of_server
     assert found(without_gpu) == {"guest0": 0}, "an older server has that CPU"
     of_hep = replace(without_gpu, quota="hep")
     assert found(of_hep) == {"guest1": 0}
-    assert found(of_hep, replace(of_hep, name="two")) == {}, "the spawn itself is over quota with its CPU"
+    units = found(of_hep, replace(of_hep, name="two"))
+    assert units == {"guest2": 0}, "the spawn is over quota with its CPU, and hep lacks units that it is entitled to"
 
 
 def test_nobody_makes_way_for_a_spawn_over_quota_or_without_a_known_quota(full: FakeAgent, clock: Clock) -> None:
@@ -692,3 +693,39 @@ async def test_units_that_nobody_else_needs_are_given_back_while_the_session_sti
     request = next(one for one in agent.asked if isinstance(one, TierRequest))
     assert (request.id, request.tier, request.effective_units) == ("guest", Tier.DOWNGRADED, 50)
     assert request.yields_until == clock() + 600
+
+
+def with_priorities(agent: FakeAgent) -> dict[str, Template]:
+    """Two GPUs full of halves: one of a template of low priority works, the others are idle."""
+    for number in range(4):
+        share(agent, f"guest{number}", gpu=number // 2, last_gpu_activity=1.0)
+    agent.change("guest1", template="low", gpu_busy=True)
+    low = HALF.model_copy(update={"name": "low", "priority": "low"})
+    return TEMPLATES | {"low": low, "kept": HALF.model_copy(update={"name": "kept", "reclaimable": False})}
+
+
+def test_sessions_of_a_low_priority_make_way_first_even_while_they_work(agent: FakeAgent, clock: Clock) -> None:
+    templates = with_priorities(agent)
+    one = pressure(QUOTAS, [agent.report()], [waits("eve")], templates, clock() + HOUR)
+    assert kept(one) == {"guest1": 0}
+    # no GPU has a whole GPU of low priority only
+    whole = pressure(QUOTAS, [agent.report()], [waits("eve", "whole")], templates, clock() + HOUR)
+    assert kept(whole) == {"guest2": 0, "guest3": 0}
+
+
+def test_a_session_that_is_not_reclaimable_never_makes_way(agent: FakeAgent, clock: Clock) -> None:
+    templates = with_priorities(agent)
+    for name in ("guest0", "guest1", "guest2"):
+        agent.change(name, template="kept")
+    found = pressure(QUOTAS, [agent.report()], [waits("eve"), waits("bob")], templates, clock() + HOUR)
+    assert kept(found) == {"guest3": 0}
+
+
+def test_a_spawn_of_a_high_priority_is_served_first(agent: FakeAgent, clock: Clock) -> None:
+    templates = with_priorities(agent)
+    rules = Quotas.model_validate({"groups": {"ml": {"guarantee": 0.5, "weight": 0}, "guests": {}}})
+    pending = [waits("eve"), waits("zoe", "tenth", since=9.0)]
+    assert kept(pressure(rules, [agent.report()], pending, templates, clock() + HOUR)) == {"guest1": 0}
+    # a tenth of the guarantee is for zoe, and the rest is too little for eve
+    templates["tenth"] = TENTH.model_copy(update={"priority": "high"})
+    assert kept(pressure(rules, [agent.report()], pending, templates, clock() + HOUR))["guest1"] == 40

@@ -347,6 +347,8 @@ class SpawnEntry(ApiModel):
     may_act: bool
     template: str
     display_name: str
+    priority: str
+    """`low`, `normal` or `high`: that of its template."""
     share: str
     since: float | None
     seconds: float | None

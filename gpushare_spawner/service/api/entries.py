@@ -81,6 +81,7 @@ def spawn_entry(spawn: WaitingSpawn, caller: Caller, now: float) -> answers.Spaw
         may_act=caller.may_act_on(spawn.server),
         template=spawn.template.name,
         display_name=spawn.template.display_name,
+        priority=spawn.template.priority,
         share=str(share) if share is not None else "",
         since=since,
         seconds=max(0.0, now - since) if since is not None else None,

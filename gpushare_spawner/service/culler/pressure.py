@@ -27,7 +27,7 @@ from gpushare_spawner.placement.request import Conditions, PlacementRequest, sui
 from gpushare_spawner.quota.accounts import Account, QuotaAccounts, QuotaUsage, needs_of
 from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED, MINIMUM_RUN, Entitlements, Exchanging, exchanged
 from gpushare_spawner.quota.order import Asking, divided, lacks_half
-from gpushare_spawner.quota.reclaim import MissingUnits, OverQuota, in_excess, reclaimed
+from gpushare_spawner.quota.reclaim import NORMAL, MissingUnits, OverQuota, in_excess, reclaimed
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.templates import SessionTemplates
 from gpushare_spawner.service.waiting import NO_TEMPLATES, account_of, in_order, quota_use, waiting_spawns
@@ -106,7 +106,7 @@ def pressure(
     can_make_way = list(_can_make_way(usage, reports, templates, now))
     over_quota = [
         candidate
-        for candidate in _over_quota(quotas, usage, can_make_way, now, use)
+        for candidate in _over_quota(quotas, usage, can_make_way, templates, now, use)
         if ledger.node_of(candidate.session) == candidate.node
     ]
     kept = reclaimed(in_quota, over_quota, gpus)
@@ -250,7 +250,7 @@ class Exchange:
         account, units = self._accounts.find(session.quota, session.user).key, self._ledger.guaranteed(session.id)
         most = session.share_units if session.yields else session.effective_units
         giver = self._givers.get(session.id) if session.id in self._limited else None
-        least, rank = (min(units, giver.steps[-1]), giver.rank) if giver is not None else (units, ())
+        least, rank = (min(units, giver.steps[-1]), (giver.priority, *giver.rank)) if giver is not None else (units, ())
         return Exchanging(session.id, account, gpu, units, max(units, most), least, rank)
 
 
@@ -274,7 +274,9 @@ def _can_make_way(
             if not session.confirmed or not session.gpus or usage.in_quota(session.id):
                 continue
             template = each.of_user(session.template, session.user)
-            if not exempts(session.exemption, now) and (template is None or not template.idle.dry_run):
+            if not exempts(session.exemption, now) and (
+                template is None or (template.reclaimable and not template.idle.dry_run)
+            ):
                 yield report, session
 
 
@@ -282,9 +284,11 @@ def _over_quota(
     quotas: Quotas,
     usage: QuotaUsage,
     can_make_way: Iterable[tuple[Report, SessionReport]],
+    templates: Mapping[str, Template],
     now: float,
     use: RecentUse | None,
 ) -> Iterator[OverQuota]:
+    each = SessionTemplates.of(templates)
     for report, session in can_make_way:
         seen = Observation.of(session)
         if use is not None:
@@ -307,6 +311,9 @@ def _over_quota(
             notified,
             session.begun,
             settled=notified or not 0 <= now - since < MINIMUM_RUN,
+            priority=template.rank
+            if (template := each.of_user(session.template, session.user)) is not None
+            else NORMAL,
         )
 
 
@@ -461,7 +468,8 @@ def _asking(
     anywhere = quotas.reclaim.stop_after is not None
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
     names = frozenset(report.node for report in reports)
-    for spawn in in_order(waiting_spawns(pending, reports, templates), progress):
+    waiting = sorted(waiting_spawns(pending, reports, templates), key=lambda spawn: -spawn.template.rank)
+    for spawn in in_order(waiting, progress):
         account, gpu = account_of(spawn.server), spawn.template.gpu
         if account is not None and gpu is not None and SessionTemplates.of(templates).native(spawn.template):
             known = progress.get((spawn.server.user, spawn.server.name))
@@ -474,4 +482,6 @@ def _asking(
                 ineligible=frozenset() if nodes is None else names.difference(nodes),
             )
             needs = needs_of(spawn.template, quotas)
-            yield Asking(ReclaimingSpawn(spawn.server.label, request, anywhere), account, needs)
+            yield Asking(
+                ReclaimingSpawn(spawn.server.label, request, anywhere), account, needs, spawn.template.reclaimable
+            )

@@ -161,6 +161,8 @@ class QueueQuotas:
     ) -> None:
         self._ledger = ledger
         self._templates = templates
+        self._not_reclaimable: frozenset[str] = frozenset()
+        """Names of the templates with `reclaimable: false`."""
         self._guaranteed: dict[str, ResourceAmounts] = {}
         """What the servers of each template need; the last known amounts of a template that was removed."""
         self._without_gpu = without_gpu
@@ -211,10 +213,16 @@ class QueueQuotas:
             self.usage = None
             return
         guaranteed = dict(self._guaranteed)
+        not_reclaimable = frozenset(template.name for template in self._templates() if not template.reclaimable)
         if quotas.count_resources:
             guaranteed |= {template.name: needs_of(template, quotas) for template in self._templates()}
-        if self.usage is None or quotas != self.usage.accounts.quotas or guaranteed != self._guaranteed:
-            self._guaranteed = guaranteed
+        if (
+            self.usage is None
+            or quotas != self.usage.accounts.quotas
+            or guaranteed != self._guaranteed
+            or not_reclaimable != self._not_reclaimable
+        ):
+            self._guaranteed, self._not_reclaimable = guaranteed, not_reclaimable
             self._charged_without_gpu = {}
             self.usage = QuotaUsage(QuotaAccounts(quotas))
             for session, allocation in self._ledger.allocations.items():
@@ -239,11 +247,16 @@ class QueueQuotas:
 
     def order(self, tickets: Iterable[Ticket]) -> list[Ticket]:
         """Return the tickets in the order in which they are served. ``tickets``: in order of arrival."""
-        first_come = sorted(tickets, key=lambda ticket: ticket.joined)
+        first_come = sorted(tickets, key=lambda ticket: (-ticket.request.template.rank, ticket.joined))
         if self.usage is None or self._fair is None:
             return first_come
         asking = [
-            Asking(ticket, self._account(self.usage, ticket.request.tenant), self._needs(ticket.request.template))
+            Asking(
+                ticket,
+                self._account(self.usage, ticket.request.tenant),
+                self._needs(ticket.request.template),
+                ticket.request.template.reclaimable,
+            )
             for ticket in first_come
             if not ticket.result.done()
         ]
@@ -266,7 +279,7 @@ class QueueQuotas:
         """
         if self.usage is None:
             return None
-        return admit(self.usage, self._account(self.usage, tenant), tenant.user, self._needs(template))
+        return admit(self.usage, self._account(self.usage, tenant), tenant.user, self._needs(template), template)
 
     def admitted(self, admission: Admission) -> None:
         """Charge the entry penalty for a spawn that was placed over quota."""
@@ -323,4 +336,5 @@ class QueueQuotas:
         counted = self.usage.accounts.quotas.count_resources
         needs = self._guaranteed.get(allocation.template, NOTHING) if counted else NOTHING
         needs = needs._replace(units=allocation.total_units)
-        self.usage.put(Charge(session, allocation.user, account, needs, allocation.opened_at))
+        reclaimable = allocation.template not in self._not_reclaimable
+        self.usage.put(Charge(session, allocation.user, account, needs, allocation.opened_at, reclaimable))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -289,3 +291,31 @@ async def test_cpu_makes_a_dominant_share_where_quotas_count_it(desk: Desk) -> N
         desk.quotas.admitted(admission)
     # half of the cluster's CPU is more than an eighth of its GPUs
     assert await desk.served(request("x", "a"), request("y", "b")) == ["y", "x"]
+
+
+async def test_spawns_of_a_higher_priority_come_first_with_and_without_quotas() -> None:
+    queue = SpawnQueue(10)
+    half = {"display_name": "T", "gpu": {"fraction": 0.5}}
+    for number, (user, priority) in enumerate((("bob", "low"), ("eve", "normal"), ("zoe", "high"), ("ann", "normal"))):
+        template = Template.model_validate({"name": priority, "priority": priority, **half})
+        queue.join(SpawnRequest(Tenant(user, quota="group:a"), template), float(number))
+    for rules in (None, QUOTAS):
+        desk = QueueQuotas(Ledger(), logging.getLogger("t"), partial(dict.get, {0: rules}, 0), lambda: 0.0)
+        desk.bring_up_to_date(CAPACITY)
+        assert [one.request.tenant.user for one in desk.order(queue)] == ["zoe", "eve", "ann", "bob"]
+
+
+async def test_a_running_server_that_is_not_reclaimable_is_in_quota_before_older_ones() -> None:
+    templates = [
+        Template.model_validate({"name": "kept", "display_name": "K", "gpu": {"count": 1}, "reclaimable": False})
+    ]
+    ledger = Ledger()
+    desk = QueueQuotas(ledger, logging.getLogger("t"), lambda: QUOTAS, lambda: 0.0, templates=lambda: templates)
+    ledger.add(allocation("old", "a"))
+    ledger.add(replace(allocation("new", "a", at=1.0), template="kept"))
+    desk.bring_up_to_date(CAPACITY)
+    assert desk.usage is not None
+    assert (desk.usage.in_quota("new"), desk.usage.in_quota("old")) == (True, False)
+    templates.clear()
+    desk.bring_up_to_date(CAPACITY)
+    assert (desk.usage.in_quota("new"), desk.usage.in_quota("old")) == (False, True)
