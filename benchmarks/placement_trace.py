@@ -135,7 +135,8 @@ class Fgd(StrandingAwareFgd):
     def steps(self, more: float) -> int:
         """Minus the paper's score, a whole number from 0 to 100 of a difference in thousandths of a GPU."""
         thousandths = more * MILLI / UNITS_PER_GPU
-        return -int(100 / (1 + math.exp(thousandths / MILLI)))
+        # the tolerance is for rounding errors, as in the default strategy
+        return -int(100 / (1 + math.exp(thousandths / MILLI)) + 1e-9)
 
     def pricing(self, totals: Sequence[int]) -> Pricing | None:
         """None: the paper's FGD has no prices."""
