@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import benchmarks
-from benchmarks import placement, placement_cluster, placement_loop, placement_trace
+from benchmarks import placement, placement_cluster, placement_loop, placement_trace, queue
 from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement.ledger import LedgerError
@@ -116,3 +116,19 @@ def test_published_figures_of_openb_are_reproduced(strategy: str, within: float)
     assert placement_trace.allocated(data, "default", 42, strategy) == pytest.approx(
         float(published[column]), abs=within
     )
+
+
+@pytest.mark.parametrize("policy", queue.POLICIES)
+async def test_the_simulated_queue_serves_small_spawns_beside_big_ones(policy: str) -> None:
+    outcome = await queue.Hub(queue.SCENARIOS["cpu"], policy, 0.2, seed=2, warm_up=0.1).run()
+    assert len(outcome.waits[False]) > 80
+    assert outcome.needless == 0
+    if policy == "ours":
+        assert outcome.mean_wait(is_big=False) < 120
+
+
+def test_the_queue_meets_its_bars_if_no_small_spawn_waits_needlessly_and_no_big_one_longer() -> None:
+    waits = {"ours": 10.0, "first_fit": 10.0}
+    assert queue.meets_bars({"needless_waits": 0, "big_wait_mean_s": waits})
+    assert not queue.meets_bars({"needless_waits": 1, "big_wait_mean_s": waits})
+    assert not queue.meets_bars({"needless_waits": 0, "big_wait_mean_s": {**waits, "ours": 10.1}})
