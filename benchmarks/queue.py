@@ -182,8 +182,8 @@ class Hub:
         """One pass over the queue, as `spawner.queue.reservations` makes it."""
         self.departures.follow(self.now)
         snapshot = GpuSnapshot(self.inventory, notices=tuple(self.notices.items()))
-        departures = self.departures if self.policy == "ours" else None
-        check = PlacementCheck(snapshot, self.feed.ledger, self.strategy, departures=departures, now=self.now)
+        departures, now = (self.departures, self.now) if self.policy == "ours" else (None, 0.0)
+        check = PlacementCheck(snapshot, self.feed.ledger, self.strategy, departures=departures, now=now, monotonic=now)
         placer, breaks = Placer(check, self.feed, self.queue, "the simulation"), LoopBreaks(math.inf)
         for ticket in self.queue:
             placement = placer.place(ticket)

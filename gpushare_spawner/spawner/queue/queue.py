@@ -145,26 +145,27 @@ class Ticket:
     start: ExpectedStart | None = None
     """Where and when it is expected to start; None: unknown, or earlier spawns could use the same nodes."""
     hold_ends: float | None = None
-    """When its hold is given up unless it has started, in seconds since the epoch; None: it has no hold."""
+    """When its hold is given up unless it has started (monotonic clock, seconds); None: it has no hold."""
     holds_again: float = 0.0
     """When it may have a hold again."""
     ends: float = math.inf
-    """When its wait ends, in seconds since the epoch."""
+    """When its wait ends."""
 
-    def may_hold(self, now: float) -> bool:
-        """Return whether GPUs may be kept for the spawn. ``now``: seconds since the epoch.
+    def may_hold(self, now: float, wall_time: float) -> bool:
+        """Return whether GPUs may be kept for the spawn.
 
+        ``now``: seconds on a monotonic clock; ``wall_time``: seconds since the epoch.
         They are kept until some time after the expected start. Then the estimate was wrong, and others may use the
         GPUs for `PAUSE_SECONDS`. Nothing is kept for a spawn whose wait ends before its earliest expected start.
         """
-        if self.start is not None and self.start.at.earliest > self.ends:
+        if self.start is not None and self.start.at.earliest - wall_time > self.ends - now:
             return False
         if self.hold_ends is not None and now >= self.hold_ends:
             self.hold_ends, self.holds_again, self.kept = None, now + PAUSE_SECONDS, ""
         if now < self.holds_again:
             return False
         if self.hold_ends is None:
-            wait = self.start.at.likely - now if self.start is not None else math.inf
+            wait = self.start.at.likely - wall_time if self.start is not None else math.inf
             late = min(max(wait * LATE_PART, LEAST_LATE_SECONDS), MOST_LATE_SECONDS)
             self.hold_ends = now + (wait + late if wait < MOST_EXPECTED_SECONDS else UNKNOWN_HOLD_SECONDS)
         return True
@@ -360,6 +361,8 @@ class PlacementCheck:
     """The expected departures of sessions; None: unknown."""
     now: float = 0.0
     """Seconds since the epoch."""
+    monotonic: float = 0.0
+    """Seconds on a monotonic clock."""
 
     def verdict(self, request: PlacementRequest) -> Verdict:
         """Return whether a request can be placed without the capacity that is kept for waiting spawns."""
@@ -522,9 +525,13 @@ stays partly empty, and most spawns wait only until the next session ends.
 
 
 class KeptNodes:
-    """Nodes of other layers that are kept for tickets. Call its methods for each ticket in queue order."""
+    """Nodes of other layers that are kept for tickets. Call its methods for each ticket in queue order.
 
-    def __init__(self) -> None:
+    ``may_hold``: see `Ticket.may_hold`.
+    """
+
+    def __init__(self, may_hold: Callable[[Ticket], bool] = lambda ticket: True) -> None:
+        self._may_hold = may_hold
         self._kept: set[str] = set()
         self._reached: set[str] = set()
         """Nodes that the spawns with a kept node could use."""
@@ -545,11 +552,14 @@ class KeptNodes:
         if ticket.overtaken < MOST_OVERTAKEN or able <= self._reached:
             ticket.kept_elsewhere = ""
             return
+        self._reached |= able
+        if not self._may_hold(ticket):
+            ticket.kept_elsewhere = ""
+            return
         left = able - self._kept
         if ticket.kept_elsewhere not in left:
             ticket.kept_elsewhere = least_used(left)
         self._kept.add(ticket.kept_elsewhere)
-        self._reached |= able
 
     def placed(self, able: frozenset[str]) -> None:
         """Record that a ticket got a place on one of these nodes.
@@ -581,7 +591,7 @@ class Placer:
         self._queue = queue
         self._where = where
         self._positions = Positions(check, queue)
-        self._kept = KeptNodes()
+        self._kept = KeptNodes(lambda ticket: ticket.may_hold(check.monotonic, check.now))
         self._reached: set[str] = set()
         """Nodes that the spawns with a hold could use if the nodes were empty."""
         self._yielding: dict[Hashable, tuple[int, tuple[str, ...] | None]] = {}
@@ -679,7 +689,7 @@ class Placer:
             return
         # also during a pause: a later spawn must not take the GPUs that are open to all then
         self._reached |= able
-        if ticket.may_hold(check.now):
+        if ticket.may_hold(check.monotonic, check.now):
             ticket.keeps(hold.node)
             self._feed.hold(ticket.hold_name, hold)
 

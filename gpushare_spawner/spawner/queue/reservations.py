@@ -169,7 +169,7 @@ class Reservations(ABC, Generic[Reserved]):
         place, or none in time. After an error or a cancelled wait nothing stays reserved.
         """
         ticket = self.queue.join(request, time.monotonic())
-        ticket.ends = time.time() + patience
+        ticket.ends = time.monotonic() + patience
         result: asyncio.Future[Any] = ticket.result
         try:
             if joined is not None:
@@ -464,7 +464,14 @@ class Reservations(ABC, Generic[Reserved]):
         now, departures = time.time(), self._departures
         departures.follow(now)
         return PlacementCheck(
-            snapshot, self.feed.ledger, self.strategy, self.counted, self.nodes_are_added, departures, now
+            snapshot,
+            self.feed.ledger,
+            self.strategy,
+            self.counted,
+            self.nodes_are_added,
+            departures,
+            now,
+            time.monotonic(),
         )
 
     def _requested(self, name: str) -> Requested:

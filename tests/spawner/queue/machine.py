@@ -90,7 +90,7 @@ class Machine:
             inventory.put(report.node, report.gpus)
         snapshot = GpuSnapshot(inventory, awaited=self.awaited, notices=tuple(self.notices))
         ledger = self.feed.follow(self.reports, self.held)
-        return PlacementCheck(snapshot, ledger, BestFit(), departures=self.departures, now=self.now)
+        return PlacementCheck(snapshot, ledger, BestFit(), departures=self.departures, now=self.now, monotonic=self.now)
 
     def placer(self) -> Placer:
         return Placer(self.check(), self.feed, self.queue, "this place")

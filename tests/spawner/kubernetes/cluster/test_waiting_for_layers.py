@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -26,7 +26,14 @@ from gpushare_spawner.sharing.base import (
 from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, Pending
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
-from gpushare_spawner.spawner.queue.queue import MOST_OVERTAKEN, PlacementCheck, Placer, Ticket
+from gpushare_spawner.spawner.queue.queue import (
+    MOST_OVERTAKEN,
+    PAUSE_SECONDS,
+    UNKNOWN_HOLD_SECONDS,
+    PlacementCheck,
+    Placer,
+    Ticket,
+)
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, SpawnRequest
 from tests.spawner.queue.machine import Machine
 
@@ -56,7 +63,7 @@ class Cluster:
     def check(self) -> PlacementCheck:
         made = self.machine.check()
         snapshot = GpuSnapshot(made.snapshot.inventory, layers=self.layers())
-        return PlacementCheck(snapshot, made.ledger, made.strategy)
+        return replace(made, snapshot=snapshot)
 
     def waits(self, name: str, **gpu: Any) -> Ticket:
         gpu.setdefault("layer", "kubeshare")
@@ -174,6 +181,18 @@ async def test_later_spawns_are_placed_on_other_nodes_and_wait_where_there_are_n
     del cluster.running["s1"]
     assert cluster.look() == ["big"]
     assert cluster.running["big"] == ("a", 100)
+
+
+async def test_a_node_of_a_layer_is_kept_for_a_stated_time_and_again_after_a_pause() -> None:
+    cluster = busy()
+    big = await overtaken(cluster)
+    assert big.kept_elsewhere == "a"
+    cluster.machine.now = UNKNOWN_HOLD_SECONDS
+    cluster.look()
+    assert big.kept_elsewhere == ""
+    cluster.machine.now += PAUSE_SECONDS
+    cluster.look()
+    assert big.kept_elsewhere == "a"
 
 
 async def test_spawns_in_flight_elsewhere_do_not_hold_up_the_one_that_the_node_is_kept_for() -> None:
