@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.ledger_check import check_ledger
 from benchmarks.placement_cluster import GPUS_PER_NODE, MODELS, SHARES, cluster, resources
-from gpushare_spawner.model.kubernetes.annotations import PodSession, labels
+from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations, labels
 from gpushare_spawner.model.kubernetes.objects import REPORT_KEY, NodeFacts, report_name, written_report
 from gpushare_spawner.model.report import Notice, Report, SessionReport
 from gpushare_spawner.model.share import Share, Tier
@@ -39,11 +39,11 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.node import Requested
 from gpushare_spawner.placement.strategy import StrandingAwareFgd
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.cluster.node_resources import ClusterResources
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import PODS, REPORTS
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
-from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
+from gpushare_spawner.spawner.kubernetes.reservations import PodReservation, PodReservations
 from gpushare_spawner.spawner.queue.queue import Ticket
 from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from gpushare_spawner.templates.folder import Policy
@@ -95,7 +95,7 @@ def template(share: Share, name: str, models: Sequence[str] = ()) -> Template:
 def pod(session: SessionReport, number: int, notice: Notice | None, token: str = "") -> dict[str, Any]:
     """A pod as the API server writes it, as far as the hub reads it."""
     index = tuple(int(uuid.split("-")[1]) % 8 for uuid in session.gpus)
-    said = PodSession(
+    said = SessionAnnotations(
         session=session.id,
         template=session.template,
         share_units=session.share_units,
@@ -139,7 +139,7 @@ class SimulatedHub:
         for report in reports:
             for session in report.sessions:
                 self.add_pod(session)
-        capacity = ClusterCapacity(None, logging.getLogger("benchmark"))  # type: ignore[arg-type]
+        capacity = ClusterResources(None, logging.getLogger("benchmark"))  # type: ignore[arg-type]
         # what the reader of nodes and pods has, without the API server that it reads
         free = {
             report.node: {
@@ -212,7 +212,7 @@ class SimulatedHub:
         """As the spawner does."""
         ticket.alternatives = tuple(SpawnRequest(ticket.request.tenant, template) for template in self.templates)
 
-    def run(self, share: PodShare) -> None:
+    def run(self, share: PodReservation) -> None:
         """The pod of a reservation runs."""
         units = share.request.share.units
         session = SessionReport(

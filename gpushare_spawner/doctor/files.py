@@ -13,8 +13,8 @@ from pathlib import Path
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.mps import PROGRAM as MPS_PROGRAM
 from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem, skipped
-from gpushare_spawner.model.layer_rules import guaranteed_memory, smallest
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import PlacementPins
 from gpushare_spawner.shipped import NotShipped, shipped

@@ -1,6 +1,6 @@
 """The layers that can share a GPU, and the capabilities of each. The form, docs, checks and culler use them.
 
-The rules for layers, and the content of `layers.yaml`, are in `model.layer_rules`. This module also defines the
+The rules for layers, and the content of `layers.yaml`, are in `model.layers_file`. This module also defines the
 placement of a share, a template's memory engine (how device memory leaves the GPU), and the variables of CUDA
 frameworks that a session starts with, unless they are already set.
 """

@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from gpushare_spawner.model.controls import MOST_KEEPS, Ask, Controls, Cordon, Exemption, Keep, Message, MessageCause
-from gpushare_spawner.model.layer_rules import MigInstance, gpu_label
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
+from gpushare_spawner.model.layers_file import MigInstance, gpu_label
 from gpushare_spawner.model.part import MessagePart
 from gpushare_spawner.model.quantity import LATEST, Instant
 from gpushare_spawner.model.share import (
@@ -187,7 +187,7 @@ class GpuReport(MessagePart):
 
     @property
     def label(self) -> str:
-        """The GPU's name in texts, see `layer_rules.gpu_label`."""
+        """The GPU's name in texts, see `layers_file.gpu_label`."""
         return gpu_label(self.index, self.mig)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
-from gpushare_spawner.model.kubernetes.annotations import LAYER, AnnotationProblem, PodSession, pod_session
+from gpushare_spawner.model.kubernetes.annotations import LAYER, AnnotationProblem, SessionAnnotations, pod_session
 from gpushare_spawner.model.kubernetes.objects import SESSION_FILES
 from gpushare_spawner.model.layers import LAYER_VARIABLE
 from gpushare_spawner.model.share_status import ANNOTATIONS_VARIABLE, ControlsStatus, PendingAction, ShareStatus
@@ -35,7 +35,7 @@ class PodAnnotations:
         self._folder = folder
         self._layer = layer
         self._clock = clock
-        self._read: tuple[str, PodSession] | None = None
+        self._read: tuple[str, SessionAnnotations] | None = None
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
@@ -51,13 +51,13 @@ class PodAnnotations:
             return ShareStatus(problem=annotations_unreadable(reason(error)))
         return share_status(session, self._clock())
 
-    def _session(self) -> PodSession:
+    def _session(self) -> SessionAnnotations:
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(FileNotFoundError):  # replaced during the read
                 return self._current()
         return self._current()
 
-    def _current(self) -> PodSession:
+    def _current(self) -> SessionAnnotations:
         version = os.readlink(self._folder / _CURRENT)
         if self._read is None or self._read[0] != version:
             texts = {name: (self._folder / version / file).read_text() for name, file in SESSION_FILES.items()}
@@ -66,7 +66,7 @@ class PodAnnotations:
         return self._read[1]
 
 
-def share_status(session: PodSession, now: float) -> ShareStatus:
+def share_status(session: SessionAnnotations, now: float) -> ShareStatus:
     """Return the status of a session that no agent measures. ``now``: seconds since the epoch."""
     return ShareStatus(
         layer=str(session.layer),

@@ -10,8 +10,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpushare_spawner.model.layer_rules import MigProfile
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import MigProfile
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, UNITS_PER_GPU, NeighbourRules, Share
 from gpushare_spawner.placement.request import UNCONDITIONAL, Conditions, Demand

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from gpushare_spawner.idle.policy import QuietUntil, effective_idle, group_of, never_quiet
 from gpushare_spawner.model.idle_policy import IdlePolicy
-from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, SessionReport
 from gpushare_spawner.model.template import GpuTime, Template, TemplatePlacement

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 from gpushare_spawner.model.kubernetes.annotations import PREFIX
 from gpushare_spawner.model.kubernetes.container_requests import millicores, notebook_container, quantity
 from gpushare_spawner.model.kubernetes.objects import is_mirror, pinned, required_of_node
-from gpushare_spawner.model.layer_rules import LayerOptions, LayerRule, MigProfile, matches
+from gpushare_spawner.model.layers_file import LayerOptions, LayerRule, MigProfile, matches
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, session_id
 from gpushare_spawner.model.template import Template, TemplateGpu

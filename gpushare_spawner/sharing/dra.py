@@ -16,7 +16,7 @@ from typing import Any
 
 from gpushare_spawner.model.kubernetes.container_requests import quantity
 from gpushare_spawner.model.kubernetes.objects import REPORT_COMPONENT_LABEL
-from gpushare_spawner.model.layer_rules import DraOptions, MigProfile, guaranteed_memory, smallest
+from gpushare_spawner.model.layers_file import DraOptions, MigProfile, guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import (
     ENOUGH,

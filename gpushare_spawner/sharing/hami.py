@@ -15,7 +15,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from gpushare_spawner.model.layer_rules import HamiOptions
+from gpushare_spawner.model.layers_file import HamiOptions
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement.request import most_requests

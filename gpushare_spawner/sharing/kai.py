@@ -12,7 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from gpushare_spawner.model.kubernetes.container_requests import notebook_container
-from gpushare_spawner.model.layer_rules import KaiOptions
+from gpushare_spawner.model.layers_file import KaiOptions
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.sharing.base import (

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-from gpushare_spawner.model.layer_rules import MEMORY_SLICES, MigOptions, MigProfile, guaranteed_memory, smallest
+from gpushare_spawner.model.layers_file import MEMORY_SLICES, MigOptions, MigProfile, guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import (
     MEMORY_LABEL,

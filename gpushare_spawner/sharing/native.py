@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.kubernetes.annotations import PodSession, labels
+from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations, labels
 from gpushare_spawner.model.kubernetes.container_requests import notebook_container
 from gpushare_spawner.model.kubernetes.objects import (
     CLAIMS_API,
@@ -37,7 +37,7 @@ from gpushare_spawner.sharing.base import PodChange, PodSpec, Tenant
 class NativePodLayer:
     """A share of GPUs on a node with an agent's device plugin."""
 
-    session: PodSession
+    session: SessionAnnotations
     """The content of the pod's annotations, see `granted_session`."""
     node: str
     unit_size: int = 1
@@ -66,7 +66,7 @@ class NativePodLayer:
 
 def granted_session(
     tenant: Tenant, template: Template, placement: Placement, gpu_indices: Mapping[str, int], since: float
-) -> PodSession:
+) -> SessionAnnotations:
     """Return the content of the pod's annotations.
 
     ``gpu_indices``: each GPU's index on its node, by UUID. ``since``: time of the grant, in seconds since the epoch.
@@ -78,7 +78,7 @@ def granted_session(
     if unknown:
         raise ValueError(f"the index of {', '.join(unknown)} on {placement.node} is unknown")
     units = template.gpu.share.units
-    return PodSession(
+    return SessionAnnotations(
         session=tenant.session,
         template=template.name,
         quota=tenant.quota,
@@ -166,7 +166,7 @@ _VOLUME = "gpushare"
 class NativeClaimLayer:
     """A share of GPUs on a node with an agent that is a DRA driver."""
 
-    session: PodSession
+    session: SessionAnnotations
     """The content of the pod's annotations, see `granted_session`."""
     node: str
     gpus: Sequence[GpuReport]

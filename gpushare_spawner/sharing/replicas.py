@@ -15,8 +15,8 @@ grgalex/nvshare 1a8f211 (March 2025), kubernetes/device-plugin/server.go and REA
 
 from __future__ import annotations
 
-from gpushare_spawner.model.layer_rules import MetaGpuOptions, ReplicaOptions
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import MetaGpuOptions, ReplicaOptions
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import MEMORY_LABEL, ClusterNode, LayerCannot, LayerRequest, ResourceChoice
 

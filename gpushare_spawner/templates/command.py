@@ -21,8 +21,8 @@ from rich.text import Text
 
 from gpushare_spawner.idle.policy import effective_idle
 from gpushare_spawner.model.idle_policy import IdlePolicy
-from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LAYERS, LayerName, MemoryEngine
+from gpushare_spawner.model.layers_file import LayersFile
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import UNITS_PER_GPU

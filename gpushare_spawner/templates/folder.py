@@ -22,7 +22,7 @@ from typing import Any, Generic
 from pydantic import BaseModel
 
 from gpushare_spawner.model.idle_policy import IdlePolicy
-from gpushare_spawner.model.layer_rules import LayersFile
+from gpushare_spawner.model.layers_file import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import PlacementPins, Template
 from gpushare_spawner.templates.parser import (

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from gpushare_spawner.model.idle_policy import IdlePolicy
-from gpushare_spawner.model.layer_rules import LayersFile
+from gpushare_spawner.model.layers_file import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import PlacementPins, Template
 from gpushare_spawner.templates.problems import FieldPath, Problem, problems_of

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from gpushare_spawner.model.layer_rules import MigProfile
 from gpushare_spawner.model.layers import LAYERS, IdleReach, Layer, LayerName, Where
+from gpushare_spawner.model.layers_file import MigProfile
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier
 from gpushare_spawner.model.template import Idle, Resources, Template, TemplateGpu

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, NoGpu, Nvml, RecordedGpus, all_gpus
-from gpushare_spawner.model.layer_rules import MigInstance, MigProfile
+from gpushare_spawner.model.layers_file import MigInstance, MigProfile
 from tests.agent.peers import FIRST
 from tests.agent.test_nvml import fails, fake_nvml
 

@@ -45,7 +45,7 @@ def test_the_map_of_the_code_has_each_package_and_nothing_else() -> None:
         assert [folder for folder in named if not (base / folder).is_dir()] == [], name
 
 
-WALK = re.compile(r"`([\w/.]+\.(?:py|[ch]))::(\w+)`")
+WALK = re.compile(r"`([\w/.]+\.(?:py|[ch]))::(?:\w+\.)?(\w+)`")
 
 
 def defined_in(path: Path) -> set[str]:

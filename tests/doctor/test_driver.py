@@ -11,7 +11,7 @@ import pytest
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor.driver import DriverFacts, _device, findings
 from gpushare_spawner.doctor.finding import Level
-from gpushare_spawner.model.layer_rules import MigInstance, MigProfile
+from gpushare_spawner.model.layers_file import MigInstance, MigProfile
 
 A100 = Gpu(0, "GPU-5543a1f8-be84-51d9-b6ef-c988bafad2eb", "NVIDIA A100-SXM4-40GB", 40 * 2**30, minor=0)
 MIG = MigInstance(A100.uuid, A100.model, MigProfile("1g.5gb", 1, 7, 1, 4864 * 2**20))

@@ -7,7 +7,7 @@ from pathlib import Path
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor.files import check_templates
 from gpushare_spawner.doctor.finding import Level, Machine
-from gpushare_spawner.model.layer_rules import MigInstance
+from gpushare_spawner.model.layers_file import MigInstance
 from gpushare_spawner.shipped import shipped
 from tests.placement.instances import A100, PROFILES
 

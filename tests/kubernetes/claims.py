@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.model.kubernetes.annotations import PodSession, labels
+from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations, labels
 from gpushare_spawner.model.kubernetes.objects import DEVICE_CLASS, DRIVER, HOSTNAME_LABEL, POD_CLAIM, claim_spec
 from gpushare_spawner.model.report import GpuReport
 from tests.agent.peers import FIRST
@@ -37,7 +37,7 @@ async def make_class(cluster: Cluster) -> None:
 async def claiming_pod(
     agent: NodeAgent,
     name: str,
-    said: PodSession | None = None,
+    said: SessionAnnotations | None = None,
     *,
     command: list[str] | None = None,
     cpu: str = "",
@@ -63,7 +63,7 @@ async def pod_with_claim(
     cluster: Cluster,
     node: str,
     name: str,
-    said: PodSession,
+    said: SessionAnnotations,
     gpus: Sequence[Gpu | GpuReport],
     command: list[str] | None = None,
     cpu: str = "",

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from gpushare_spawner.model.kubernetes.annotations import PodSession, labels
+from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations, labels
 from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, REPORT_KEY, REPORT_SELECTOR, resource_limits
 from gpushare_spawner.model.report import Report, SessionReport
 from tests.agent.agent_process import AgentProcess
@@ -66,7 +66,7 @@ class ClusterAgent(AgentProcess):
     async def pod(self, name: str, share: int = 25, index: int = 0) -> str:
         """A running pod with a session on the GPU of that index; the path of its socket."""
         gpu = (await self.client.report()).gpus[index]
-        said = PodSession(
+        said = SessionAnnotations(
             session=name, template="quarter-gpu", share_units=share, gpus=(gpu.uuid,), gpu_indices=(index,),
             tier_since=time.time(), effective_units=share,
         )  # fmt: skip

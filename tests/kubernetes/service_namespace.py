@@ -10,7 +10,7 @@ from typing import Any
 
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.kubernetes import annotations as annotations_names
-from gpushare_spawner.model.kubernetes.annotations import PodSession, pod_session
+from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations, pod_session
 from gpushare_spawner.model.kubernetes.objects import REPORT_COMPONENT, REPORT_COMPONENT_LABEL, REPORT_KEY, report_name
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.service.kubernetes.cluster import Cluster, NodeAgent
@@ -68,7 +68,7 @@ class HubNamespace:
         **changes: Any,
     ) -> SessionReport:
         """A pod with a quarter of the node's GPU; the agent has not reported it yet."""
-        said = PodSession(
+        said = SessionAnnotations(
             session=user, template="quarter", share_units=25, gpus=(f"GPU-{node}",), gpu_indices=(0,),
             tier_since=self.now(), effective_units=25,
         )  # fmt: skip
@@ -113,7 +113,7 @@ class HubNamespace:
     async def annotate(self, user: str, annotations: dict[str, str | None]) -> None:
         await self.admin.patch(self.at("pods", f"jupyter-{user}"), {"metadata": {"annotations": annotations}})
 
-    async def session(self, user: str) -> PodSession:
+    async def session(self, user: str) -> SessionAnnotations:
         """As the pod's annotations have it."""
         pod = await self.admin.get(self.at("pods", f"jupyter-{user}"))
         return pod_session(pod["metadata"]["annotations"])

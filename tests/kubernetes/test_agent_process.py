@@ -15,7 +15,7 @@ import pytest
 from gpushare_spawner.agent.kubernetes.pods.sessions import GONE_AFTER
 from gpushare_spawner.model.control import ControlRefused
 from gpushare_spawner.model.frames import Kind, Role
-from gpushare_spawner.model.kubernetes.annotations import TIER, PodSession, labels, tier_patch
+from gpushare_spawner.model.kubernetes.annotations import TIER, SessionAnnotations, labels, tier_patch
 from gpushare_spawner.model.share import Tier
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for, short_folder  # noqa: F401
@@ -120,7 +120,7 @@ async def test_killed_and_started_again_it_keeps_sessions_and_ids(agent: Cluster
 async def test_the_library_in_a_container_reaches_the_agent(agent: ClusterAgent) -> None:
     """A CUDA program in a pod, with nothing but what the device plugin gave to it."""
     gpu = (await agent.client.report()).gpus[0]
-    said = PodSession(
+    said = SessionAnnotations(
         session="ada", template="quarter-gpu", share_units=25, gpus=(gpu.uuid,), gpu_indices=(0,),
         tier_since=time.time(), effective_units=25,
     )  # fmt: skip

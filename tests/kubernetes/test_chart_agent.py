@@ -21,7 +21,7 @@ from gpushare_spawner.agent import probe
 from gpushare_spawner.cli import subcommand_parser
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.kubernetes.objects import resource_name
-from gpushare_spawner.model.layer_rules import LayersFile
+from gpushare_spawner.model.layers_file import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.templates.parser import TEMPLATE as TEMPLATE_FILE

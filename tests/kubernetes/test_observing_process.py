@@ -15,7 +15,7 @@ from gpushare_spawner.agent.command import Unusable
 from gpushare_spawner.agent.kubernetes import options as cluster_options
 from gpushare_spawner.agent.kubernetes.options import read
 from gpushare_spawner.cli import subcommand_parser
-from gpushare_spawner.model.kubernetes.annotations import PodSession, gpu_names
+from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations, gpu_names
 from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, OBSERVER
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
@@ -40,7 +40,7 @@ class ObservingProcess(ClusterAgent):
     async def program(self, name: str) -> None:
         """A server of time-slicing that computes on the GPU for ever: its layer's plugin gives it the driver."""
         layer = LayerName.TIME_SLICING
-        session = PodSession(
+        session = SessionAnnotations(
             session=name, template="quarter", share_units=25, gpus=gpu_names(layer, name, 1), gpu_indices=(0,),
             tier_since=time.time(), effective_units=25, layer=layer,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from gpushare_spawner.agent.sessions import host_memory
 from gpushare_spawner.agent.sessions.host_memory import HostMemorySettings
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.kubernetes import annotations as annotations_names
-from gpushare_spawner.model.kubernetes.annotations import PodSession, tier_patch
+from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations, tier_patch
 from gpushare_spawner.model.kubernetes.container_requests import REQUESTS
 from gpushare_spawner.model.kubernetes.objects import resource_limits
 from gpushare_spawner.model.share import Tier
@@ -71,7 +71,7 @@ class TwoCores:
         return cuda, server
 
     async def create(
-        self, name: str, requests: dict[str, str], limits: dict[str, str], said: PodSession | None = None
+        self, name: str, requests: dict[str, str], limits: dict[str, str], said: SessionAnnotations | None = None
     ) -> None:
         annotations, labels = (said.annotations(), annotations_names.labels()) if said is not None else ({}, {})
         manifest = a_pod(name, limits=limits, annotations=annotations, labels=labels)

@@ -10,7 +10,7 @@ from typing import Any
 
 from traitlets.config import Config
 
-from gpushare_spawner.model.kubernetes.annotations import HUB, PodSession, pod_session
+from gpushare_spawner.model.kubernetes.annotations import HUB, SessionAnnotations, pod_session
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
@@ -39,7 +39,7 @@ def with_the_service(config: Config) -> None:
     config.JupyterHub.load_roles.append({"name": "gpushare-service", "scopes": scopes, "services": ["gpushare"]})
 
 
-def reported(said: PodSession, kernels_busy: int = 0) -> SessionReport:
+def reported(said: SessionAnnotations, kernels_busy: int = 0) -> SessionReport:
     """An idle session, as its agent would report it."""
     return SessionReport(
         id=said.session, user=said.session, template=said.template, gpus=said.gpus, share_units=said.share_units,
@@ -107,7 +107,7 @@ async def test_an_idle_server_is_told_and_then_stopped_by_its_hub(
             hub.close()
 
 
-def sessions(watched: ServiceCluster) -> list[PodSession]:
+def sessions(watched: ServiceCluster) -> list[SessionAnnotations]:
     return [pod.session for pod in watched.all_pods()]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.demo.machine import free_ports
-from gpushare_spawner.model.kubernetes.annotations import PodSession, labels
+from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations, labels
 from tests.agent.conftest import short_folder  # noqa: F401
 
 from .agent_account import agent_token
@@ -114,7 +114,7 @@ async def test_container_of_the_chart_serves_a_notebook_of_another_user(cluster:
 
 
 def notebook(gpu: str) -> dict[str, Any]:
-    said = PodSession(
+    said = SessionAnnotations(
         session="ada", template="quarter-gpu", share_units=25, gpus=(gpu,), gpu_indices=(0,),
         tier_since=time.time(), effective_units=25,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.kubernetes.annotations import (
     LAYER,
     NOTICE,
-    PodSession,
+    SessionAnnotations,
     controls_patch,
     gpu_names,
     messages_patch,
@@ -47,7 +47,7 @@ class Pod:
     """The annotations of a pod, and the kubelet that writes them as files."""
 
     def __init__(self, folder: Path, layer: LayerName = LayerName.KAI, gpus: int = 1) -> None:
-        found = PodSession(
+        found = SessionAnnotations(
             session="ada",
             template="quarter",
             quota="secret-group",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.model.layer_rules import MigInstance, MigProfile
+from gpushare_spawner.model.layers_file import MigInstance, MigProfile
 from gpushare_spawner.model.report import GpuReport
 
 A100 = "NVIDIA A100-SXM4-80GB"

@@ -27,7 +27,7 @@ from gpushare_spawner.model.control import (
     TierRequest,
 )
 from gpushare_spawner.model.controls import Cordon
-from gpushare_spawner.model.kubernetes.annotations import PodSession, labels, pod_session
+from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations, labels, pod_session
 from gpushare_spawner.model.report import NOTHING, GpuReport, Report, SessionReport
 from gpushare_spawner.service.kubernetes.cluster import NodeAgent
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, joined_report
@@ -133,7 +133,7 @@ class PodAgent(AgentParts):
     """The same behind the annotations of a pod. ``patches``: all that were written, by the service and the agent."""
 
     def __init__(self, clock: Clock) -> None:
-        said = PodSession(
+        said = SessionAnnotations(
             session="ann", template="quarter", share_units=25, gpus=(GPU.uuid,), gpu_indices=(0,), tier_since=clock(),
             effective_units=25,
         )  # fmt: skip

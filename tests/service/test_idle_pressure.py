@@ -9,8 +9,8 @@ import pytest
 from gpushare_spawner.idle.policy import NoAction
 from gpushare_spawner.idle.use import RecentUse
 from gpushare_spawner.model.controls import Exemption, Keep
-from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import LayersFile
 from gpushare_spawner.model.share import NeighbourRules, Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.context import ActionContext

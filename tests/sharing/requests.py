@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-from gpushare_spawner.model.layer_rules import LayerOptions, LayerRule, LayersFile
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import LayerOptions, LayerRule, LayersFile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, LayerRequest, PodSpec, Tenant
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layer_rules import DraOptions, LayerRule
+from gpushare_spawner.model.layers_file import DraOptions, LayerRule
 from gpushare_spawner.sharing import dra
 from gpushare_spawner.sharing.base import (
     ClaimedDevice,

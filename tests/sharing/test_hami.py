@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layer_rules import HamiOptions
+from gpushare_spawner.model.layers_file import HamiOptions
 from gpushare_spawner.sharing import hami
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCapacity, PodSpec
 from tests.sharing.requests import LOADED, POD, notebook, request

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layer_rules import KaiOptions
+from gpushare_spawner.model.layers_file import KaiOptions
 from gpushare_spawner.sharing import kai
 from gpushare_spawner.sharing.base import (
     ClusterFacts,

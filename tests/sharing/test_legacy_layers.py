@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layer_rules import LayerOptions, MetaGpuOptions
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import LayerOptions, MetaGpuOptions
 from gpushare_spawner.sharing import kubeshare
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCannot, LayerCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.layers import POD_LAYERS

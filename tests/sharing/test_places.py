@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layer_rules import DraOptions, HamiOptions, KaiOptions, LayerOptions
+from gpushare_spawner.model.layers_file import DraOptions, HamiOptions, KaiOptions, LayerOptions
 from gpushare_spawner.sharing import dra, hami, kai
 from gpushare_spawner.sharing.base import (
     ClaimedDevice,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layer_rules import LayerRule, ReplicaOptions
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import LayerRule, ReplicaOptions
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCannot, LayerCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.layers import POD_LAYERS
 from tests.sharing.requests import A100, LOADED, POD, node, notebook, request, required

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LAYERS, LayerName
+from gpushare_spawner.model.layers_file import LayersFile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import ClusterDevice, ClusterFacts, ClusterNode, ClusterSlice, LayerRequest, Tenant
 from gpushare_spawner.spawner.kubernetes.cluster.layers import POD_LAYERS

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.session_records import regular_content, replace_file
-from gpushare_spawner.model.layer_rules import MEMORY_SLICES, MigInstance, MigProfile, gpu_label
+from gpushare_spawner.model.layers_file import MEMORY_SLICES, MigInstance, MigProfile, gpu_label
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices, grant_
 from gpushare_spawner.agent.kubernetes.devices.plugin import DevicePlugins
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletAssignments, PodResources
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
-from gpushare_spawner.agent.kubernetes.pods.sessions import PodSessions
+from gpushare_spawner.agent.kubernetes.pods.sessions import PodReconciler
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
 from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.node import Node
@@ -79,7 +79,7 @@ class OnKubernetes:
         self._kubelet = PodResources(
             settings.pod_resources, self._take, lambda: not self.held.pending and self._kubelet_is_trusted
         )
-        self.sessions = PodSessions(node, self.pods, api, self.held, self._kubelet.soon)
+        self.sessions = PodReconciler(node, self.pods, api, self.held, self._kubelet.soon)
         self._allocation = allocation
         self.published = PublishedReport(api, settings, self.report, node.cordons)
         end, registered, folder = self.sessions.end, self._registered, settings.device_plugins_dir

@@ -40,7 +40,7 @@ from gpushare_spawner.background import Repeated, Soon
 from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.log_once import EachOnce, log_failure
 from gpushare_spawner.model.control import NoticeRequest
-from gpushare_spawner.model.kubernetes.annotations import LAYER_SELECTOR, AnnotationProblem, PodSession
+from gpushare_spawner.model.kubernetes.annotations import LAYER_SELECTOR, AnnotationProblem, SessionAnnotations
 from gpushare_spawner.model.kubernetes.objects import OBSERVER
 from gpushare_spawner.model.report import Report
 
@@ -91,9 +91,9 @@ class ObservedPods:
             with log_failure(log, f"pod {pod.namespace}/{pod.name}"):
                 self._reconcile_pod(pod, annotated)
 
-    def _youngest(self) -> list[tuple[Pod, PodSession]]:
+    def _youngest(self) -> list[tuple[Pod, SessionAnnotations]]:
         """Return the pods that state a session; if several pods state one session, the youngest of them."""
-        by_session: dict[str, tuple[Pod, PodSession]] = {}
+        by_session: dict[str, tuple[Pod, SessionAnnotations]] = {}
         # creation times are whole seconds
         for pod in sorted(self._pods.objects.values(), key=lambda pod: (pod.created, pod.uid)):
             annotated = pod.session
@@ -116,7 +116,7 @@ class ObservedPods:
                 name = "its server" if owner is None else f"pod {owner.namespace}/{owner.name}"
                 self._node.registry.end(session.id, f"{name} is gone")
 
-    def _reconcile_pod(self, pod: Pod, annotated: PodSession) -> None:
+    def _reconcile_pod(self, pod: Pod, annotated: SessionAnnotations) -> None:
         given = _grants(self._given.get((pod.namespace, pod.name), ()))
         session = self._node.sessions.get(annotated.session)
         owner = session.record.pod if session is not None else None
@@ -130,7 +130,7 @@ class ObservedPods:
             self._node.registry.listen_again(session)
         self._follow(session, annotated)
 
-    def _follow(self, session: Session, annotated: PodSession) -> None:
+    def _follow(self, session: Session, annotated: SessionAnnotations) -> None:
         registry = self._node.registry
         owner = session.record.pod
         notice = owner.notice_of_now(annotated.notice) if owner is not None else annotated.notice
@@ -139,7 +139,7 @@ class ObservedPods:
         registry.controls.follow(session, annotated.controls, annotated.messages, annotated.answers)
 
 
-def observed_record(pod: Pod, annotated: PodSession, given: tuple[tuple[str, ...], ...]) -> SessionRecord:
+def observed_record(pod: Pod, annotated: SessionAnnotations, given: tuple[tuple[str, ...], ...]) -> SessionRecord:
     """Return the record of a session from its pod. Raises pydantic.ValidationError.
 
     `given`: IDs that its containers got together.

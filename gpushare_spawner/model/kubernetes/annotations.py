@@ -195,7 +195,7 @@ class AnnotationProblem(ValueError):
 
 
 @dataclass(frozen=True)
-class PodSession:
+class SessionAnnotations:
     """A session as described by its pod's annotations."""
 
     session: str
@@ -363,7 +363,7 @@ class _Annotation:
     """The text of one field of a session. ``read`` raises ValueError."""
 
     field: str
-    """Name of a field of `PodSession` or of its controls."""
+    """Name of a field of `SessionAnnotations` or of its controls."""
     read: Callable[[str], Any]
     write: Callable[[Any], str] = str
     always: bool = False
@@ -393,7 +393,7 @@ def _json(field: str, kind: Any) -> _Annotation:
 
 
 _DEFAULTS: dict[str, Any] = {
-    **{field.name: field.default for field in dataclasses.fields(PodSession)},
+    **{field.name: field.default for field in dataclasses.fields(SessionAnnotations)},
     **dict(NO_CONTROLS),
     "effective_units": None,  # the full share
 }
@@ -448,7 +448,7 @@ def _share_text(units: int, last: int) -> str:
     return f"{units},{last}"
 
 
-def pod_session(annotations: Mapping[str, str] | None, labels: Mapping[str, str] | None = None) -> PodSession:
+def pod_session(annotations: Mapping[str, str] | None, labels: Mapping[str, str] | None = None) -> SessionAnnotations:
     """Return a session from its pod's annotations, and from the labels if it can be another layer's.
 
     Another layer's session has the defaults of `OWN_FIELDS`: the spawner writes no annotations for them, and forged
@@ -472,7 +472,7 @@ def pod_session(annotations: Mapping[str, str] | None, labels: Mapping[str, str]
     return dataclasses.replace(session, layer=LayerName(layer), gpus=names, **own)
 
 
-def _read_session(given: Mapping[str, str]) -> PodSession:
+def _read_session(given: Mapping[str, str]) -> SessionAnnotations:
     problems: list[str] = []
     values: dict[str, Any] = {}
     each, comma, last = given.get(SHARE, "").partition(",")
@@ -503,7 +503,7 @@ def _read_session(given: Mapping[str, str]) -> PodSession:
     if problems:
         raise AnnotationProblem(problems)
     controls = Controls(**{name: values.pop(name) for name in Controls.model_fields})
-    return PodSession(controls=controls, **values)
+    return SessionAnnotations(controls=controls, **values)
 
 
 def tier_patch(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.model.kubernetes.annotations import PodSession
+from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations
 from gpushare_spawner.model.quantity import LATEST
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
@@ -95,7 +95,7 @@ def _instants(pod: SessionPod) -> Iterator[_Instant]:
         yield "message", message.at
 
 
-def _shifted_annotations(annotations: PodSession, steps: Mapping[_Instant, float]) -> PodSession:
+def _shifted_annotations(annotations: SessionAnnotations, steps: Mapping[_Instant, float]) -> SessionAnnotations:
     def shifted(what: str, instant: float) -> float:
         return _shifted(instant, steps.get((what, instant), 0.0))
 

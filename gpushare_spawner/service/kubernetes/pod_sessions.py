@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from gpushare_spawner.model.kubernetes.annotations import HUB, PREFIX, AnnotationProblem, PodSession, pod_session
+from gpushare_spawner.model.kubernetes.annotations import (
+    HUB,
+    PREFIX,
+    AnnotationProblem,
+    SessionAnnotations,
+    pod_session,
+)
 from gpushare_spawner.model.kubernetes.container_requests import (
     RESIZE_PENDING,
     ContainerRequests,
@@ -41,7 +47,7 @@ class SessionPod:
     """Creation time in seconds since the epoch."""
     runs: bool
     """Whether it runs, and is not starting, ended or being deleted."""
-    session: PodSession
+    session: SessionAnnotations
     ending: bool = False
     """Whether it is being deleted."""
     requests: ContainerRequests | None = None

@@ -82,7 +82,7 @@ MOST_WAITING = 1000
 ATTEMPTS = 3
 """Maximum attempts per message."""
 RETRY_SECONDS = 60.0
-"""Seconds from a failure to the next attempt."""
+"""Seconds from the first failure to the next attempt; after the second failure twice as long."""
 ACTIONS: Mapping[Tier, str] = {Tier.DOWNGRADED: "downgrade", Tier.RELEASED: "release", Tier.STOPPED: "stop"}
 
 Key = tuple[str, float, Tier | MessageCause]

@@ -35,7 +35,7 @@ from gpushare_spawner.spawner.kubernetes.cluster.pods import (
     why_waiting,
 )
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
-from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
+from gpushare_spawner.spawner.kubernetes.reservations import PodReservation, PodReservations
 from gpushare_spawner.spawner.options import Overrides
 from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording.amounts import http_status, reason
@@ -307,13 +307,13 @@ async def request_succeeded(request: Awaitable[bool], what: str, log: logging.Lo
         return False
 
 
-class PodAttempt(SpawnAttempt[PodShare]):
+class PodAttempt(SpawnAttempt[PodReservation]):
     """One spawn on Kubernetes, for which several pods may be started in turn.
 
     ``give_back`` is called with the unneeded reservation and with whether a pod may have been created from it.
     """
 
-    def __init__(self, overrides: Overrides, give_back: Callable[[PodShare, bool], None]) -> None:
+    def __init__(self, overrides: Overrides, give_back: Callable[[PodReservation, bool], None]) -> None:
         super().__init__(overrides)
         self.retries = SpawnProgress()
         """Events about nodes that refused the pod, shown among the pod's own events."""
@@ -328,7 +328,7 @@ class PodAttempt(SpawnAttempt[PodShare]):
         values. None if there is no Secret."""
         self._give_back = give_back
 
-    def reserved(self, reservation: PodShare) -> None:
+    def reserved(self, reservation: PodReservation) -> None:
         """Record the share. No pod exists for it yet."""
         self.reservation, self.perhaps_created = reservation, False
 
@@ -389,7 +389,7 @@ node.
 class ServerPod:
     """Operations on the pod of one server."""
 
-    reserve: Callable[[], Awaitable[PodShare]]
+    reserve: Callable[[], Awaitable[PodReservation]]
     """Reserves another share."""
     start: Callable[[], Awaitable[Any]]
     """Creates the pod for the attempt's share and waits until it runs. Returns the server's address."""
@@ -460,7 +460,7 @@ class PodLauncher:
                 self.log.warning("%s: the cluster's API failed: %s; trying again", self.name, worded(error))
                 await asyncio.sleep(0.1 * 2**failures)
 
-    async def _reserve_elsewhere(self) -> PodShare:
+    async def _reserve_elsewhere(self) -> PodReservation:
         try:
             return await self.pod.reserve()
         except SpawnRefused as refusal:
@@ -471,7 +471,7 @@ class PodLauncher:
                 message = words.no_node_left(self._refused, message)
             raise SpawnRefused(message, reason="not-admitted", status=503, retry_after=60) from refusal
 
-    async def _leave(self, error: NotAdmitted, share: PodShare, last: bool) -> None:
+    async def _leave(self, error: NotAdmitted, share: PodReservation, last: bool) -> None:
         """Remove a pod that its node did not admit and free its place. The caller reserves another place."""
         self.log.warning("%s: %s%s", self.name, error, f" ({error.detail})" if error.detail else "")
         node = share.placement.node

@@ -27,7 +27,7 @@ from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.kubernetes.cluster.layers import POD_LAYERS
 from gpushare_spawner.spawner.kubernetes.cluster.pods import holds_share, orphans
 from gpushare_spawner.spawner.kubernetes.pod import claim_layer
-from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
+from gpushare_spawner.spawner.kubernetes.reservations import PodReservation, PodReservations
 from gpushare_spawner.spawner.queue.snapshot import LayerOffer
 from gpushare_spawner.wording import spawn_form as words
 
@@ -77,7 +77,7 @@ def token_secret(pod: V1Pod, token: str) -> OfOwner | None:
     return of_owner if values else None
 
 
-def claim_of(share: PodShare | None, pod: str, namespace: str) -> OfOwner | None:
+def claim_of(share: PodReservation | None, pod: str, namespace: str) -> OfOwner | None:
     """Return the claim for the pod of a share, if its node allocates GPUs by claims."""
     layer = claim_layer(share, time.time(), pod, namespace) if share is not None else None
     return None if layer is None else lambda uid: layer.manifest(pod, uid)
@@ -225,7 +225,7 @@ class PodObjects:
 
     # -- obstructing pods --
 
-    def give_back(self, share: PodShare, perhaps_created: bool) -> None:
+    def give_back(self, share: PodReservation, perhaps_created: bool) -> None:
         """Release the share of a failed spawn or an ended server once no pod can hold it any more."""
         if not perhaps_created:
             self.reservations.give_back(share)

@@ -28,7 +28,7 @@ from kubernetes_asyncio.client.models import (
 )
 from kubespawner.utils import get_k8s_model
 
-from gpushare_spawner.model.kubernetes.annotations import HUB, PodSession, gpu_names
+from gpushare_spawner.model.kubernetes.annotations import HUB, SessionAnnotations, gpu_names
 from gpushare_spawner.model.kubernetes.container_requests import NOTEBOOK, memory_bytes, millicores
 from gpushare_spawner.model.kubernetes.objects import (
     HOSTNAME_LABEL,
@@ -47,7 +47,7 @@ from gpushare_spawner.sharing.native import NativeClaimLayer, NativePodLayer, gr
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.kubernetes.cluster.layers import POD_LAYERS
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, pod_requests
-from gpushare_spawner.spawner.kubernetes.reservations import PodShare
+from gpushare_spawner.spawner.kubernetes.reservations import PodReservation
 from gpushare_spawner.spawner.queue.snapshot import LayerOffer
 from gpushare_spawner.wording import spawn_failures as words
 
@@ -64,7 +64,7 @@ _VOLUME = "gpushare-session"
 _RESOURCES = {"extra_resource_limits": "limits", "extra_resource_guarantees": "requests"}
 
 
-def rendered_elsewhere(pod: PodSpec, share: PodShare, offer: LayerOffer, since: float) -> PodSpec:
+def rendered_elsewhere(pod: PodSpec, share: PodReservation, offer: LayerOffer, since: float) -> PodSpec:
     """Return a pod with a share that a layer's own scheduler places.
 
     ``since``: when the share was granted, in seconds since the epoch.
@@ -72,7 +72,7 @@ def rendered_elsewhere(pod: PodSpec, share: PodShare, offer: LayerOffer, since: 
     Settings in the template's ``kubespawner_override`` are not changed. Raises LayerCannot.
     """
     request, gpu_share, tenant = offer.request, offer.request.gpu.share, share.request.tenant
-    session = PodSession(
+    session = SessionAnnotations(
         session=tenant.session,
         template=request.template.name,
         quota=tenant.quota,
@@ -139,7 +139,7 @@ def with_last_word(pod: PodSpec, made: PodSpec, override: Mapping[str, Any]) -> 
     return {**made, "metadata": {**made["metadata"], **metadata}, "spec": spec}
 
 
-def rendered(pod: PodSpec, share: PodShare, unit_size: int, name: str, namespace: str) -> PodSpec:
+def rendered(pod: PodSpec, share: PodReservation, unit_size: int, name: str, namespace: str) -> PodSpec:
     """Return the pod with its share, as the sharing layer renders it. Raises LayerCannot.
 
     ``unit_size``: units of 1 % of one device of the agent's plugin; ``name``: the name of the pod in ``namespace``.
@@ -153,12 +153,12 @@ def rendered(pod: PodSpec, share: PodShare, unit_size: int, name: str, namespace
     return NativePodLayer(_session(share, since), share.placement.node, unit_size).render(pod)
 
 
-def _session(share: PodShare, since: float) -> PodSession:
+def _session(share: PodReservation, since: float) -> SessionAnnotations:
     indices = {gpu.uuid: gpu.index for gpu in share.gpus}
     return granted_session(share.request.tenant, share.request.template, share.placement, indices, since)
 
 
-def claim_layer(share: PodShare, since: float, pod: str, namespace: str) -> NativeClaimLayer | None:
+def claim_layer(share: PodReservation, since: float, pod: str, namespace: str) -> NativeClaimLayer | None:
     """Return the layer of a share on a node that allocates GPUs by claims; None for any other node."""
     if share.claims is None:
         return None
@@ -365,7 +365,7 @@ WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "-1"}
 """
 
 
-def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str, namespace: str = "") -> V1Pod:
+def build_pod(pod: V1Pod, share: PodReservation, unit_size: int, hub: str, namespace: str = "") -> V1Pod:
     """Return KubeSpawner's manifest with the share.
 
     ``hub``: the API URL of the hub that creates the pod in ``namespace``. Raises SpawnRefused for a manifest that is

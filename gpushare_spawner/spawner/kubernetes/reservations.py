@@ -68,7 +68,7 @@ class NoNodeNow(SnapshotStale):
 
 
 @dataclass(frozen=True)
-class PodShare(Reservation):
+class PodReservation(Reservation):
     """A share that is reserved for a pod. ``token``: the pod annotation that identifies the reservation."""
 
     token: str
@@ -80,7 +80,7 @@ class PodShare(Reservation):
     """
 
 
-class PodReservations(Reservations[PodShare]):
+class PodReservations(Reservations[PodReservation]):
     """The shares that this hub process has reserved for pods, and the queue.
 
     They exist only in the hub's memory. The annotations of a created pod contain its allocation, so a hub that is
@@ -129,10 +129,10 @@ class PodReservations(Reservations[PodShare]):
     def _why_nothing_is_placed(self, error: Exception) -> str:
         return str(error) if isinstance(error, NoNodeNow) else super()._why_nothing_is_placed(error)
 
-    async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
+    async def _reserve_on(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         token = secrets.token_hex(8)
         if ticket.offer is not None:
-            return self._give_elsewhere(ticket, ticket.offer, placement, token)
+            return self._reserve_elsewhere(ticket, ticket.offer, placement, token)
         share = self.counted(ticket.request.share)
         request = ticket.request.placement(snapshot)
         allocation = Allocation(
@@ -154,18 +154,18 @@ class PodReservations(Reservations[PodShare]):
         # the user's share may be smaller than the devices that it takes
         placement = replace(placement, borrowed=min(placement.borrowed, ticket.request.share.units))
         ticket.result.set_result(
-            PodShare(ticket.request, placement, gpus, token, claims=self.cluster.claims_of(placement.node))
+            PodReservation(ticket.request, placement, gpus, token, claims=self.cluster.claims_of(placement.node))
         )
         return allocation
 
-    def _give_elsewhere(self, ticket: Ticket, offer: LayerOffer, placement: Placement, token: str) -> Allocation:
+    def _reserve_elsewhere(self, ticket: Ticket, offer: LayerOffer, placement: Placement, token: str) -> Allocation:
         """Reserve GPUs of another layer, which count in quotas and in the layer's free capacity."""
         request = ticket.request
         self._in_flight[token] = allocation_elsewhere(
             f"{request.session}#{token}", request.share, request.tenant, request.template.name, time.time()
         )
         self._elsewhere[token] = Pending(offer.layer, request.share.total_units, offer.kept_off)
-        ticket.result.set_result(PodShare(request, placement, (), token, offer=offer))
+        ticket.result.set_result(PodReservation(request, placement, (), token, offer=offer))
         return self._in_flight[token]
 
     def _pending(self) -> Mapping[str, Pending]:
@@ -175,12 +175,12 @@ class PodReservations(Reservations[PodShare]):
         self._elsewhere = {token: pending for token, pending in self._elsewhere.items() if token in kept}
         return self._elsewhere
 
-    def give_back(self, reservation: PodShare) -> None:
+    def give_back(self, reservation: PodReservation) -> None:
         """Cancel a reservation without a pod."""
         if self._in_flight.pop(reservation.token, None) is not None:
             self.place_soon()
 
-    def perhaps_created(self, reservation: PodShare) -> None:
+    def perhaps_created(self, reservation: PodReservation) -> None:
         """Keep the place of a failed start whose pod may exist. Once the pod appears, its annotations count."""
         allocation = self._in_flight.pop(reservation.token, None)
         if allocation is not None:
@@ -207,7 +207,7 @@ class PodReservations(Reservations[PodShare]):
             until, allocation = self._lingering[token]
             self._lingering[token] = (min(until, time.monotonic() + SHOWN_SECONDS), allocation)
 
-    def arrived(self, reservation: PodShare, pod: Mapping[str, Any] | None) -> bool:
+    def arrived(self, reservation: PodReservation, pod: Mapping[str, Any] | None) -> bool:
         """Count a running pod by its annotations from now on. False if they are missing; the share stays reserved."""
         if pod is None or not holds_share(pod) or annotation(pod, RESERVATION) != reservation.token:
             return False

@@ -39,8 +39,8 @@ from gpushare_spawner.spawner.base import FORM_SECONDS, GPUShareBase, applied_wh
 from gpushare_spawner.spawner.form import without_idle_fields
 from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt, PodLauncher, ServerPod, request_succeeded
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.layers import LayerReader
+from gpushare_spawner.spawner.kubernetes.cluster.node_resources import ClusterResources
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import (
     PODS,
     REPORTS,
@@ -62,7 +62,7 @@ from gpushare_spawner.spawner.kubernetes.pod import (
     prefer_node,
     requested,
 )
-from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
+from gpushare_spawner.spawner.kubernetes.reservations import PodReservation, PodReservations
 from gpushare_spawner.spawner.options import Choice, Overrides, Profile
 from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from gpushare_spawner.wording import spawn_form as words
@@ -165,7 +165,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     def _new_reservations(self) -> PodReservations:
         api = self._cluster_api()
-        capacity = ClusterCapacity(api, self.log)
+        capacity = ClusterResources(api, self.log)
         cluster = ClusterSnapshots(
             self.reflectors,
             self._reports_key,
@@ -349,12 +349,14 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             await self._watch()
         await self._admit_without_gpu(choice, template)
 
-    async def _reserve(self, choice: Choice, template: Template, patience: float, progress: SpawnProgress) -> PodShare:
+    async def _reserve(
+        self, choice: Choice, template: Template, patience: float, progress: SpawnProgress
+    ) -> PodReservation:
         """Reserve a share, waiting at most ``patience`` seconds. ``progress`` receives the events."""
         await self._watch()
         await self._clear_way()
         request = self._request(choice, template)
-        share: PodShare = await self._reserve_share(request, choice.alternatives, patience, progress)
+        share: PodReservation = await self._reserve_share(request, choice.alternatives, patience, progress)
         return share
 
     def _request(self, choice: Choice, template: Template) -> SpawnRequest:

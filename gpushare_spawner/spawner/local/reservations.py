@@ -122,7 +122,7 @@ class AgentReservations(Reservations[OpenedShare]):
         # the pending close could close a session that is opened now
         return spawn_failures.SESSION_CLOSES if ticket.request.session in self.closing else ""
 
-    async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
+    async def _reserve_on(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         """Request the place from the agent. Return None if the agent has no free capacity there."""
         request = open_request(ticket.request.tenant, ticket.request.template, placement, CONFIRM_WITHIN)
         gpus = tuple(snapshot.gpus[gpu] for gpu in request.gpus)

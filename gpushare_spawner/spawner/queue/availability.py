@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gpushare_spawner.model.layer_rules import MigProfile
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import MigProfile
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template

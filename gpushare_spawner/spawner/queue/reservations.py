@@ -79,7 +79,7 @@ class Reservations(ABC, Generic[Reserved]):
     unavailable: ClassVar[str]
     """The text to show while the GPUs are unavailable, without a period."""
     unreachable: ClassVar[tuple[type[Exception], ...]]
-    """Errors that `snapshot` and `_give` raise while the GPUs are unavailable."""
+    """Errors that `snapshot` and `_reserve_on` raise while the GPUs are unavailable."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Reservations(ABC, Generic[Reserved]):
         """
 
     @abstractmethod
-    async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
+    async def _reserve_on(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         """Reserve the place, complete the ticket and return the allocation.
 
         Returns None if the place is no longer free; the caller then takes a new snapshot. Raises one of `unreachable`;
@@ -314,7 +314,7 @@ class Reservations(ABC, Generic[Reserved]):
             with self._errors_noted():
                 await placer.hold(ticket, breaks)
             return True
-        allocation = await self._give(ticket, placement, snapshot)
+        allocation = await self._reserve_on(ticket, placement, snapshot)
         ticket.considered.set()
         if allocation is None:
             return False

@@ -17,8 +17,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Protocol
 
-from gpushare_spawner.model.layer_rules import LayersFile, MigInstance, MigProfile, guaranteed_memory, machine_layer
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import LayersFile, MigInstance, MigProfile, guaranteed_memory, machine_layer
 from gpushare_spawner.model.report import GpuReport, Notice, by_first_report
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.template import Template, TemplateGpu

@@ -13,8 +13,8 @@ from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.model.control import CloseRequest, ControlRefused, OpenRequest, ResizeRequest
 from gpushare_spawner.model.frames import Feature, Kind, Role, gpu_bytes
-from gpushare_spawner.model.layer_rules import MigInstance, MigProfile
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import MigInstance, MigProfile
 from gpushare_spawner.model.report import SessionReport
 from tests.agent.conftest import LIBRARIES, Agent, Eventually, request_for
 from tests.agent.peers import FIRST, GIB, Peer

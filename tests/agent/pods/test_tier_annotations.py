@@ -25,7 +25,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     TIER_SINCE,
     USE,
     YIELDS_UNTIL,
-    PodSession,
+    SessionAnnotations,
 )
 from gpushare_spawner.model.report import NOTHING, Notice
 from gpushare_spawner.model.share import Tier, UseRule
@@ -36,7 +36,7 @@ IDLE = Activity(
     busy=False, waiting=False, last=None, gpu_seconds=0.0, memory_bytes=0, resident_bytes=0, delivered=NOTHING
 )
 SOON = Notice(tier=Tier.RELEASED, at=1900.0, reason="idle for 45 min", effective_units=0)
-SAID = PodSession(
+SAID = SessionAnnotations(
     session="ada", template="quarter-gpu", share_units=25, gpus=(FIRST.uuid,), gpu_indices=(0,), tier_since=1000.0,
     effective_units=25,
 )  # fmt: skip
@@ -79,7 +79,7 @@ class World:
     def save(self, session: Session) -> None:
         self.saved += 1
 
-    def says(self, said: PodSession) -> None:
+    def says(self, said: SessionAnnotations) -> None:
         follow_tier(self.session, said, said.annotations(), self)  # type: ignore[arg-type]
 
 
@@ -88,7 +88,7 @@ def world() -> World:
     return World()
 
 
-def down(units: int = 10, idle_since: float | None = 1500.0) -> PodSession:
+def down(units: int = 10, idle_since: float | None = 1500.0) -> SessionAnnotations:
     """What the service writes to downgrade the session."""
     return replace(SAID, tier=Tier.DOWNGRADED, tier_since=1600.0, effective_units=units, idle_since=idle_since)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, ResizeRequest, TierRequest
-from gpushare_spawner.model.kubernetes.annotations import LAYER, PodSession, gpu_names, pod_session
+from gpushare_spawner.model.kubernetes.annotations import LAYER, SessionAnnotations, gpu_names, pod_session
 from gpushare_spawner.model.kubernetes.objects import REPORT_STALE_SECONDS
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report, SessionReport
@@ -45,7 +45,7 @@ async def open_session(
 ) -> None:
     """A pod whose GPU KAI gives."""
     units = 25 if count == 1 else 100
-    session = PodSession(
+    session = SessionAnnotations(
         session=user,
         template="quarter",
         share_units=units,

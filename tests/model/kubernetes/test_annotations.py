@@ -15,7 +15,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     NOTICE,
     PREFIX,
     AnnotationProblem,
-    PodSession,
+    SessionAnnotations,
     ShareChange,
     answers_patch,
     controls_patch,
@@ -27,7 +27,7 @@ from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import NeighbourRules, Share, Tier
 
-SESSION = PodSession(
+SESSION = SessionAnnotations(
     session="ann@example.org+lab",
     template="quarter-gpu",
     share_units=25,
@@ -59,10 +59,10 @@ answers = some.builds(
 
 
 @some.composite
-def sessions(draw: some.DrawFn) -> PodSession:
+def sessions(draw: some.DrawFn) -> SessionAnnotations:
     gpus = draw(some.lists(uuids, min_size=1, max_size=8, unique=True))
     share = draw(some.integers(1, 100))
-    return PodSession(
+    return SessionAnnotations(
         session=draw(some.text(min_size=1)),
         template=draw(some.text(min_size=1)),
         share_units=share,
@@ -86,7 +86,7 @@ def sessions(draw: some.DrawFn) -> PodSession:
 
 
 @given(sessions())
-def test_session_written_as_annotations_reads_back_the_same(session: PodSession) -> None:
+def test_session_written_as_annotations_reads_back_the_same(session: SessionAnnotations) -> None:
     written = session.annotations()
     assert all(isinstance(value, str) for value in written.values())
     assert pod_session(written) == session
@@ -207,7 +207,7 @@ def test_patches_of_controls_replace_what_was_there_and_keep_the_last_answers() 
     keep = Keep(until=2000, since=1000, by="ann")
     written = dict(SESSION.annotations())
 
-    def patched(patch: dict[str, str | None]) -> PodSession:
+    def patched(patch: dict[str, str | None]) -> SessionAnnotations:
         written.update({name: text for name, text in patch.items() if text is not None})
         for name in [name for name, text in patch.items() if text is None]:
             written.pop(name, None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpushare_spawner.model.kubernetes.annotations import (
     SESSION_LABEL,
     AnnotationProblem,
-    PodSession,
+    SessionAnnotations,
     gpu_names,
     is_layer_session,
     is_session,
@@ -18,8 +18,8 @@ from gpushare_spawner.model.kubernetes.annotations import (
 from gpushare_spawner.model.layers import LayerName
 
 
-def a_session(layer: LayerName, units: int = 25, count: int = 1, quota: str = "") -> PodSession:
-    return PodSession(
+def a_session(layer: LayerName, units: int = 25, count: int = 1, quota: str = "") -> SessionAnnotations:
+    return SessionAnnotations(
         session="ada/lab",
         template="quarter",
         share_units=units,

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gpushare_spawner.model.layer_rules import HamiOptions, KaiOptions, LayerRule, LayersFile, MigOptions, matches
 from gpushare_spawner.model.layers import LAYERS, IdleReach, LayerName, PlacedBy
+from gpushare_spawner.model.layers_file import HamiOptions, KaiOptions, LayerRule, LayersFile, MigOptions, matches
 from tests.present import present
 
 A100, T4 = "NVIDIA-A100-SXM4-80GB", "Tesla-T4"

@@ -10,7 +10,7 @@ import pytest
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.controls import Controls, Message
-from gpushare_spawner.model.kubernetes.annotations import TIER, PodSession
+from gpushare_spawner.model.kubernetes.annotations import TIER, SessionAnnotations
 from gpushare_spawner.model.kubernetes.objects import REPORT_KEY, report_name
 from gpushare_spawner.model.report import Notice, Report, SessionReport
 from gpushare_spawner.model.share import Tier
@@ -43,7 +43,7 @@ def opened(user: str) -> float:
 def pod_of(user: str) -> dict[str, Any]:
     notice = Notice(tier=Tier.RELEASED, at=NOW + 2 * MINUTE, reason="Idle.", cause="idle", after_seconds=45 * MINUTE)
     made = pod(user, NODE, created=opened(user))
-    said = PodSession(
+    said = SessionAnnotations(
         session=user, template="quarter", share_units=25, gpus=(f"GPU-{NODE}",), gpu_indices=(0,),
         tier_since=opened(user), effective_units=25, notice=notice if user == "noticed" else None,
         controls=Controls(keeps=(NOW - 5 * MINUTE,)), messages=(Message(text="Hello.", by="root", at=NOW - MINUTE),),

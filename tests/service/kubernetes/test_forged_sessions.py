@@ -22,7 +22,7 @@ from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.controls import Ask, Exemption, Keep, Message
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.kubernetes import objects as objects_names
-from gpushare_spawner.model.kubernetes.annotations import HUB, QUOTA, SESSION, TEMPLATE, PodSession, labels
+from gpushare_spawner.model.kubernetes.annotations import HUB, QUOTA, SESSION, TEMPLATE, SessionAnnotations, labels
 from gpushare_spawner.model.kubernetes.node_reports import MOST_GONE, FirstIdentities
 from gpushare_spawner.model.kubernetes.objects import REPORT_KEY, report_name
 from gpushare_spawner.model.layers import LayerName
@@ -69,7 +69,7 @@ def pod(
     user: str, node: str, created: float = OPENED, phase: str = "Running", deleted: bool = False, hub: str | None = None
 ) -> dict[str, Any]:
     """A pod as the API server has it."""
-    said = PodSession(
+    said = SessionAnnotations(
         session=user, template="quarter", share_units=25, gpus=(f"GPU-{node}",), gpu_indices=(0,),
         tier_since=OPENED, effective_units=25, notice=Notice(tier=Tier.RELEASED, at=NOW + 60, reason="Idle."),
     )  # fmt: skip

@@ -11,16 +11,16 @@ from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
-from gpushare_spawner.spawner.kubernetes.reservations import Exclusions, PodShare
+from gpushare_spawner.spawner.kubernetes.reservations import Exclusions, PodReservation
 from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 
 HALF = Template.model_validate({"name": "half-gpu", "display_name": "0.50 GPU", "gpu": {"fraction": 0.5}})
 
 
-def share(token: str = "token-1", node: str = "node-a") -> PodShare:
+def share(token: str = "token-1", node: str = "node-a") -> PodReservation:
     """Half of GPU 3 of a node."""
     gpu = GpuReport(index=3, uuid=f"GPU-{node}", model="A100", memory_bytes=2**30)
-    return PodShare(SpawnRequest(Tenant("ada"), HALF), Placement(node, (gpu.uuid,)), (gpu,), token)
+    return PodReservation(SpawnRequest(Tenant("ada"), HALF), Placement(node, (gpu.uuid,)), (gpu,), token)
 
 
 def pod(phase: str = "Pending", token: str = "token-1", **status: Any) -> dict[str, Any]:
@@ -58,13 +58,13 @@ class FakeReservations:
     def distrust(self, node: str) -> None:
         self.distrusted.append(node)
 
-    def give_back(self, share: PodShare) -> None:
+    def give_back(self, share: PodReservation) -> None:
         self.given_back.append(share.token)
 
-    def perhaps_created(self, share: PodShare) -> None:
+    def perhaps_created(self, share: PodReservation) -> None:
         self.lingering.append(share.token)
 
-    def arrived(self, share: PodShare, pod: Any) -> bool:
+    def arrived(self, share: PodReservation, pod: Any) -> bool:
         return self.arrives
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.spawner.kubernetes.cluster import capacity
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import ChangedObject, ChangedObjects
+from gpushare_spawner.spawner.kubernetes.cluster import node_resources
+from gpushare_spawner.spawner.kubernetes.cluster.node_resources import ChangedObject, ChangedObjects
 
 
 def changes(seen: ChangedObjects, objects: dict[str, Any]) -> list[ChangedObject]:
@@ -33,7 +33,7 @@ def test_another_mapping_with_the_same_objects_is_no_change_and_an_empty_one_rem
 
 
 def test_what_changes_between_two_pieces_is_found_now_or_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "AT_ONCE", 1)
+    monkeypatch.setattr(node_resources, "AT_ONCE", 1)
     seen = ChangedObjects()
     objects: dict[str, Any] = {"a": 1, "b": 2}
     pieces = seen.pieces(lambda: objects)
@@ -44,7 +44,7 @@ def test_what_changes_between_two_pieces_is_found_now_or_the_next_time(monkeypat
 
 
 def test_one_that_goes_while_another_comes_is_found_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "AT_ONCE", 1)
+    monkeypatch.setattr(node_resources, "AT_ONCE", 1)
     seen = ChangedObjects()
     objects: dict[str, Any] = {"a": 1, "b": 2}
     pieces = seen.pieces(lambda: objects)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import LayersFile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, Tenant
 from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers

@@ -12,13 +12,13 @@ import pytest
 from kubernetes_asyncio.client.rest import ApiException
 from traitlets.config import LoggingConfigurable
 
-from gpushare_spawner.model.layer_rules import KaiOptions
 from gpushare_spawner.model.layers import LayerName, Placement
+from gpushare_spawner.model.layers_file import KaiOptions
 from gpushare_spawner.sharing.base import LayerRequest
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.kubernetes.attempt import NotAdmitted, PodAttempt, PodLauncher, ServerPod, Unschedulable
 from gpushare_spawner.spawner.kubernetes.cluster.pods import ended_by_node
-from gpushare_spawner.spawner.kubernetes.reservations import PodShare
+from gpushare_spawner.spawner.kubernetes.reservations import PodReservation
 from gpushare_spawner.spawner.options import Overrides
 from gpushare_spawner.spawner.queue.snapshot import LayerOffer
 
@@ -55,7 +55,7 @@ class Launch:
         )
         return await launcher.launch()
 
-    async def _reserve(self) -> PodShare:
+    async def _reserve(self) -> PodReservation:
         if self.nodes is not None and self.reserved >= self.nodes:
             raise SpawnRefused("No GPU is free.", reason="no-room")
         self.reserved += 1
@@ -108,11 +108,11 @@ async def test_a_pod_of_another_layer_is_tried_again_and_no_node_is_blamed(monke
     launch = Launch(refused(), "http://pod:8888")
     request = share().request
     offer = LayerOffer(LayerName.KAI, LayerRequest(request.tenant, request.template, KaiOptions()))
-    launch.attempt.reserved(PodShare(request, Placement("", ()), (), "token-1", offer=offer))
+    launch.attempt.reserved(PodReservation(request, Placement("", ()), (), "token-1", offer=offer))
     tried: list[bool] = []
     reserved = launch.attempt.reserved
 
-    def remember(share: PodShare) -> None:
+    def remember(share: PodReservation) -> None:
         tried.append(share.observed)
         reserved(share)
 
@@ -127,7 +127,7 @@ async def test_a_pod_that_another_layer_s_scheduler_lets_wait_is_not_taken_from_
     launch = Launch()
     request = share().request
     offer = LayerOffer(LayerName.KAI, LayerRequest(request.tenant, request.template, KaiOptions()))
-    launch.attempt.reserved(PodShare(request, Placement("", ()), (), "token-1", offer=offer))
+    launch.attempt.reserved(PodReservation(request, Placement("", ()), (), "token-1", offer=offer))
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
     waiting = pod("Pending", conditions=[condition])
 

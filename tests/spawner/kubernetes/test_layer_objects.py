@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.clients.api import ApiFailure
-from gpushare_spawner.model.layer_rules import DraOptions
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import DraOptions
 from gpushare_spawner.sharing import dra
 from gpushare_spawner.sharing.base import ClusterDevice, ClusterFacts, ClusterNode, ClusterSlice, LayerRequest
 from gpushare_spawner.spawner.hub import SpawnRefused
@@ -102,7 +102,7 @@ async def test_an_object_that_asks_for_something_else_is_refused(forged: dict[st
     with pytest.raises(SpawnRefused) as refused:
         await created(Api({template["metadata"]["name"]: theirs}), half)
     assert refused.value.refusal == "other-object"
-    assert "in namespace ada asks for something else than the template" in refused.value.jupyterhub_message
+    assert "in namespace ada does not match the template" in refused.value.jupyterhub_message
 
 
 async def test_a_second_request_in_the_object_is_refused() -> None:

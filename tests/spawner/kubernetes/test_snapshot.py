@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.model.kubernetes.annotations import SESSION, PodSession, gpu_names, labels, pod_session
+from gpushare_spawner.model.kubernetes.annotations import SESSION, SessionAnnotations, gpu_names, labels, pod_session
 from gpushare_spawner.model.kubernetes.objects import (
     MIRROR,
     REPORT_KEY,
@@ -24,8 +24,8 @@ from gpushare_spawner.model.kubernetes.objects import (
     report_name,
     written_report,
 )
-from gpushare_spawner.model.layer_rules import MigInstance, MigOptions, MigProfile
 from gpushare_spawner.model.layers import LayerName, Placement
+from gpushare_spawner.model.layers_file import MigInstance, MigOptions, MigProfile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import ClaimsReport, GpuReport, Notice, Report
 from gpushare_spawner.model.share import Tier
@@ -35,12 +35,12 @@ from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
 from gpushare_spawner.sharing.base import ClusterPod, LayerRequest, Tenant
 from gpushare_spawner.sharing.native import granted_session
 from gpushare_spawner.spawner.kubernetes.cluster import snapshot
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity, kept_pod
 from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
+from gpushare_spawner.spawner.kubernetes.cluster.node_resources import ClusterResources, kept_pod
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import PODS, REPORTS
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
-from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
+from gpushare_spawner.spawner.kubernetes.reservations import PodReservation, PodReservations
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.queue import LoopBreaks
 from gpushare_spawner.spawner.queue.snapshot import LayerOffer, SpawnRequest
@@ -56,7 +56,7 @@ class Cluster:
         self.version = 0
         self.reports = self.reflector("configmaps")
         self.pods = self.reflector("pods")
-        self.capacity = ClusterCapacity(None, LOG)  # type: ignore[arg-type]
+        self.capacity = ClusterResources(None, LOG)  # type: ignore[arg-type]
         self.free: dict[str, Any] = {}
         self.bound: dict[str, Any] = {}
         self.capacity._nodes = SimpleNamespace(known=True, objects=self.free)  # type: ignore[assignment]
@@ -99,7 +99,7 @@ class Cluster:
         self, name: str, gpu: str, units: int = 25, token: str = "", notice: Notice | None = None, odd: bool = False
     ) -> dict[str, Any]:
         self.version += 1
-        said = PodSession(
+        said = SessionAnnotations(
             session=name,
             template="t",
             share_units=units,
@@ -131,10 +131,10 @@ class Cluster:
         requested = Requested(cpu, 0, 1)
         self.bound[name] = {"metadata": {"name": name}, "node": node, "requested": requested, "token": token}
 
-    def reserve(self, token: str, gpu: str, units: int = 25) -> PodShare:
+    def reserve(self, token: str, gpu: str, units: int = 25) -> PodReservation:
         allocation = Allocation(f"s#{token}", (gpu,), units, 0, units, 0.0, uncounted=Requested(1000, 0, 1))
         self.reservations._in_flight[token] = allocation
-        return PodShare(None, None, (), token)  # type: ignore[arg-type]
+        return PodReservation(None, None, (), token)  # type: ignore[arg-type]
 
     async def ledger(self) -> Ledger:
         await self.reservations.snapshot()
@@ -142,7 +142,7 @@ class Cluster:
 
     async def same_anew(self) -> None:
         kept = await self.ledger()
-        fresh = ClusterSnapshots(self.snapshots.reflectors, KEY, 1, LOG, ClusterCapacity(None, LOG))  # type: ignore[arg-type]
+        fresh = ClusterSnapshots(self.snapshots.reflectors, KEY, 1, LOG, ClusterResources(None, LOG))  # type: ignore[arg-type]
         await fresh.snapshot(0.0, lambda: self.reservations._in_flight, self.reservations.in_flight)
         assert kept.allocations == fresh.feed.ledger.allocations
         for uuid, gpu in fresh.feed.ledger.capacity.gpus.items():
@@ -188,9 +188,9 @@ async def test_rules_for_other_sessions_count_from_the_reservation_to_the_pods_a
     assert placement == Placement("n", ("GPU-n-0",))
     snapshot = await cluster.reservations.snapshot()
     ticket = cluster.reservations.queue.join(SpawnRequest(Tenant("ada"), exam), 0.0)
-    await cluster.reservations._give(ticket, placement, snapshot)
+    await cluster.reservations._reserve_on(ticket, placement, snapshot)
     share = ticket.result.result()
-    assert isinstance(share, PodShare)
+    assert isinstance(share, PodReservation)
     for _ in range(2):
         assert await place(course, "bob") == Placement("n", ("GPU-n-1",))
         assert await place(lone, "cyd") == Placement("n", ("GPU-n-1",))
@@ -212,7 +212,7 @@ async def test_gpus_of_another_layer_count_in_the_quota_from_the_reservation_to_
     tenant = Tenant("ada", quota="group:ml")
     ticket = cluster.reservations.queue.join(SpawnRequest(tenant, template), 0.0)
     offer = LayerOffer(LayerName.MIG, LayerRequest(tenant, template, MigOptions()), frozenset({"kept"}))
-    given = cluster.reservations._give_elsewhere(ticket, offer, Placement("", ()), "t1")
+    given = cluster.reservations._reserve_elsewhere(ticket, offer, Placement("", ()), "t1")
     assert cluster.reservations._pending() == {"t1": Pending(LayerName.MIG, 200, frozenset({"kept"}))}
     ledger = await cluster.ledger()
     assert list(ledger.allocations.values()) == [given]
@@ -226,7 +226,7 @@ async def test_gpus_of_another_layer_count_in_the_quota_from_the_reservation_to_
     said = replace(said, layer=LayerName.MIG, gpus=gpu_names(LayerName.MIG, "ada", 2), quota="group:ml")
     made["metadata"] |= {"labels": said.labels(), "annotations": {**said.annotations(), RESERVATION: "t1"}}
     share = ticket.result.result()
-    assert isinstance(share, PodShare)
+    assert isinstance(share, PodReservation)
     assert cluster.reservations.arrived(share, made)
     assert (await cluster.ledger()).free_units("GPU-n-0") == 100
     assert usage.used(account).units == 200
@@ -440,7 +440,7 @@ async def test_each_gpu_of_a_report_is_held_against_the_nodes_status(
     """None: the hub may not read nodes, and only the bounds of a report count."""
     cluster = Cluster()
     if devices is None:
-        cluster.snapshots.capacity = ClusterCapacity(None, LOG)  # type: ignore[arg-type]
+        cluster.snapshots.capacity = ClusterResources(None, LOG)  # type: ignore[arg-type]
     else:
         cluster.free["n"]["gpus"] = devices
     cluster.report("n", units=units, parts=OPTIONAL[optional])

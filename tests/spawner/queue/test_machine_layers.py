@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import LayersFile
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.feed import LedgerFeed
@@ -197,6 +197,6 @@ def test_refusal_says_which_instances_there_are() -> None:
     machine = OneMachine(instance("MIG-3", "3g.40gb"), instance("MIG-1", "1g.10gb"), instance("MIG-2", "1g.10gb"))
     never = machine.says(half)
     assert (never.kind, never.text) == ("never", "No suitable GPU")
-    assert never.detail.startswith("No MIG instance that the template accepts holds 0.50 GPU with the memory")
+    assert never.detail.startswith("No MIG instance that the template accepts provides 0.50 GPU with the memory")
     assert "This machine has: 1g.10gb, 3g.40gb." in never.detail
     assert OneMachine(whole("GPU-0")).says(half).detail.startswith("This machine has no MIG instance.")

@@ -7,8 +7,8 @@ from collections.abc import Set
 
 import pytest
 
-from gpushare_spawner.model.layer_rules import LayerOptions
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import LayerOptions
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import LayerRequest
 from gpushare_spawner.spawner.form import Form

@@ -37,7 +37,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     TIER,
     TIER_SINCE,
     YIELDS_UNTIL,
-    PodSession,
+    SessionAnnotations,
     ShareChangeAnswer,
     borrowed_patch,
     notice_patch,
@@ -51,7 +51,7 @@ from gpushare_spawner.model.share import Tier, units_on, voids_idle_action
 log = logging.getLogger(__name__)
 
 
-def follow_share(session: Session, annotated: PodSession, held: HeldDevices, registry: SessionRegistry) -> None:
+def follow_share(session: Session, annotated: SessionAnnotations, held: HeldDevices, registry: SessionRegistry) -> None:
     """Decide on a share change that the service wrote to a pod's annotations. An answered request needs no action.
 
     `held` also contains grants without a session.
@@ -83,7 +83,7 @@ def follow_share(session: Session, annotated: PodSession, held: HeldDevices, reg
     registry.save(session)
 
 
-def needed_share_patch(annotated: PodSession, record: SessionRecord) -> dict[str, str | None]:
+def needed_share_patch(annotated: SessionAnnotations, record: SessionRecord) -> dict[str, str | None]:
     """Return the patch that writes the record's share to the annotations; empty if no patch is needed."""
     patch: dict[str, str | None] = {}
     owner, request = record.pod, record.request
@@ -111,7 +111,7 @@ MAX_SEEN = 16
 
 
 def follow_tier(
-    session: Session, annotated: PodSession, annotations: Mapping[str, str], registry: SessionRegistry
+    session: Session, annotated: SessionAnnotations, annotations: Mapping[str, str], registry: SessionRegistry
 ) -> None:
     """Carry out new tiers and notices that the service wrote to a pod's annotations.
 
@@ -128,7 +128,7 @@ def follow_tier(
     _show_notice(session, owner, owner.notice_of_now(annotated.notice), registry)
 
 
-def _change_tier(session: Session, annotated: PodSession, registry: SessionRegistry) -> None:
+def _change_tier(session: Session, annotated: SessionAnnotations, registry: SessionRegistry) -> None:
     record = session.record
     if _tier_of(annotated) == _tier_of(record):
         return
@@ -167,7 +167,7 @@ def _show_notice(session: Session, owner: PodOwner, notice: Notice | None, regis
         registry.tiers.notify(session, NoticeRequest.of(session.id, shown))
 
 
-def needed_patch(annotated: PodSession, record: SessionRecord, now: float) -> dict[str, str | None]:
+def needed_patch(annotated: SessionAnnotations, record: SessionRecord, now: float) -> dict[str, str | None]:
     """Return the patch that writes the session's record to its pod's annotations; empty if no patch is needed.
 
     `annotated`: the current annotations. `now`: seconds since the epoch.
@@ -200,7 +200,7 @@ def tier_decision_key(annotations: Mapping[str, str]) -> str:
     return f"tier {' '.join(annotations.get(name, '') for name in tier)}" + (f" yields {kept}" if kept else "")
 
 
-def _tier_of(session: PodSession | SessionRecord) -> tuple[Tier, int, float | None]:
+def _tier_of(session: SessionAnnotations | SessionRecord) -> tuple[Tier, int, float | None]:
     return session.tier, session.effective_units, session.yields_until
 
 

@@ -14,7 +14,12 @@ from gpushare_spawner.agent.session_records import PodOwner
 from gpushare_spawner.clients.api import ClusterApi, Json
 from gpushare_spawner.clients.object_watch import Watched, key
 from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.kubernetes.annotations import SESSION_SELECTOR, AnnotationProblem, PodSession, pod_session
+from gpushare_spawner.model.kubernetes.annotations import (
+    SESSION_SELECTOR,
+    AnnotationProblem,
+    SessionAnnotations,
+    pod_session,
+)
 from gpushare_spawner.model.kubernetes.container_requests import ContainerRequests, container_requests
 from gpushare_spawner.model.kubernetes.objects import FINISHED, is_mirror
 from gpushare_spawner.model.layers import LayerName
@@ -59,7 +64,7 @@ class Pod:
         )
 
     @cached_property
-    def session(self) -> PodSession | AnnotationProblem:
+    def session(self) -> SessionAnnotations | AnnotationProblem:
         """The session in its labels and annotations, or the problem with them."""
         try:
             return pod_session(self.annotations, self.labels)
@@ -72,7 +77,7 @@ class Pod:
         return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
 
 
-def open_request(annotated: PodSession, gpus: tuple[str, ...]) -> OpenRequest:
+def open_request(annotated: SessionAnnotations, gpus: tuple[str, ...]) -> OpenRequest:
     """Return the request that opens the session of a pod. `gpus`: UUIDs."""
     user, server = split_session_id(annotated.session)
     own = {"id": annotated.session, "user": user, "server": server, "uid": 0, "gpus": gpus, "layer": LayerName.NATIVE}

@@ -1,7 +1,7 @@
 """Sessions of pods: reconciles the pods of the API server with the device assignments of the kubelet.
 
 There are three inputs, each with its own delay: the grants of Allocate calls (`HeldDevices`), the kubelet's list of
-devices by pod (`KubeletList`), and the pods with their annotations (pod_watch.py). `PodSessions` compares them after
+devices by pod (`KubeletList`), and the pods with their annotations (pod_watch.py). `PodReconciler` compares them after
 each change until they agree. It does not rely on the order of events. `PodSockets` listens on one socket per grant, or
 on one socket for the claim.
 
@@ -52,7 +52,7 @@ from gpushare_spawner.background import Soon
 from gpushare_spawner.clients.api import ClusterApi, Json
 from gpushare_spawner.log_once import EachOnce, log_failure
 from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.kubernetes.annotations import SESSION_SELECTOR, AnnotationProblem, PodSession
+from gpushare_spawner.model.kubernetes.annotations import SESSION_SELECTOR, AnnotationProblem, SessionAnnotations
 from gpushare_spawner.model.kubernetes.container_requests import lacks_requests
 from gpushare_spawner.model.kubernetes.objects import gpu_index_of
 from gpushare_spawner.model.report import shared_fields
@@ -68,7 +68,7 @@ MAX_SESSION_ID = 200
 
 
 def pod_record(
-    pod: Pod, annotated: PodSession, devices: Mapping[str, DeviceIds], seen: tuple[str, ...]
+    pod: Pod, annotated: SessionAnnotations, devices: Mapping[str, DeviceIds], seen: tuple[str, ...]
 ) -> SessionRecord:
     """Return the record of a session from its pod's annotations, with its tier. Raises pydantic.ValidationError.
 
@@ -236,7 +236,7 @@ UNSEEN_AFTER = 20.0
 request, so that its GPU time is arbitrated. Our choice: a restarted API server answers within that time."""
 
 
-class PodSessions:
+class PodReconciler:
     """Keeps the node's sessions in sync with its pods."""
 
     def __init__(
@@ -381,7 +381,9 @@ class PodSessions:
                     # These devices do not belong to the session, and they are not free.
                     self._held.listed_grant(gpu, grant)
 
-    def _record(self, pod: Pod, annotated: PodSession | None, devices: Mapping[str, DeviceIds]) -> SessionRecord:
+    def _record(
+        self, pod: Pod, annotated: SessionAnnotations | None, devices: Mapping[str, DeviceIds]
+    ) -> SessionRecord:
         now = self._node.wall_clock()
         key = (pod.namespace, pod.name)
         if annotated is None:
@@ -412,7 +414,7 @@ class PodSessions:
             )
             return foreign_record(key, devices, self._held.unit_size, now, pod.uid)
 
-    def _annotated(self, pod: Pod) -> PodSession | None:
+    def _annotated(self, pod: Pod) -> SessionAnnotations | None:
         if isinstance(pod.session, AnnotationProblem):
             self._warnings.about(f"pod {pod.namespace}/{pod.name}: {pod.session}")
             return None

@@ -20,8 +20,8 @@ from typing import Any
 from gpushare_spawner.clients.api import ClusterApi
 from gpushare_spawner.clients.object_watch import Watched
 from gpushare_spawner.model.kubernetes.annotations import AnnotationProblem, is_layer_session, pod_session
-from gpushare_spawner.model.layer_rules import LayerRule, LayersFile, matches
 from gpushare_spawner.model.layers import LAYERS, LayerName, PlacedBy
+from gpushare_spawner.model.layers_file import LayerRule, LayersFile, matches
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template, TemplateGpu
 from gpushare_spawner.sharing import dra, hami, kai, kubeshare, mig, replicas
@@ -39,7 +39,7 @@ from gpushare_spawner.sharing.base import (
     PodSpec,
     ResourceChoice,
 )
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.cluster.node_resources import ClusterResources
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.queue.snapshot import (
     NOTHING_KEPT,
@@ -429,7 +429,7 @@ _PUBLISHED: Mapping[LayerName, Mapping[str, tuple[str, Callable[[Any], Any]]]] =
 class LayerReader:
     """Reader of published objects; one for each hub. Needs `list` and `watch` on these objects."""
 
-    capacity: ClusterCapacity
+    capacity: ClusterResources
     api: ClusterApi
     policy: Callable[[], Policy]
     """Returns the files in force."""

@@ -24,8 +24,8 @@ from gpushare_spawner.model.share import UNITS_PER_GPU, Share, split_session_id
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import ChangedObjects, ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.layers import LayerReader
+from gpushare_spawner.spawner.kubernetes.cluster.node_resources import ChangedObjects, ClusterResources
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, created_at, holds_share
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import PODS, SnapshotStale, freshen, has_listed
 from gpushare_spawner.spawner.queue.queue import LoopBreaks
@@ -79,7 +79,7 @@ class ClusterSnapshots:
         reports_key: tuple[Any, ...],
         unit_size: int,
         log: logging.Logger,
-        capacity: ClusterCapacity,
+        capacity: ClusterResources,
         clock: Callable[[], float] | None = None,
         layers: LayerReader | None = None,
         claimed_capacity: int = UNITS_PER_GPU,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes.annotations import GPU_COUNT, SHARE, PodSession, gpu_names
-from gpushare_spawner.model.layer_rules import LayersFile
+from gpushare_spawner.model.kubernetes.annotations import GPU_COUNT, SHARE, SessionAnnotations, gpu_names
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import LayersFile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCapacity, LayerRequest, Tenant
 from gpushare_spawner.spawner.kubernetes.cluster import layers as cluster_layers
@@ -42,7 +42,7 @@ def node(
 
 def pod(name: str, on: str = "a", token: str = "", units: int = 25) -> ClusterPod:
     """A pod of the hub with a replica."""
-    session = PodSession(
+    session = SessionAnnotations(
         session=name,
         template="t",
         share_units=units,

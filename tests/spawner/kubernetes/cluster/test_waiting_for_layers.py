@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes.annotations import PodSession, gpu_names
-from gpushare_spawner.model.layer_rules import LayersFile
+from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations, gpu_names
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers_file import LayersFile
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
@@ -106,7 +106,7 @@ class Cluster:
 
 
 def _pod(name: str, node: str, units: int, stops: float | None = None, tier: Tier = Tier.STOPPED) -> ClusterPod:
-    session = PodSession(
+    session = SessionAnnotations(
         session=name,
         template="t",
         share_units=units,

@@ -9,14 +9,14 @@ from kubernetes_asyncio.client.models import V1Container, V1ObjectMeta, V1Pod, V
 
 from gpushare_spawner.model.kubernetes.annotations import HUB, NOTICE, PREFIX, pod_session
 from gpushare_spawner.model.kubernetes.objects import OBSERVER
-from gpushare_spawner.model.layer_rules import HamiOptions, KaiOptions, LayerOptions, MigOptions, ReplicaOptions
 from gpushare_spawner.model.layers import LayerName, Placement
+from gpushare_spawner.model.layers_file import HamiOptions, KaiOptions, LayerOptions, MigOptions, ReplicaOptions
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerRequest, Tenant
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.pod import build_pod, fragment
-from gpushare_spawner.spawner.kubernetes.reservations import PodShare
+from gpushare_spawner.spawner.kubernetes.reservations import PodReservation
 from gpushare_spawner.spawner.queue.snapshot import LayerOffer, SpawnRequest
 
 
@@ -31,7 +31,7 @@ def built(
     asked = Template.model_validate(values)
     tenant = Tenant("ada", quota="group:ml")
     offer = LayerOffer(LayerName.KAI, LayerRequest(tenant, asked, KaiOptions(queue="notebooks")), kept_off)
-    share = PodShare(SpawnRequest(tenant, asked), Placement("", ()), (), "token-1", offer=offer)
+    share = PodReservation(SpawnRequest(tenant, asked), Placement("", ()), (), "token-1", offer=offer)
     pod = V1Pod(
         metadata=V1ObjectMeta(annotations={"theirs": "kept"}, labels=labels or {}),
         spec=V1PodSpec(containers=[V1Container(name="notebook")], scheduler_name=scheduler),
@@ -92,7 +92,7 @@ def test_a_share_that_the_layer_cannot_give_is_refused_with_its_reason() -> None
     template = Template.model_validate({"name": "half", "display_name": "Half", "gpu": {"fraction": 0.5}})
     tenant = Tenant("ada")
     offer = LayerOffer(LayerName.MIG, LayerRequest(tenant, template, MigOptions()))
-    share = PodShare(SpawnRequest(tenant, template), Placement("", ()), (), "token-1", offer=offer)
+    share = PodReservation(SpawnRequest(tenant, template), Placement("", ()), (), "token-1", offer=offer)
     pod = V1Pod(metadata=V1ObjectMeta(), spec=V1PodSpec(containers=[V1Container(name="notebook")]))
     with pytest.raises(SpawnRefused) as refused:
         build_pod(pod, share, 1, "")
@@ -121,7 +121,7 @@ def limits_on(
     asked = Template.model_validate({"name": "quarter", "display_name": "Quarter", "gpu": {"fraction": 0.25}})
     stranger = ClusterPod("stranger", "elsewhere", "node-0", requests={OBSERVER: taken})
     offer = LayerOffer(layer, LayerRequest(Tenant("ada"), asked, options, ClusterFacts(nodes=nodes, pods=(stranger,))))
-    share = PodShare(
+    share = PodReservation(
         SpawnRequest(Tenant("ada"), asked), Placement("", ()), (), "token-1", offer=offer, observed=observed
     )
     pod = V1Pod(metadata=V1ObjectMeta(), spec=V1PodSpec(containers=[V1Container(name="notebook")]))

@@ -1,8 +1,10 @@
 """Free CPU, memory and pods of nodes, and the nodes that a pod's taints and labels exclude.
 
 The free amount is a node's allocatable amount minus the requests of its pods, as the cluster's scheduler counts them
-(`pods.pod_requests`). One `ClusterCapacity` serves a hub for all namespaces; it needs `list` and `watch` on nodes and
+(`pods.pod_requests`). One `ClusterResources` serves a hub for all namespaces; it needs `list` and `watch` on nodes and
 pods in the whole cluster. Without that permission, only the scheduler decides whether a pod fits.
+
+GPUs come from the agents' reports: `snapshot.py` reads them and leaves out nodes with an old report.
 
 `ChangedObjects` finds changes in a watched mapping. `pods` reads single pods.
 """
@@ -80,7 +82,7 @@ COUNTED_AT_ONCE = 500
 """Number of changed pods that are counted in one piece: about 1 ms."""
 
 
-class ClusterCapacity:
+class ClusterResources:
     """Background reader of nodes and pods, which `begin` starts."""
 
     def __init__(self, api: ClusterApi, log: logging.Logger) -> None:
