@@ -27,10 +27,11 @@ from benchmarks.placement_cluster import GIB, SHARES, cluster, resources
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement.capacity import Best, FreeCapacity, fits
+from gpushare_spawner.placement.capacity import Best, FreeCapacity
 from gpushare_spawner.placement.feed import LedgerFeed
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.obstacles import fits
 from gpushare_spawner.placement.request import PlacementRequest, workload_of
 from gpushare_spawner.placement.strategy import StrandingAwareFgd
 from gpushare_spawner.spawner.queue.queue import NODES_AT_ONCE

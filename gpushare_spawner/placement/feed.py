@@ -13,9 +13,9 @@ from enum import IntEnum
 
 from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
-from gpushare_spawner.placement.capacity import fits
 from gpushare_spawner.placement.ledger import Ledger, NodeHold
 from gpushare_spawner.placement.node import Allocation, NodeResources
+from gpushare_spawner.placement.obstacles import fits
 from gpushare_spawner.placement.request import PlacementRequest
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import NeighbourRules
-from gpushare_spawner.placement.capacity import FreeCapacity, Rated, Rating, Unplaceable, explain, fits, obstacle_of
+from gpushare_spawner.placement.capacity import FreeCapacity, Rated, Rating, explain
 from gpushare_spawner.placement.node import (
     NOTHING,
     UNKNOWN,
@@ -27,6 +27,7 @@ from gpushare_spawner.placement.node import (
     guaranteed_units,
     settle,
 )
+from gpushare_spawner.placement.obstacles import Unplaceable, fits, obstacle_of
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.placement.strategy import BestFit, SmallestInstance, Strategy
 

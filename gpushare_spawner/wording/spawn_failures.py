@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
-from gpushare_spawner.placement.capacity import Lacking, Reason, Shortage, Unplaceable
+from gpushare_spawner.placement.obstacles import Lacking, Reason, Shortage, Unplaceable
 from gpushare_spawner.wording.amounts import duration, either, elapsed, gpu_share, guarantee, memory, plural
 
 SERVER_ENDED = "The server ended while it started; its log says why."

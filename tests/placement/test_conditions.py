@@ -9,10 +9,10 @@ import pytest
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, NeighbourRules, Share, Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement.capacity import Reason
 from gpushare_spawner.placement.feed import SupposedLedger
 from gpushare_spawner.placement.ledger import Ledger, able_nodes, cheapest_hold
 from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.obstacles import Reason
 from gpushare_spawner.placement.request import UNCONDITIONAL, Conditions, PlacementRequest
 from gpushare_spawner.wording.spawn_failures import capacity
 from tests.placement.reports import active, gpu, ledger_of, report

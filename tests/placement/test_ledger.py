@@ -8,9 +8,10 @@ import pytest
 
 from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement.capacity import Best, FreeCapacity, Reason
+from gpushare_spawner.placement.capacity import Best, FreeCapacity
 from gpushare_spawner.placement.ledger import Ledger, LedgerError
 from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
+from gpushare_spawner.placement.obstacles import Reason
 from gpushare_spawner.placement.request import PlacementRequest
 from gpushare_spawner.placement.strategy import BestFit
 from tests.placement.reports import active, gpu, ledger_of, report, request

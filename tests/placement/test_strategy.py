@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import strategy as stranding_aware_fgd
-from gpushare_spawner.placement.capacity import Best, FreeCapacity, Rated, fits
+from gpushare_spawner.placement.capacity import Best, FreeCapacity, Rated
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation, NodeCapacity, NodeResources
+from gpushare_spawner.placement.obstacles import fits
 from gpushare_spawner.placement.request import Conditions, Demand, PlacementRequest, workload_of
 from gpushare_spawner.placement.strategy import (
     BestFit,

@@ -8,8 +8,8 @@ import pytest
 
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement.capacity import Lacking, Obstacle, Reason, Shortage, Unplaceable
 from gpushare_spawner.placement.node import NodeResources, Requested
+from gpushare_spawner.placement.obstacles import Lacking, Obstacle, Reason, Shortage, Unplaceable
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from tests.placement.reports import active, gpu, ledger_of, report, request
 

@@ -6,8 +6,8 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from gpushare_spawner.placement.capacity import Shortage, Unplaceable
 from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
+from gpushare_spawner.placement.obstacles import Shortage, Unplaceable
 from gpushare_spawner.placement.request import Demand, PlacementRequest, Workload
 from gpushare_spawner.placement.strategy import BestFit, Spread
 

@@ -18,9 +18,9 @@ from gpushare_spawner.model.layers_file import MigProfile
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement.capacity import Reason
 from gpushare_spawner.placement.departures import TimeRange
 from gpushare_spawner.placement.feed import SupposedLedger, helpful_actions
+from gpushare_spawner.placement.obstacles import Reason
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.queue import (

@@ -25,7 +25,7 @@ from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import GpuReport, Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement.capacity import Rating, Reason, Unplaceable
+from gpushare_spawner.placement.capacity import Rating
 from gpushare_spawner.placement.departures import Departures, ExpectedStart, candidates
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed, first_to_fit, helpful_actions
 from gpushare_spawner.placement.ledger import (
@@ -38,6 +38,7 @@ from gpushare_spawner.placement.ledger import (
     yielding_nodes,
 )
 from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.obstacles import Reason, Unplaceable
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.placement.strategy import Strategy
 from gpushare_spawner.spawner.hub import SpawnRefused

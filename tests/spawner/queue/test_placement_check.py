@@ -8,8 +8,8 @@ import pytest
 
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement.capacity import Reason
 from gpushare_spawner.placement.ledger import NodeHold
+from gpushare_spawner.placement.obstacles import Reason
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.spawner.queue.queue import Verdict
 from gpushare_spawner.spawner.queue.snapshot import LayerOutcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement.capacity import Lacking, Reason, Shortage, Unplaceable
+from gpushare_spawner.placement.obstacles import Lacking, Reason, Shortage, Unplaceable
 from gpushare_spawner.wording import spawn_failures
 
 
