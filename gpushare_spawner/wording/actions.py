@@ -53,7 +53,7 @@ def drain_notice(where: str, reason: str, stop_at: float | None) -> str:
     end = "Please save your work and restart your server. It will run elsewhere."
     if stop_at is not None:
         end = (
-            f"Your server will be stopped at {utc(stop_at)}. Save your work, and restart it before then: it then runs "
+            f"Your server will be stopped at {utc(stop_at)}. Save your work, and restart it before then. It will run "
             "elsewhere."
         )
     return f"{taken_out(where, reason)} {end}"

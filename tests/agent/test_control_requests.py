@@ -39,7 +39,7 @@ class Parts:
         self.trouble: str | None = None
         self.no_socket: str | None = None
         self.barrier_at: Path | None = None
-        self.tiers = SimpleNamespace(decide=self._decide, notify=self._notify)
+        self.tiers = SimpleNamespace(apply_request=self._decide, notify=self._notify)
         self.store = SimpleNamespace(flush=self._flush, missing=self._missing)
         self.unwritten: str | None = None
         node: Any = SimpleNamespace(

@@ -53,7 +53,7 @@ REQUESTS: dict[str, tuple[Any, str]] = {
     "message": (MessageRequest(id="ada", message=Message(text="Hello.", by="root", at=NOW)), REPORTED),
     "cordon": (CordonRequest(gpu=FIRST.uuid, cordon=Cordon(gpu=FIRST.uuid, by="root", since=NOW)), REFUSED),
 }
-WRITE_NOTHING = {"report", "asked", "answer"}
+WRITE_NOTHING = {"report", "asked", "answer", "stop-processes"}
 
 UNASKED: dict[str, Callable[[Agent], object]] = {
     "GPU work restores the share": lambda agent: agent.node.registry.tiers.work_begins(session(agent)),

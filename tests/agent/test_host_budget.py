@@ -131,7 +131,7 @@ async def test_what_the_node_could_not_hold_is_not_allocated_and_no_neighbours_d
     assert do(ada, "alloc", 5, 8) == OUT_OF_MEMORY, "bob is guaranteed the rest"
     assert do(bob, "alloc", 32, 9) == 0
     assert do(bob, "alloc", 5, 10) == OUT_OF_MEMORY
-    assert "the machine's host memory for paged-out GPU memory is used, or kept for other sessions" in str(
+    assert "the machine's host memory for paged-out GPU memory is used up, or reserved for other sessions" in str(
         await asyncio.to_thread(ask, socket)
     )
     assert do(bob, "intact") is True

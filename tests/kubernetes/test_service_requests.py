@@ -229,7 +229,7 @@ async def test_refused_requests_are_logged_and_tried_again(
     await releases.poll()
     await releases.poll()
     assert await releases.asked() == LOW
-    said = [record.message for record in caplog.records if "refuse requests of" in record.message]
+    said = [record.message for record in caplog.records if "refuses requests of" in record.message]
     assert len(said) == 1
     assert "1 CPU and 4 GiB of memory" in said[0]
     await seen(releases.seen, "node-a", has("ann", lacks_requests=True))
@@ -279,7 +279,7 @@ async def test_a_node_that_could_never_grant_the_requests_is_named_in_the_log(
     releases.now += 31.0
     await releases.poll()
     assert await releases.asked() == FULL
-    said = [record.message for record in caplog.records if "refuse requests of 1 CPU and 4 GiB" in record.message]
+    said = [record.message for record in caplog.records if "refuses requests of 1 CPU and 4 GiB" in record.message]
     assert len(said) == 1
     assert "Node didn't have enough" in said[0]
     assert "must allow what the templates guarantee" in said[0]

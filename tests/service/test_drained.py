@@ -72,7 +72,7 @@ async def test_users_on_a_drained_gpu_are_told_once_and_those_on_a_cordoned_one_
     again = await draining.culler.round()
     assert draining.message("ann") == (
         f"GPU 0 of node fake is being taken out of service. Fan. {draining.stop_said(HOUR)} Save your work, and "
-        "restart it before then: it then runs elsewhere."
+        "restart it before then. It will run elsewhere."
     )
     assert draining.message("bob") is None
     assert again is not None
@@ -158,8 +158,8 @@ async def test_a_drain_without_a_stop_says_no_instant_and_ends_too(draining: Dra
     draining.agent.cordons = (Cordon(by="boss", reason="Update", since=draining.clock(), drain=True),)
     await draining.culler.round()
     assert draining.message("bob") == (
-        "Node fake is being taken out of service. Update. Please save your work, and restart your server: it then runs "
-        "elsewhere."
+        "Node fake is being taken out of service. Update. Please save your work and restart your server. It will "
+        "run elsewhere."
     )
     draining.agent.cordons = (Cordon(by="boss", since=draining.clock()),)  # the drain became a cordon
     await draining.culler.round()

@@ -134,7 +134,7 @@ async def test_gpu_use_is_what_the_nodes_agent_reports_and_unknown_without_one(
 async def test_tier_and_share_are_beyond_the_reach_of_the_layer(namespace: HubNamespace, nodes: Cluster) -> None:
     await open_session(namespace, "ann")
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-    with pytest.raises(ControlRefused, match=r"^KAI Scheduler gives this session its GPU, and cannot change its share"):
+    with pytest.raises(ControlRefused, match=r"^KAI Scheduler provides this session's GPU and cannot change its share"):
         await agent.send(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
     with pytest.raises(ControlRefused, match="You can stop the server"):
         await agent.send(ResizeRequest(id="ann", share_units=50, memory_limit=None, reason="more"))
