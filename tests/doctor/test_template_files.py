@@ -34,7 +34,7 @@ def test_an_empty_folder_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_a_mistake_is_named_with_file_line_and_field(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("name: a\ndisplay_name: A\ngpu: {fraction: 7}\n")
+    (tmp_path / "a.yaml").write_text("name: a\ndisplay_name: A\ngpu: {fraction: 700}\n")
     (found,) = check_templates(tmp_path, (), MACHINE)
     assert (found.level, found.where) == (Level.PROBLEM, str(tmp_path / "a.yaml:3"))
     assert found.what.startswith("gpu.fraction: ")

@@ -170,8 +170,8 @@ async def test_when_no_node_is_left_the_user_reads_what_is_missing_where() -> No
     with pytest.raises(SpawnRefused) as error:
         await launch.go()
     assert error.value.jupyterhub_message == (
-        "2 nodes could not take this server: node-1: it has too little free CPU; node-2: it runs as many pods as it "
-        "may. No GPU is free. Nothing is reserved for you. Try again in a few minutes."
+        "2 nodes could not take this server: node-1: it has too little free CPU; node-2: it already runs its "
+        "maximum number of pods. No GPU is free. Nothing is reserved for you. Try again in a few minutes."
     )
     assert launch.attempt.reservation is None
 
