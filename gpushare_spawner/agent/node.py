@@ -520,22 +520,13 @@ class Node:
 
     def _gpu_report(self, arbitration: GpuArbitration) -> GpuReport:
         gpu = arbitration.gpu
-        state = self.rounds.states[gpu.uuid]
-        return GpuReport(
-            index=gpu.index,
-            uuid=gpu.uuid,
-            model=gpu.model,
-            memory_bytes=gpu.memory_bytes,
-            memory_used_bytes=state.memory_used_bytes,
-            utilisation=state.utilisation,
-            temperature_celsius=state.temperature_celsius,
-            power_watts=state.power_watts,
-            healthy=self.rounds.healthy(gpu.uuid),
-            simulated=gpu.simulated,
-            capacity_units=gpu.capacity(self.settings.capacity_units),
-            waiting=len(arbitration.waiting()),
-            mig=gpu.mig,
-        )
+        now = {
+            "healthy": self.rounds.healthy(gpu.uuid),
+            "capacity_units": gpu.capacity(self.settings.capacity_units),
+            "waiting": len(arbitration.waiting()),
+        }
+        measured = shared_fields(self.rounds.states[gpu.uuid], GpuReport)
+        return GpuReport(**shared_fields(gpu, GpuReport) | measured | now)
 
     def session_report(self, session: Session) -> SessionReport:
         """Return the current report of one session."""

@@ -120,6 +120,9 @@ class DashboardAddress:
         return self.prefix + (f"?{urlencode(given)}" if given else "")
 
 
+_TIERS = [(tier.value, tier.value) for tier in (Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED)]
+"""The choices of a running session's tier, as pairs of a value and its text."""
+
 Target = Mapping[str, Any]
 """A dialog's target, for JSON. `address`: path below the API's prefix. `may`: names of forms in
 `web/pages/parts/dialogs.html`. `show`: texts. `choices`: the lists' choices, as pairs of a value and its text.
@@ -175,20 +178,16 @@ class DialogTargets:
             "address": f"sessions/{quote(session.id, safe='')}",
             "may": [form for form in forms if forms[form]],
             "show": show,
-            "choices": {"tiers": self._tiers(session), "shares": _shares(session)},
+            "choices": {
+                "tiers": [choice for choice in _TIERS if choice[0] != session.tier],
+                "shares": _shares(session),
+            },
             "chosen": {"templates": session.template, "shares": _larger_share(session)},
         }
 
     def _exempt(self, exemption: Exemption) -> str:
         until = exemption.until
         return words.exempt(until - self.now if until is not None else None, exemption.by, exemption.reason)
-
-    def _tiers(self, session: answers.SessionEntry) -> Sequence[tuple[str, str]]:
-        return [
-            (tier.value, tier.value)
-            for tier in (Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED)
-            if tier is not session.tier
-        ]
 
     def node(self, node: answers.NodeEntry) -> Target:
         """Return the target of a node."""
@@ -365,7 +364,7 @@ def _choices(snapshot: ServiceSnapshot, caller: Caller) -> Choices:
         templates=sorted(
             {name: shown.get(name, name) for name in used | shown.keys()}.items(), key=lambda choice: choice[1]
         ),
-        tiers=[(tier.value, tier.value) for tier in (Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED)],
+        tiers=_TIERS,
     )
 
 

@@ -362,7 +362,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         for origin, pin in pins:
             if pin.gpu is not None and pin.gpu not in snapshot.gpus and snapshot.gpus and not snapshot.awaited:
                 text = "%s asks for GPU %s, and no agent reports it"
-                self._shared(("unknown-gpu", pin.gpu), functools.partial(self._log_once, text, origin, pin.gpu))
+                self._log_once(("unknown-gpu", pin.gpu), text, origin, pin.gpu)
         for template in self.policy_folder.load(max_age=QUOTAS_MAX_AGE).templates if pins else ():
             try:
                 pinned(template, pins)
@@ -370,9 +370,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
                 refused[template.name] = error.jupyterhub_message
         return replace(now, refused=refused)
 
-    def _log_once(self, text: str, *values: object) -> bool:
-        self.log.error(text, *values)
-        return True
+    def _log_once(self, about: tuple[str, ...], text: str, *values: object) -> None:
+        """Log an error that one of the hub's spawners meets first."""
+        self._shared(about, lambda: self.log.error(text, *values))
 
     # -- a spawn --
 

@@ -196,8 +196,7 @@ class Delivery(_Queries):
 class Pids:
     """The sessions of the processes on one GPU, by pid, including disconnected processes that are still running."""
 
-    def __init__(self, alive: Callable[[processes.ProcessName], bool] = processes.alive) -> None:
-        self._alive = alive
+    def __init__(self) -> None:
         self._clients: dict[int, tuple[str, processes.ProcessName | None]] = {}
         """Session and process, by client number."""
         self._left: dict[processes.ProcessName, tuple[str, int]] = {}
@@ -212,7 +211,7 @@ class Pids:
     def left(self, client: int) -> bool:
         """Remove a client. Return whether its process is still running."""
         session, name = self._clients.pop(client, ("", None))
-        if name is None or not self._alive(name):
+        if name is None or not processes.alive(name):
             return False
         if all(other != name for _, other in self._clients.values()):
             self._left[name] = session, client
@@ -224,7 +223,7 @@ class Pids:
 
     def ended(self) -> list[tuple[int, str]]:
         """Return the disconnected clients with ended processes, each with its session."""
-        gone = [name for name in self._left if not self._alive(name)]
+        gone = [name for name in self._left if not processes.alive(name)]
         return [(client, session) for session, client in map(self._left.pop, gone)]
 
     @property

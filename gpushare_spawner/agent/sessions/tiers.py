@@ -19,7 +19,7 @@ from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.idle.use import UseCount
 from gpushare_spawner.model.control import ControlRefused, NoticeRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.report import GpuReport, Notice
+from gpushare_spawner.model.report import GpuReport, Notice, shared_fields
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule, units_on, voids_idle_action
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation, guaranteed_units
@@ -44,20 +44,10 @@ class Shares:
 
     def set_gpus(self, gpus: Iterable[Gpu]) -> None:
         """Set this machine's GPUs, including MIG instances."""
-        self._ledger.put_node(
-            "this",
-            [
-                GpuReport(
-                    index=gpu.index,
-                    uuid=gpu.uuid,
-                    model=gpu.model,
-                    memory_bytes=gpu.memory_bytes,
-                    capacity_units=gpu.capacity(self.capacity_units),
-                    mig=gpu.mig,
-                )
-                for gpu in gpus
-            ],
-        )
+        reports = [
+            GpuReport(**shared_fields(gpu, GpuReport), capacity_units=gpu.capacity(self.capacity_units)) for gpu in gpus
+        ]
+        self._ledger.put_node("this", reports)
 
     def check_free_units(self, gpu: Gpu, share_units: int, borrowed_units: int) -> None:
         """Check that a new session fits: the units it will own have no owner, and the share is free now.

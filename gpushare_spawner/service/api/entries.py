@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from gpushare_spawner.idle.keep import KeepsLeft, in_force
 from gpushare_spawner.idle.policy import IdleAction
+from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.model.report import GpuReport, SessionReport, doubled_gpus, shared_fields
@@ -71,7 +72,8 @@ def problems(snapshots: Sequence[NodeSnapshot], caller: Caller, notes: Sequence[
 
 def spawn_entry(spawn: WaitingSpawn, caller: Caller, now: float) -> answers.SpawnEntry:
     """Return the entry of a waiting spawn."""
-    share, progress, since = spawn.template.share, spawn.progress, spawn.server.started
+    share, since = spawn.template.share, spawn.server.started
+    progress = spawn.progress or QueueProgress(queue_position=spawn.position)
     return answers.SpawnEntry(
         address=address_of(spawn.server.user, spawn.server.name),
         position=spawn.position,
@@ -85,11 +87,7 @@ def spawn_entry(spawn: WaitingSpawn, caller: Caller, now: float) -> answers.Spaw
         share=str(share) if share is not None else "",
         since=since,
         seconds=max(0.0, now - since) if since is not None else None,
-        estimated_minutes=progress.estimated_minutes if progress is not None else None,
-        earliest_minutes=progress.earliest_minutes if progress is not None else None,
-        latest_minutes=progress.latest_minutes if progress is not None else None,
-        waits_for=progress.waits_for if progress is not None else "",
-        cancelled_at=progress.cancelled_at if progress is not None else None,
+        **shared_fields(progress, answers.SpawnEntry),
     )
 
 

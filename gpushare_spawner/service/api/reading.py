@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gpushare_spawner.model.quota import NOTHING, Resource
+from gpushare_spawner.model.report import shared_fields
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.quota.accounts import Account, QuotaUsage
 from gpushare_spawner.service.api import answers
@@ -390,9 +391,7 @@ async def quotas(call: PlainCall) -> answers.QuotasAnswer:
         known=True,
         quotas=tuple(
             answers.QuotaAnswer(
-                kind=account.kind,
-                name=account.name,
-                department=account.department,
+                **shared_fields(account, answers.QuotaAnswer),
                 guaranteed_units=account.quota.guaranteed_units,
                 maximum_units=account.quota.maximum_units,
                 weight=account.quota.weight,

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, Literal, get_args
@@ -34,12 +34,9 @@ MAX_AGE = 1.0
 class ServiceSnapshots:
     """Source of snapshots, which are taken on request, at most one per ``max_age`` seconds."""
 
-    def __init__(
-        self, sources: DashboardSources, max_age: float = MAX_AGE, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, sources: DashboardSources, max_age: float = MAX_AGE) -> None:
         self._sources = sources
         self._max_age = max_age
-        self._monotonic = monotonic
         self._current: ServiceSnapshot | None = None
         self._taken = float("-inf")
         self._versions: dict[Part, int] = {}
@@ -48,9 +45,9 @@ class ServiceSnapshots:
     async def current(self) -> ServiceSnapshot:
         """Return a snapshot that is at most ``max_age`` seconds old."""
         async with self._taking:
-            if self._current is None or self._monotonic() - self._taken >= self._max_age:
+            if self._current is None or time.monotonic() - self._taken >= self._max_age:
                 self._current = await self._take(self._current)
-                self._taken = self._monotonic()
+                self._taken = time.monotonic()
             return self._current
 
     def outdated(self) -> None:

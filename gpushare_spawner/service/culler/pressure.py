@@ -106,7 +106,7 @@ def pressure(
     can_make_way = list(_can_make_way(usage, reports, templates, now))
     over_quota = [
         candidate
-        for candidate in _over_quota(quotas, usage, can_make_way, templates, now, use)
+        for candidate in _over_quota(quotas, usage, can_make_way, now, use or RecentUse())
         if ledger.node_of(candidate.session) == candidate.node
     ]
     kept = reclaimed(in_quota, over_quota, gpus)
@@ -118,13 +118,9 @@ def pressure(
     never_stopped = quotas.reclaim.model_copy(update={"stop_after": None})
     needs = {name: UnitsNeeded(units, never_stopped) for name, units in by_weight.items()}
     needs |= {name: UnitsNeeded(units, quotas.reclaim) for name, units in kept.items()}
-    free_again = set()
+    free_again, reclaiming = set(), [request.spawn for request in in_quota]
     for report, session in yielding:
-        rules = (
-            quotas.reclaim
-            if _still_needed(session, report, [request.spawn for request in in_quota], gpus.helped)
-            else never_stopped
-        )
+        rules = quotas.reclaim if _still_needed(session, report, reclaiming, gpus.helped) else never_stopped
         if exempts(session.exemption, now):
             free_again.add(session.id)
         elif rules is quotas.reclaim or _still_needed(session, report, lacking, gpus.helped):
@@ -132,9 +128,9 @@ def pressure(
         elif not _server_starts(session, report):
             free_again.add(session.id)
     givers = {one.session: one for one in over_quota if one.settled}
-    limited = {session.id for _, session in can_make_way} - needs.keys()
+    limited = {session.id for _, session, _ in can_make_way} - needs.keys()
     exchange = Exchange(ledger, usage.accounts, excess, givers, limited)
-    for name, units in exchange.limits(reports, [*(request.spawn for request in in_quota), *lacking]):
+    for name, units in exchange.limits(reports, [*reclaiming, *lacking]):
         needs[name] = UnitsNeeded(units, never_stopped)
         free_again.discard(name)
     return Pressure(needs, frozenset(free_again), frozenset(session.id for _, session in yielding) - free_again)
@@ -266,7 +262,7 @@ class ReclaimingSpawn:
 
 def _can_make_way(
     usage: QuotaUsage, reports: Sequence[Report], templates: Mapping[str, Template], now: float
-) -> Iterator[tuple[Report, SessionReport]]:
+) -> Iterator[tuple[Report, SessionReport, Template | None]]:
     """Yield the sessions over quota. In a dry run a session keeps its units, but others can make way."""
     each = SessionTemplates.of(templates)
     for report in reports:
@@ -277,22 +273,18 @@ def _can_make_way(
             if not exempts(session.exemption, now) and (
                 template is None or (template.reclaimable and not template.idle.dry_run)
             ):
-                yield report, session
+                yield report, session, template
 
 
 def _over_quota(
     quotas: Quotas,
     usage: QuotaUsage,
-    can_make_way: Iterable[tuple[Report, SessionReport]],
-    templates: Mapping[str, Template],
+    can_make_way: Iterable[tuple[Report, SessionReport, Template | None]],
     now: float,
-    use: RecentUse | None,
+    use: RecentUse,
 ) -> Iterator[OverQuota]:
-    each = SessionTemplates.of(templates)
-    for report, session in can_make_way:
-        seen = Observation.of(session)
-        if use is not None:
-            seen = use.observe(session.id, seen)
+    for report, session, template in can_make_way:
+        seen = use.observe(session.id, Observation.of(session))
         idle = not seen.gpu_in_use and now - seen.gpu_idle_since >= quotas.reclaim.idle_after
         least = 0 if idle else quotas.reclaim.active_units
         if session.effective_units <= least:
@@ -311,9 +303,7 @@ def _over_quota(
             notified,
             session.begun,
             settled=notified or not 0 <= now - since < MINIMUM_RUN,
-            priority=template.rank
-            if (template := each.of_user(session.template, session.user)) is not None
-            else NORMAL,
+            priority=template.rank if template is not None else NORMAL,
         )
 
 
@@ -374,18 +364,17 @@ def _still_needed(
 ) -> bool:
     """Return whether a waiting spawn could use the GPUs of a session that yields. ``helped``: see `SupposedGpus`."""
     models = {gpu.model for gpu in report.gpus if gpu.uuid in session.gpus}
-    able = [
-        spawn
+    return any(
+        _could_use(spawn, report.node, model, spawn.anywhere and spawn.name not in helped)
         for spawn in waiting
-        if report.node not in spawn.request.ineligible or (spawn.anywhere and spawn.name not in helped)
-    ]
-    return any(spawn.request.models is None or not models.isdisjoint(spawn.request.models) for spawn in able)
+        for model in models
+    )
 
 
-def _could_use(spawn: ReclaimingSpawn, node: str, model: str) -> bool:
-    """Return whether a spawn can use units of a node's GPUs of one model."""
+def _could_use(spawn: ReclaimingSpawn, node: str, model: str, anywhere: bool = False) -> bool:
+    """Return whether a spawn can use units of a node's GPUs of one model. ``anywhere``: on ineligible nodes too."""
     request = spawn.request
-    return node not in request.ineligible and (request.models is None or model in request.models)
+    return (anywhere or node not in request.ineligible) and (request.models is None or model in request.models)
 
 
 def _server_starts(session: SessionReport, report: Report) -> bool:

@@ -47,7 +47,7 @@ from gpushare_spawner.model.kubernetes.objects import (
     report_name,
 )
 from gpushare_spawner.model.layers import LAYERS, IdleReach, LayerName
-from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.model.report import Report, SessionReport, shared_fields
 from gpushare_spawner.model.share import Tier, voids_idle_action
 from gpushare_spawner.service.kubernetes.clock_steps import PodInstants, shifted_report
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, joined_report, made_by, session_pods, trimmed
@@ -418,13 +418,8 @@ class NodeAgent:
     async def _resize(self, request: ResizeRequest, pod: SessionPod) -> None:
         """Request a change of the share in the pod's annotations, and wait for the agent's decision."""
         _check_reach(pod, IdleReach.RESIZE)
-        change = ShareChange(
-            number=max(1, round(self._clock() * 1000)),
-            share_units=request.share_units,
-            last_units=request.last_units,
-            memory_limit=request.memory_limit,
-            reason=request.reason,
-        )
+        number = max(1, round(self._clock() * 1000))
+        change = ShareChange(number=number, **shared_fields(request, ShareChange))
         await self._patch(request.id, pod, patches.resize_patch(change))
         until = time.monotonic() + DECIDED_WITHIN
         while (answer := self._answer_to(request.id, change)) is None:

@@ -143,9 +143,7 @@ def _bar(amounts: GpuTimeAmounts, start: int, step: int, x: float, slot: float, 
     return Bar(
         x=x + slot * 0.1,
         width=slot * 0.8,
-        working=hours["working"] * scale,
-        idle=hours["idle"] * scale,
-        recovered=hours["recovered"] * scale,
+        **{name: amount * scale for name, amount in hours.items()},
         label=label if labelled else "",
         label_at=moment.isoformat(),
         title=f"{utc(start)} to {utc(start + step)}: {gpu_hours(amounts.reserved / HOUR)} GPU-hours reserved, "

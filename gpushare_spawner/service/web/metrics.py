@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import get_args
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -12,7 +13,7 @@ from gpushare_spawner.metrics import GPU, HOST_MEMORY, NODE, families, session_f
 from gpushare_spawner.model.quota import NOTHING
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.quota.accounts import QuotaUsage
-from gpushare_spawner.service.actions.context import WAIT_BOUNDS, Counters
+from gpushare_spawner.service.actions.context import WAIT_BOUNDS, Component, Counters
 from gpushare_spawner.service.sources import ServiceSnapshot
 from gpushare_spawner.service.units import KINDS, units_of
 
@@ -56,17 +57,21 @@ class _Once:
 
 def _agents(snapshot: ServiceSnapshot) -> Iterator[Metric]:
     agents = GaugeMetricFamily("gpushare_agents", "Agents, by whether they are available", labels=["available"])
-    agents.add_metric(["yes"], len(snapshot.reports))
-    agents.add_metric(["no"], len(snapshot.snapshots) - len(snapshot.reports))
-    yield agents
+    silent = len(snapshot.snapshots) - len(snapshot.reports)
+    yield _filled(agents, {"yes": len(snapshot.reports), "no": silent})
     unconfirmed = GaugeMetricFamily(
         "gpushare_unconfirmed_sessions",
         "Sessions in a node's report that no pod vouches for; they count for nothing",
         labels=["node"],
     )
-    for report in snapshot.reports:
-        unconfirmed.add_metric([report.node], len(report.unconfirmed))
-    yield unconfirmed
+    yield _filled(unconfirmed, {report.node: len(report.unconfirmed) for report in snapshot.reports})
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
+    """Return a family of one label with the value of each label."""
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family
 
 
 def _nodes(snapshot: ServiceSnapshot) -> Iterator[Metric]:
@@ -149,9 +154,7 @@ def _waits(counters: Counters) -> Iterator[Metric]:
         "Spawns that were cancelled, or failed, before they had a GPU; counted by the history",
         labels=["template"],
     )
-    for template, number in counters.given_up.items():
-        given_up.add_metric([template], number)
-    yield from (waits, given_up)
+    yield from (waits, _filled(given_up, counters.given_up))
 
 
 def _quotas(usage: QuotaUsage | None) -> Iterator[Metric]:
@@ -184,14 +187,10 @@ def _culler(counters: Counters) -> Iterator[Metric]:
     withdrawn = CounterMetricFamily(
         "gpushare_culler_notices_withdrawn", "Notices withdrawn, mostly because of activity", labels=["tier"]
     )
-    for tier in (Tier.DOWNGRADED, Tier.RELEASED, Tier.STOPPED):
-        actions.add_metric([tier.value], counters.actions[tier])
-        notices.add_metric([tier.value], counters.notices[tier])
-        withdrawn.add_metric([tier.value], counters.withdrawn[tier])
+    for family, counted in ((actions, counters.actions), (notices, counters.notices), (withdrawn, counters.withdrawn)):
+        yield _filled(family, {tier: counted[tier] for tier in (Tier.DOWNGRADED, Tier.RELEASED, Tier.STOPPED)})
     failures = CounterMetricFamily("gpushare_culler_failures", "Failures by component", labels=["component"])
-    for component in ("agent", "hub", "session", "round"):
-        failures.add_metric([component], counters.failures[component])
-    yield from (actions, notices, withdrawn, failures)
+    yield _filled(failures, {component: counters.failures[component] for component in get_args(Component)})
     last = GaugeMetricFamily(
         "gpushare_culler_last_round_timestamp_seconds", "Time of the end of the last round; 0: no round has ended yet"
     )

@@ -223,12 +223,9 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             written = await maybe_future(written(self))
         offer = Offer.of(self._templates(), written, self._kube.complete_profiles(written or []))
         for name in offer.clashes:
-            self._shared(("clash", name), functools.partial(self._report_clash, name))
+            text = "The template %r is not offered: profile_list has a profile with that slug"
+            self._log_once(("clash", name), text, name)
         return offer
-
-    def _report_clash(self, name: str) -> bool:
-        self.log.error("The template %r is not offered: profile_list has a profile with that slug", name)
-        return True
 
     # -- the form --
 

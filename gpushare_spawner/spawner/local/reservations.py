@@ -21,7 +21,7 @@ from gpushare_spawner.background import pauses
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
 from gpushare_spawner.model.layers import Placement
-from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.report import Report, shared_fields
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
 from gpushare_spawner.sharing.native import open_request
@@ -172,18 +172,10 @@ class AgentReservations(Reservations[OpenedShare]):
         """
         allocation = self.in_flight[request.id] = Allocation(
             session=request.id,
-            gpus=request.gpus,
-            share_units=request.share_units,
-            last_units=request.last_units,
-            borrowed_units=request.borrowed_units,
             effective_units=request.share_units,
             opened_at=time.time(),
             uncounted=uncounted,
-            user=request.user,
-            quota=request.quota,
-            template=request.template,
-            layer=request.layer,
-            neighbours=request.neighbours,
+            **shared_fields(request, Allocation),
         )
         try:
             opened = await self.client.open(request)

@@ -250,11 +250,12 @@ class QueueQuotas:
         first_come = sorted(tickets, key=lambda ticket: (-ticket.request.template.rank, ticket.joined))
         if self.usage is None or self._fair is None:
             return first_come
+        accounts = self.usage.accounts
         asking = [
             Asking(
                 ticket,
-                self._account(self.usage, ticket.request.tenant),
-                self._needs(ticket.request.template),
+                accounts.find(ticket.request.tenant.quota, ticket.request.tenant.user),
+                needs_of(ticket.request.template, accounts.quotas),
                 ticket.request.template.reclaimable,
             )
             for ticket in first_come
@@ -279,18 +280,14 @@ class QueueQuotas:
         """
         if self.usage is None:
             return None
-        return admit(self.usage, self._account(self.usage, tenant), tenant.user, self._needs(template), template)
+        accounts = self.usage.accounts
+        account, needs = accounts.find(tenant.quota, tenant.user), needs_of(template, accounts.quotas)
+        return admit(self.usage, account, tenant.user, needs, template)
 
     def admitted(self, admission: Admission) -> None:
         """Charge the entry penalty for a spawn that was placed over quota."""
         if self._fair is not None and not admission.in_quota:
             self._fair.admitted(admission.account.key, admission.needs, self._capacity)
-
-    def _needs(self, template: Template) -> ResourceAmounts:
-        return needs_of(template, self.usage.accounts.quotas if self.usage is not None else Quotas())
-
-    def _account(self, usage: QuotaUsage, tenant: Tenant) -> Account:
-        return usage.accounts.find(tenant.quota, tenant.user)
 
     def _charge_without_gpu(self, usage: QuotaUsage) -> None:
         """Charge the servers without a GPU that are new, and no longer those that have ended."""

@@ -393,7 +393,7 @@ class Reservations(ABC, Generic[Reserved]):
         Raises one of `unreachable`. ``ineligible`` returns the nodes that cannot run a server of a template, regardless
         of free capacity. ``tenant``: the server's user; None: any user.
         """
-        try:
+        with self._errors_noted():
             snapshot = await self.snapshot(max_age)
             self._count_quotas(snapshot)
             available = AvailabilityNow(
@@ -405,12 +405,8 @@ class Reservations(ABC, Generic[Reserved]):
                 failed=self.placement_failed,
             )
             await LoopBreaks().through(available.preparing(map(available.request, self._expected.offered())))
-        except self.unreachable:
-            raise
-        except Exception as error:
-            self.placement_failed(error)
-            return UnknownNow()
-        return available
+            return available
+        return UnknownNow()
 
     async def admit_without_gpu(self, tenant: Tenant, template: Template) -> None:
         """Raise SpawnRefused if a server without a GPU exceeds a limit of its account.
@@ -419,11 +415,10 @@ class Reservations(ABC, Generic[Reserved]):
         GPUs are unavailable, servers with a GPU count as in the last snapshot.
         """
         try:
-            self._count_quotas(await self.snapshot(max_age=self.place_every))
+            with self._errors_noted():
+                self._count_quotas(await self.snapshot(max_age=self.place_every))
         except self.unreachable as error:
             self.log.warning("%s: %s", self.unavailable, error)
-        except Exception as error:
-            self.placement_failed(error)
         self.without_gpu.pop(tenant.session, None)
         self.quotas.recount()
         admission = self.quotas.admission(tenant, template)

@@ -414,7 +414,9 @@ class PodReconciler:
             )
             return foreign_record(key, devices, self._held.unit_size, now, pod.uid)
 
-    def _annotated(self, pod: Pod) -> SessionAnnotations | None:
+    def _annotated(self, pod: Pod | None) -> SessionAnnotations | None:
+        if pod is None:
+            return None
         if isinstance(pod.session, AnnotationProblem):
             self._warnings.about(f"pod {pod.namespace}/{pod.name}: {pod.session}")
             return None
@@ -422,8 +424,7 @@ class PodReconciler:
 
     def _is_older(self, session: Session, pod: Pod | None) -> bool:
         """Return whether a session's pod must yield to this pod."""
-        owner = session.record.pod
-        theirs = self._pods.of(owner) if owner is not None else None
+        theirs = self._pod_of(session)
         return theirs is None or (pod is not None and theirs.created < pod.created)
 
     def _session_of(self, key: PodKey) -> Session | None:
@@ -436,7 +437,7 @@ class PodReconciler:
 
     def _follow(self, session: Session) -> None:
         pod = self._pod_of(session)
-        annotated = self._annotated(pod) if pod is not None else None
+        annotated = self._annotated(pod)
         if pod is None or annotated is None:
             return
         session.lacks_requests = lacks_requests(pod.requests, annotated.tier)
@@ -453,8 +454,7 @@ class PodReconciler:
         return self._pods.of(owner) if owner is not None else None
 
     def _needed_patch(self, session: Session) -> dict[str, str | None]:
-        pod = self._pod_of(session)
-        annotated = self._annotated(pod) if pod is not None else None
+        annotated = self._annotated(self._pod_of(session))
         if annotated is None or self._node.sessions.get(session.id) is not session:
             return {}
         return needed_patch(annotated, session.record, self._node.wall_clock())
