@@ -55,6 +55,7 @@ async def take_gpu_action(context: ActionContext, session_decision: SessionDecis
     """
     session, decision, seen = session_decision.session, session_decision.decision, session_decision.observation
     reclaims = decision.upcoming is not None and decision.upcoming.cause is IdleCause.RECLAIM
+    yields_until = session_decision.decided_at + YIELD_SECONDS if session_decision.reclaimed is not None else None
     await session_decision.agent.send(
         TierRequest(
             id=session.id,
@@ -64,9 +65,7 @@ async def take_gpu_action(context: ActionContext, session_decision: SessionDecis
             if_idle_since=None if reclaims else max(0.0, decision.worked_at),
             if_gpu_seconds=None if reclaims else seen.use_from_gpu_seconds,
             use=seen.use_rule,
-            yields_until=session_decision.decided_at + YIELD_SECONDS
-            if session_decision.reclaimed is not None
-            else None,
+            yields_until=yields_until,
         )
     )
     enter(context, session_decision)
@@ -128,10 +127,8 @@ async def update_notice(context: ActionContext, decision: SessionDecision) -> bo
     share = decision.session.share
     if coming is None:
         if current is not None:
-            await decision.agent.send(
-                NoticeRequest(id=decision.session.id, tier=None, reason=decided(decision.decision, share))
-            )
             why = decided(decision.decision, share)
+            await decision.agent.send(NoticeRequest(id=decision.session.id, tier=None, reason=why))
             log.info("%s: notice withdrawn (%s at %s): %s", decision.name, current.tier, _time(current.at), why)
             context.counters.withdrawn[current.tier] += 1
     elif current is None or not _same(current, coming):

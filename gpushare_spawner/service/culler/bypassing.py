@@ -97,11 +97,10 @@ class BypassNotices:
             with refusals():
                 await decision.agent.send(StopProcessesRequest(id=session.id, processes=named))
         self._asked |= dict.fromkeys(due, now)
-        for process in named:
-            reason = words.process_stopped(process.pid, session.memory_limit_bytes)
+        reasons = [words.process_stopped(process.pid, session.memory_limit_bytes) for process in named]
+        for reason in reasons:
             self._actions.log.session(session, decision.node, STOP_PROCESS, reason=reason)
-        reason = " ".join(words.process_stopped(process.pid, session.memory_limit_bytes) for process in named)
-        await keeps.explain(self._actions, decision, _CULLER, reason)
+        await keeps.explain(self._actions, decision, _CULLER, " ".join(reasons))
         return True
 
 

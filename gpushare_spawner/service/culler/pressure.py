@@ -323,14 +323,13 @@ class SupposedGpus:
     def place(self, spawn: ReclaimingSpawn) -> str | None:
         changed = sorted(self._supposed.nodes)
         node = next((node for node in changed if self._supposed.place(spawn.name, spawn.request, node)), None)
-        if node is not None:
-            self.helped.add(spawn.name)
-            return node
-        placement = self._ledger.place(replace(spawn.request, left_out=frozenset(changed)))
-        if placement is None or self._supposed.place(spawn.name, spawn.request, placement.node) is None:
-            return None
+        if node is None:
+            placement = self._ledger.place(replace(spawn.request, left_out=frozenset(changed)))
+            if placement is None or self._supposed.place(spawn.name, spawn.request, placement.node) is None:
+                return None
+            node = placement.node
         self.helped.add(spawn.name)
-        return placement.node
+        return node
 
     def lacking(self, spawn: ReclaimingSpawn, node: str) -> Iterator[MissingUnits]:
         ledger = self._supposed.now(node)

@@ -550,16 +550,14 @@ class KeptNodes:
         spawns with a kept node could use all of its nodes.
         """
         self._waiting.append((ticket, able))
+        before, ticket.kept_elsewhere = ticket.kept_elsewhere, ""
         if ticket.overtaken < MOST_OVERTAKEN or able <= self._reached:
-            ticket.kept_elsewhere = ""
             return
         self._reached |= able
         if not self._may_hold(ticket):
-            ticket.kept_elsewhere = ""
             return
         left = able - self._kept
-        if ticket.kept_elsewhere not in left:
-            ticket.kept_elsewhere = least_used(left)
+        ticket.kept_elsewhere = before if before in left else least_used(left)
         self._kept.add(ticket.kept_elsewhere)
 
     def placed(self, able: frozenset[str]) -> None:
