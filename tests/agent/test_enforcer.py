@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
-from gpushare_spawner.agent.sessions import enforcer
+from gpushare_spawner.agent.sessions import attribution, enforcer
 from gpushare_spawner.agent.sessions.attribution import ProcessOwner, attributed
 from gpushare_spawner.model.control import ConfirmRequest, MessageRequest, StopProcessesRequest
 from gpushare_spawner.model.controls import Message, MessageCause
@@ -184,7 +185,43 @@ async def test_process_that_is_a_sessions_by_its_uid_alone_is_reported_and_not_s
     monkeypatch.setattr(processes, "cgroup", lambda pid: "/")
     known = [ProcessOwner("ada", server=None, uid=4711)]
     assert attributed([children[0].pid], known) == {"ada": {children[0].pid}}
-    assert attributed([children[0].pid], known, by_uid=False) == {}
+    assert attributed([children[0].pid], known, certain=True) == {}
+
+
+async def test_memory_that_is_a_sessions_by_its_uid_alone_costs_it_no_process(
+    agent: Agent, children: list[Child], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(agent, "4Gi")
+    children += [child(), child()]
+    outside, inside = (each.pid for each in children)
+
+    def of_kernel(pids: Iterable[int], *facts: Any, certain: bool = False, **more: Any) -> dict[str, set[int]]:
+        return attributed([pid for pid in pids if not certain or pid != outside], *facts, certain=certain, **more)
+
+    monkeypatch.setattr(attribution, "attributed", of_kernel)
+    shows(agent, {outside: 2 * GIB, inside: 3 * GIB})
+    await eventually(lambda: set(session(agent).bypassing_pids) == {outside, inside})
+    await polls(agent)
+    assert session(agent).exceeding == (), "the processes that are its own for certain are within its limit"
+    shows(agent, {outside: 9 * GIB, inside: 5 * GIB})
+    await over(agent, eventually, inside)
+
+
+async def test_process_in_the_cgroup_of_a_hub_with_the_same_uid_is_not_stopped(
+    children: list[Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers of other users, without a session, of a hub that runs as one user."""
+    children += [child(), child()]
+    server, other = (each.pid for each in children)
+    hub_uid = 1000
+    monkeypatch.setattr(processes, "cgroup", lambda pid: "/hub.service")
+    monkeypatch.setattr(processes, "cgroup_of_self", lambda: "/agent.service")
+    monkeypatch.setattr(processes, "uid", lambda pid: hub_uid if pid == os.getpid() else 1000)
+    known = [ProcessOwner("ada", server, uid=1000)]
+    assert attributed([server, other], known) == {"ada": {server, other}}
+    assert attributed([server, other], known, certain=True) == {"ada": {server}}
+    hub_uid = 0
+    assert attributed([other], known, certain=True) == {"ada": {other}}, "only its own server starts such processes"
 
 
 async def test_named_process_is_stopped_by_the_next_agent_too(

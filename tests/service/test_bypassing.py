@@ -129,6 +129,14 @@ async def test_later_process_has_a_grace_of_its_own(world: Bypassing) -> None:
     assert world.stopped()[1:] == [("ann", SECOND)]
 
 
+async def test_process_that_starts_again_and_again_delays_no_stop_of_another(world: Bypassing) -> None:
+    await world.rounds()
+    for number in range(7):
+        world.agent.change("ann", exceeding=(HOG, BypassingProcess(pid=100 + number, started=9)))
+        await world.rounds(10, number=1)
+    assert world.stopped() == [("ann", HOG)]
+
+
 async def test_grace_begins_again_after_a_restart_of_the_service(world: Bypassing) -> None:
     await world.rounds()
     world.culler = world.another("stop")

@@ -75,7 +75,7 @@ def attributed(
     pids: Iterable[int],
     owners: Iterable[ProcessOwner],
     connected: Mapping[int, str] = MappingProxyType({}),
-    by_uid: bool = True,
+    certain: bool = False,
 ) -> dict[str, set[int]]:
     """Return the processes of each session; processes without a session are omitted. Reads /proc.
 
@@ -84,15 +84,16 @@ def attributed(
     name; otherwise to the oldest session of its uid, unless that is root's or the agent's own.
 
     `connected`: the sessions of connected processes, by pid. A connection decides only between sessions that match
-    equally by the kernel's facts, for example two sessions of one user. `by_uid`: whether the last rule applies; a
-    user's process that is outside of all servers matches by it.
+    equally by the kernel's facts, for example two sessions of one user. `certain`: omit processes that can belong to
+    something else: those that match by the last rule, and those in a cgroup that the server shares with its parent's
+    uid, as all servers of a hub do that runs as one user.
     """
     owners = list(owners)
     by_server = _sessions_by((owner.server, owner.session) for owner in reversed(owners) if owner.server is not None)
-    by_cgroup = _own_cgroups(owners)
+    by_cgroup = _own_cgroups(owners, certain)
     by_pod = _sessions_by((owner.pod, owner.session) for owner in reversed(owners) if owner.pod)
     of_uid: dict[int | None, list[str]] = _sessions_by(
-        (owner.uid, owner.session) for owner in owners if by_uid and owner.uid not in (None, 0, os.geteuid())
+        (owner.uid, owner.session) for owner in owners if not certain and owner.uid not in (None, 0, os.geteuid())
     )
     matches: dict[str, set[int]] = {}
     for pid in pids:
@@ -167,27 +168,31 @@ class BypassWatch:
                     ", ".join(f"{pid}{_remark(pid, connected, elsewhere.get(name, ()))}" for pid in sorted(new)),
                 )
             session.bypassing = sure
-        over = {name: pids for name in sessions if (pids := self._exceeding(states, sessions[name]))}
+        over = [name for name, session in sessions.items() if self._exceeding(states, session, session.bypassing)]
         certain: Mapping[str, set[int]] = {}
         if over:
-            named_pids = [pid for of_session in over.values() for pid in of_session]
-            certain = await asyncio.to_thread(attributed, named_pids, owners(sessions.values()), by_uid=False)
+            pids = [pid for name in over for pid in sessions[name].bypassing]
+            certain = await asyncio.to_thread(attributed, pids, owners(sessions.values()), certain=True)
         for name, session in sessions.items():
-            named = (processes.named(pid) for pid in over.get(name, ()) if pid in certain.get(name, ()))
+            # no process is stopped for memory that is only perhaps the session's
+            its = certain.get(name, set()) & set(session.bypassing)
+            named = (processes.named(pid) for pid in self._exceeding(states, session, its))
             session.exceeding = tuple(process for process in named if process is not None)
             self._updated(session)
         self._suspects = suspects
 
-    def _exceeding(self, states: Mapping[str, GpuState], session: Session) -> list[int]:
-        """Return the bypassing processes, largest first, without which the session would be within its limits.
+    def _exceeding(
+        self, states: Mapping[str, GpuState], session: Session, bypassing: Collection[int]
+    ) -> list[int]:
+        """Return those of these processes, largest first, without which the session would be within its limits.
 
         A session may hold no memory of other sessions' GPUs.
         """
         limits, over = session.memory_limits, []
-        for gpu, state in states.items() if session.bypassing else ():
+        for gpu, state in states.items() if bypassing else ():
             amounts = {
                 pid: self._unstated.beyond_context(pid, gpu, state.processes[pid] or 0)
-                for pid in session.bypassing
+                for pid in bypassing
                 if pid in state.processes
             }
             beyond = self._unstated.stated(session, gpu) + sum(amounts.values()) - limits.get(gpu, 0)
@@ -246,8 +251,11 @@ def _pod_uid(cgroup: str) -> str:
     return match[1].replace("_", "-") if match else ""
 
 
-def _own_cgroups(owners: Iterable[ProcessOwner]) -> dict[tuple[str, int | None], list[str]]:
-    """Map each (cgroup, uid) to its session, for cgroups that contain one session and not the agent."""
+def _own_cgroups(owners: Iterable[ProcessOwner], certain: bool) -> dict[tuple[str, int | None], list[str]]:
+    """Map each (cgroup, uid) to its session, for cgroups that contain one session and not the agent.
+
+    `certain`: see `attributed`.
+    """
     by_path: dict[str, list[ProcessOwner]] = {}
     for owner in owners:
         path = processes.cgroup(owner.server) if owner.server is not None else None
@@ -257,8 +265,14 @@ def _own_cgroups(owners: Iterable[ProcessOwner]) -> dict[tuple[str, int | None],
     return {
         (path, members[0].uid): [members[0].session]
         for path, members in by_path.items()
-        if len(members) == 1 and path != own
+        if len(members) == 1 and path != own and not (certain and _like_its_parent(members[0], path))
     }
+
+
+def _like_its_parent(owner: ProcessOwner, path: str) -> bool:
+    """Return whether the parent of an owner's server, like a hub, has the same uid and is in the same cgroup."""
+    parent = processes.parent(owner.server) if owner.server is not None else None
+    return parent is not None and processes.cgroup(parent) == path and processes.uid(parent) == owner.uid
 
 
 REMEMBERED = 1.0

@@ -100,7 +100,7 @@ class Enforcer:
         """Return whether a process is still the same one, of this session, and makes it exceed its limit."""
         if self._sessions.get(session.id) is not session or process not in session.exceeding:
             return False
-        of_session = await asyncio.to_thread(attributed, (process.pid,), owners(self._sessions.values()), by_uid=False)
+        of_session = await asyncio.to_thread(attributed, (process.pid,), owners(self._sessions.values()), certain=True)
         return process.pid in of_session.get(session.id, ()) and processes.alive(process)
 
     def _set_trouble(self, trouble: str | None) -> None:

@@ -55,13 +55,14 @@ class BypassNotices:
             if text is None:
                 if message is not None:
                     yield decision.name, partial(self._withdraw, decision)
-            elif message is None or message.text != text:
-                yield decision.name, partial(self._notify, decision, text)
+                continue
+            if message is None or message.text != text:
+                yield decision.name, partial(self._notify, decision, text, now)
             else:
-                for key in _keys(decision):
-                    self._notified.setdefault(key, now)
-                if _stops(decision) and (due := self._due(decision, now)):
-                    yield decision.name, partial(self._stop, decision, due, now)
+                self._was_notified(decision, now)
+            # also beside a new message: a process that starts again and again delays no other's stop
+            if message is not None and _stops(decision) and (due := self._due(decision, now)):
+                yield decision.name, partial(self._stop, decision, due, now)
 
     def clock_was_set(self, by: float) -> None:
         """Adjust the times by a step of the clock."""
@@ -81,10 +82,17 @@ class BypassNotices:
 
     def _due(self, decision: SessionDecision, now: float) -> list[_Key]:
         grace = consequence(decision).grace
-        return [key for key in _keys(decision) if now - self._notified[key] >= grace and key not in self._asked]
+        keys = [key for key in _keys(decision) if key in self._notified and key not in self._asked]
+        return [key for key in keys if now - self._notified[key] >= grace]
 
-    async def _notify(self, decision: SessionDecision, text: str) -> bool:
-        return (await keeps.message(self._actions, decision, _CULLER, text, MessageCause.BYPASS)).changed
+    def _was_notified(self, decision: SessionDecision, now: float) -> None:
+        for key in _keys(decision):
+            self._notified.setdefault(key, now)
+
+    async def _notify(self, decision: SessionDecision, text: str, now: float) -> bool:
+        changed = (await keeps.message(self._actions, decision, _CULLER, text, MessageCause.BYPASS)).changed
+        self._was_notified(decision, now)
+        return changed
 
     async def _withdraw(self, decision: SessionDecision) -> bool:
         return (await keeps.withdraw_messages(self._actions, decision, _CULLER, MessageCause.BYPASS)).changed
