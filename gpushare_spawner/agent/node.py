@@ -58,6 +58,7 @@ from gpushare_spawner.model.control import (
     StopProcessesRequest,
     TierRequest,
 )
+from gpushare_spawner.model.controls import MessageCause
 from gpushare_spawner.model.layers import LAYERS, LayerName, Where, engine_environment
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import (
@@ -117,6 +118,8 @@ class ControlRequests:
                 await self._set_controls(request)
             case MessageRequest():
                 self._registry.controls.message(self._session(request.id), request)
+                if request.changed_cause is MessageCause.BYPASS:
+                    self._session(request.id).to_stop = ()  # the notice names other processes now
             case StopProcessesRequest():
                 self._node.enforcer.stop(self._session(request.id), request.processes)
             case AskedRequest():

@@ -235,18 +235,23 @@ class MessageRequest(_Request):
         """Return the request to withdraw a session's message of this cause."""
         return cls(id=session, message=None, cause=cause)
 
+    @property
+    def changed_cause(self) -> MessageCause:
+        """The cause of the message that is shown, replaced or withdrawn."""
+        return self.message.cause if self.message is not None else self.cause or MessageCause.ADMIN
+
     def messages(self, standing: Iterable[Message]) -> tuple[Message, ...]:
         """Return the messages after the request, earliest first. ``standing``: the messages before it."""
         if self.message is not None:
             return with_message(standing, self.message)
-        return without_message(standing, self.cause or MessageCause.ADMIN)
+        return without_message(standing, self.changed_cause)
 
 
 class StopProcessesRequest(_Request):
     """Request to stop processes that bypass the library, of which the session's user has a message of cause BYPASS.
 
     The agent checks by its own facts that each process belongs to the session and makes it exceed its memory limit. The
-    others are ignored.
+    others are ignored. A later message of this cause ends the request.
     """
 
     op: Literal["stop-processes"] = "stop-processes"

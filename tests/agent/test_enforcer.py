@@ -118,6 +118,28 @@ async def test_process_that_ignores_sigterm_is_killed_unless_it_frees_its_memory
     assert (children[0].poll(), children[1].returncode) == (None, -9)
 
 
+async def test_process_that_is_within_the_limit_again_has_a_new_notice_before_it_is_stopped(
+    agent: Agent, children: list[Child], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enforcer, "KILL_AFTER", 0.5)
+    opened(agent, "3Gi")
+    await send_notice(agent)
+    children += [child(STUBBORN), child()]
+    first, second = (each.pid for each in children)
+    shows(agent, {first: 4 * GIB})
+    await stop(agent, *await over(agent, eventually, first))
+    shows(agent, {first: GIB, second: 4 * GIB})
+    await over(agent, eventually, second)
+    await asyncio.sleep(1.0)
+    await send_notice(agent)  # now it names the second process
+    shows(agent, {first: 4 * GIB, second: 4 * GIB})
+    await over(agent, eventually, *sorted((first, second)))
+    await asyncio.sleep(1.0)
+    assert [each.poll() for each in children] == [None, None]
+    await stop(agent, *session(agent).exceeding)
+    await eventually(lambda: children[0].poll() is not None)
+
+
 async def test_largest_processes_are_named_until_the_session_is_within_its_limit(
     agent: Agent, children: list[Child], eventually: Eventually
 ) -> None:

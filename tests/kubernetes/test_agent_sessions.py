@@ -112,7 +112,9 @@ async def test_named_process_of_the_pod_is_stopped_and_a_forged_name_stops_none(
         for name in ("ada", "eve"):
             await agent.until(partial(is_exceeding, agent, name))
         (of_ada,) = present(agent.node.report().session("ada")).exceeding
-        notice = messages_patch([Message(text="Over.", by="culler", at=1.0, cause=MessageCause.BYPASS)])
+        notice = messages_patch(
+            [Message(text="Over.", by="culler", at=1.0, cause=MessageCause.BYPASS)], MessageCause.BYPASS
+        )
         await agent.annotate("eve", {**notice, **stop_processes_patch([of_ada])})
         await agent.annotate("ada", stop_processes_patch([of_ada]))
         await asyncio.sleep(1.0)
@@ -295,7 +297,7 @@ async def test_controls_of_the_pod_reach_observers_and_survive_the_loss_of_the_s
     await observer.connect(Role.NOTEBOOK)
     controls = Controls(keep=Keep(until=2e9, since=1e9, by="ada"), keeps=(1e9,), exemption=Exemption(by="root"))
     message = Message(text="Please save your work.", by="root", at=1e9)
-    await agent.annotate("ada", controls_patch(controls) | messages_patch([message]))
+    await agent.annotate("ada", controls_patch(controls) | messages_patch([message], message.cause))
     for _ in range(2):
         assert await observer.record() == AgentRecord()
     told = present((await observer.status()).controls)

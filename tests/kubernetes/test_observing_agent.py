@@ -13,7 +13,7 @@ from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus import arbitration
 from gpushare_spawner.agent.kubernetes import observing
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
-from gpushare_spawner.model.controls import Controls, Keep, Message
+from gpushare_spawner.model.controls import Controls, Keep, Message, MessageCause
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.kubernetes.annotations import controls_patch, messages_patch, notice_patch
 from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, OBSERVER
@@ -219,7 +219,9 @@ async def test_keep_and_message_of_the_service_reach_the_server(agent: Observing
     keep = Keep(until=2_000_000_000.0, since=1_900_000_000.0, by="ada")
     await agent.annotate("ada", controls_patch(Controls(keep=keep, keeps=(keep.since,))))
     assert present((await observer.changed()).controls).keep_until == 2_000_000_000.0
-    await agent.annotate("ada", messages_patch([Message(text="Please save.", by="root", at=1_900_000_000.0)]))
+    await agent.annotate(
+        "ada", messages_patch([Message(text="Please save.", by="root", at=1_900_000_000.0)], MessageCause.ADMIN)
+    )
     assert [said.text for said in present((await observer.changed()).controls).messages] == ["Please save."]
 
 

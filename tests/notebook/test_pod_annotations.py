@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.cli import main
-from gpushare_spawner.model.controls import Controls, Exemption, Keep, Message
+from gpushare_spawner.model.controls import Controls, Exemption, Keep, Message, MessageCause
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.kubernetes.annotations import (
     LAYER,
@@ -103,7 +103,7 @@ def test_share_and_notice_are_those_of_the_annotations(pod: Pod) -> None:
 def test_decisions_hold_until_they_end(pod: Pod) -> None:
     keep = Keep(until=NOW + 60, since=NOW, by="ada")
     pod.write(controls_patch(Controls(keep=keep, exemption=Exemption(by="root", reason="exam"))))
-    pod.write(messages_patch([Message(text="Two lines.\nBoth of them.", by="root", at=NOW)]))
+    pod.write(messages_patch([Message(text="Two lines.\nBoth of them.", by="root", at=NOW)], MessageCause.ADMIN))
     said = read(pod).status().controls
     assert said is not None
     assert (said.keep_until, said.exempt, said.exempt_until) == (NOW + 60, True, None)

@@ -181,9 +181,7 @@ class BypassWatch:
             self._updated(session)
         self._suspects = suspects
 
-    def _exceeding(
-        self, states: Mapping[str, GpuState], session: Session, bypassing: Collection[int]
-    ) -> list[int]:
+    def _exceeding(self, states: Mapping[str, GpuState], session: Session, bypassing: Collection[int]) -> list[int]:
         """Return those of these processes, largest first, without which the session would be within its limits.
 
         A session may hold no memory of other sessions' GPUs.

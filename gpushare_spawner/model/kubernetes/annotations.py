@@ -552,14 +552,14 @@ def controls_patch(controls: Controls) -> dict[str, str | None]:
     return _patch(**dict(controls))
 
 
-def messages_patch(messages: Sequence[Message]) -> dict[str, str | None]:
+def messages_patch(messages: Sequence[Message], changed: MessageCause) -> dict[str, str | None]:
     """Return the annotations of a merge patch that shows the user only these messages, earliest first.
 
-    Without a message of cause BYPASS, no process is stopped any more.
+    If the message of cause BYPASS has changed, no process is stopped until the next request.
     """
-    if any(message.cause is MessageCause.BYPASS for message in messages):
-        return _patch(messages=tuple(messages))
-    return _patch(messages=tuple(messages), stop_processes=())
+    if changed is MessageCause.BYPASS:
+        return _patch(messages=tuple(messages), stop_processes=())
+    return _patch(messages=tuple(messages))
 
 
 def stop_processes_patch(processes: Sequence[BypassingProcess]) -> dict[str, str | None]:

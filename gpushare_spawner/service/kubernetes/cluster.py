@@ -359,7 +359,7 @@ class NodeAgent:
                 if request.answer is not None:
                     patch |= patches.answers_patch(pod.session.answers, request.answer)
             case MessageRequest():
-                patch = patches.messages_patch(request.messages(pod.session.messages))
+                patch = patches.messages_patch(request.messages(pod.session.messages), request.changed_cause)
             case StopProcessesRequest():
                 patch = patches.stop_processes_patch(request.processes)
             case AnswerRequest():
