@@ -88,9 +88,16 @@ def admit(
                 refused = LimitExceeded(level, Limit.PRIORITY, 0, 0)
         if not template.reclaimable:
             left = usage.left_beside(account)
-            if refused is None and left.lacking(account, needs):
-                refused = LimitExceeded(account, Limit.GUARANTEE, left.of(account).units, 0)
+            refused = refused or beyond_guarantee(usage, account, needs)
     return Admission(account, left.lacking(account, needs), left.of(account), refused, needs)
+
+
+def beyond_guarantee(usage: QuotaUsage, account: Account, needs: ResourceAmounts) -> LimitExceeded | None:
+    """Return the limit on a server that cannot be reclaimed, if it would be beyond the guarantee with these amounts."""
+    left = usage.left_beside(account)
+    if not left.lacking(account, needs):
+        return None
+    return LimitExceeded(account, Limit.GUARANTEE, left.of(account).units, 0)
 
 
 def _refused(usage: QuotaUsage, account: Account, user: str) -> LimitExceeded | None:

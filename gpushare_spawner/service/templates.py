@@ -7,7 +7,7 @@ units are free and whether a quota allows them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gpushare_spawner.idle.policy import QuietUntil, effective_idle, group_of, never_quiet
@@ -16,7 +16,7 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.layers_file import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, SessionReport
-from gpushare_spawner.model.template import GpuTime, Template, TemplatePlacement
+from gpushare_spawner.model.template import GpuBypass, GpuTime, Template, TemplatePlacement
 from gpushare_spawner.placement.request import suits
 from gpushare_spawner.service.hub.client import HubUser
 from gpushare_spawner.templates.folder import Policy, PolicyFolder, described
@@ -158,8 +158,8 @@ def templates_of_kind(
     """Return the templates with a share of GPUs of the session's kind, with memory of the same kind and its rules.
 
     ``gpus``: those of the session's node. A running session stays on its GPUs, so the templates have as many.
-    ``any_rules``: for admins, also templates with other placement rules, labels or limits of GPU time. A user could
-    evade the rules of the session's own template with the share of such a template.
+    ``any_rules``: for admins, also templates with other rules, see `_rules`. A user could evade the rules of one
+    template with the share of another, because the session keeps its own template.
     """
     on = [gpu for gpu in gpus if gpu.uuid in session.gpus]
     own = templates.get(session.template)
@@ -181,11 +181,13 @@ def templates_of_kind(
     return suitable
 
 
-def _rules(template: Template | None) -> tuple[TemplatePlacement, tuple[str, ...], GpuTime]:
+def _rules(template: Template | None) -> tuple[Hashable, ...]:
     """Return the rules that a change of the share must keep; none for an unknown template."""
     if template is None:
-        return TemplatePlacement(), (), GpuTime()
-    return template.placement, template.labels, template.gpu.time if template.gpu is not None else GpuTime()
+        return TemplatePlacement(), (), GpuTime(), GpuBypass(), "normal", True
+    gpu = template.gpu
+    of_gpu = (gpu.time, gpu.bypass) if gpu is not None else (GpuTime(), GpuBypass())
+    return template.placement, template.labels, *of_gpu, template.priority, template.reclaimable
 
 
 def allowed(templates: Iterable[Template], user: str, groups: Collection[str] | None) -> list[Template]:

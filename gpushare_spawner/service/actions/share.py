@@ -20,7 +20,7 @@ from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import Share, Tier, UseRule
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.request import suits
-from gpushare_spawner.quota.order import exceeded_amounts
+from gpushare_spawner.quota.order import beyond_guarantee, exceeded_amounts
 from gpushare_spawner.service.actions.context import (
     ActionContext,
     ActionOutcome,
@@ -157,6 +157,9 @@ def _check_quota(context: ActionContext, session: SessionReport, units: int, rep
     usage.drop(session.id)
     needs = ResourceAmounts(units)  # CPU and memory stay
     refused = exceeded_amounts(usage, account, needs)
+    own = context.templates().get(session.template)
+    if refused is None and own is not None and not own.reclaimable:
+        refused = beyond_guarantee(usage, account, needs)
     if refused is not None:
         raise ActionRefused(quota_words.exceeded(refused, needs), RefusalCode.LIMIT)
 

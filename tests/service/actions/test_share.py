@@ -90,6 +90,9 @@ RULES: list[dict[str, Any]] = [
     {"placement": {"nodes": ["other"]}},
     {"placement": {"gpu": "GPU-8f6b2c1e-0000-5000-8000-0123456789ab"}},
     {"gpu": {"time": {"limit": "60%"}}},
+    {"gpu": {"bypass": {"action": "stop"}}},
+    {"priority": "high"},
+    {"reclaimable": False},
 ]
 
 
@@ -215,6 +218,20 @@ async def test_maximum_of_the_quota_bounds_the_larger_share_and_not_the_smaller_
     assert refusal.code is RefusalCode.LIMIT
     assert refusal.text.startswith("This needs 0.50 GPU, and the quota of user ann is limited to 0.40 GPU")
     assert (await share.change_share(acting.actions, acting.seen(), ANN, 0.1)).changed
+
+
+@pytest.mark.usefixtures("ann")
+async def test_session_that_never_yields_stays_within_the_guarantee(
+    acting: Acting, templates: dict[str, Template]
+) -> None:
+    templates["quarter"] = template("quarter", 0.25, reclaimable=False)
+    templates["half"] = template("half", 0.5, reclaimable=False)
+    acting.quotas = Quotas.model_validate({"users": {"ann": {"guarantee": 0.3}}})
+    acting.agent.add("ann", quota="user:ann")
+    refusal = await refusal_of(share.change_share(acting.actions, acting.seen(), ANN, 0.5))
+    assert refusal.code is RefusalCode.LIMIT
+    acting.quotas = Quotas.model_validate({"users": {"ann": {"guarantee": 0.5}}})
+    assert (await share.change_share(acting.actions, acting.seen(), ANN, 0.5)).changed
 
 
 @pytest.mark.usefixtures("ann")
