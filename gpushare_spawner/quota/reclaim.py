@@ -55,6 +55,8 @@ class OverQuota:
 
     priority: int = NORMAL
     """See `Template.rank`."""
+    last_units: int = 0
+    """Units of its share on the last GPU if these are fewer; 0: as many."""
 
     @property
     def rank(self) -> tuple[int, float, str]:
@@ -72,6 +74,29 @@ class OverQuota:
     def most(self) -> int:
         """The most units that it can give up."""
         return self.units - self.steps[-1]
+
+    def on(self, gpu: str) -> OverQuota | None:
+        """Return the session with its units on one of its GPUs; None if it can give up none there."""
+        if not self._unused(gpu):
+            return self
+        steps = [step for step in self.steps if step < self.last_units]
+        return replace(self, units=self.last_units, steps=steps, last_units=0) if steps else None
+
+    def freed(self, gpu: str, given: int) -> int:
+        """Return the units that are free on one of its GPUs when it gives up so many on each."""
+        return max(0, given - self._unused(gpu))
+
+    def freed_on_all(self, given: int) -> int:
+        """Return the units that are free on all its GPUs together when it gives up so many on each."""
+        return sum(self.freed(gpu, given) for gpu in self.gpus)
+
+    def to_free(self, gpu: str, units: int) -> int:
+        """Return the units that it must give up on each GPU for so many on this one."""
+        return units + self._unused(gpu) if units > 0 else 0
+
+    def _unused(self, gpu: str) -> int:
+        """Return its units that it does not have on this GPU."""
+        return max(0, self.units - self.last_units) if self.last_units and gpu == self.gpus[-1] else 0
 
     @property
     def works(self) -> bool:
@@ -200,11 +225,11 @@ def in_excess(
     for session in sorted(sessions, key=lambda session: session.rank):
         if not session.settled or excess[session.account] < LEAST_EXCHANGED:
             continue
-        key, count = (session.account, session.node), len(session.gpus)
+        key = session.account, session.node
         most = left.setdefault(key, excess[session.account] + max(0.0, units - lacking))
-        steps = [step for step in session.steps if (session.units - step) * count <= most]
+        steps = [step for step in session.steps if session.freed_on_all(session.units - step) <= most]
         if steps:
-            left[key] -= (session.units - steps[-1]) * count
+            left[key] -= session.freed_on_all(session.units - steps[-1])
             yield replace(session, steps=steps)
 
 
@@ -233,8 +258,11 @@ def _best(groups: Iterable[MissingUnits], sessions: Sequence[OverQuota]) -> _Bes
         here = [session for session in sessions if not group.units.keys().isdisjoint(session.gpus)]
         each: list[tuple[_Plan, str, Sequence[OverQuota]]] = []
         for gpu, units in group.units.items():
-            chosen = _on_gpu(units, [session for session in here if gpu in session.gpus])
-            if chosen is not None:
+            able = [one for session in here if gpu in session.gpus if (one := session.on(gpu)) is not None]
+            best_here = _on_gpu(units, able)
+            if best_here is not None:
+                names = {session.session for session in best_here}
+                chosen = [session for session in here if session.session in names]
                 each.append((_plan(chosen, {gpu: units}), gpu, chosen))
         if len(each) < group.count:
             continue
@@ -259,17 +287,20 @@ def _plan(sessions: Collection[OverQuota], units: Mapping[str, int]) -> _Plan:
     Sessions that would make way last keep as much as possible. Those that need not make way are left out.
     """
     given = {session.session: session.most for session in sessions}
-    short = {gpu: units[gpu] - sum(one.most for one in sessions if gpu in one.gpus) for gpu in units}
+    short = {gpu: units[gpu] - sum(one.freed(gpu, one.most) for one in sessions if gpu in one.gpus) for gpu in units}
     order = sorted(sessions, key=lambda session: (len(session.gpus), session.rank), reverse=True)
     for session in order:
-        needed = max(given[session.session] + short[gpu] for gpu in session.gpus if gpu in short)
+        before = given[session.session]
+        needed = max(
+            session.to_free(gpu, session.freed(gpu, before) + short[gpu]) for gpu in session.gpus if gpu in short
+        )
         gives = 0 if needed <= 0 else session.units - session.steps[_first_step(session, needed)]
         for gpu in session.gpus:
             if gpu in short:
-                short[gpu] += given[session.session] - gives
+                short[gpu] += session.freed(gpu, before) - session.freed(gpu, gives)
         given[session.session] = gives
     giving = [session for session in order if given[session.session]]
-    taken = sum(given[session.session] * len(session.gpus) for session in giving)
+    taken = sum(session.freed_on_all(given[session.session]) for session in giving)
     return _Plan(
         _disturbed(giving),
         taken - sum(max(0, lacking) for lacking in units.values()),
@@ -354,7 +385,7 @@ def _together(group: MissingUnits, here: Sequence[OverQuota], most: Disturbed) -
     for sessions in _sets(here, (), most):
         given = Counter[str]()
         for session in sessions:
-            given.update(dict.fromkeys(session.gpus, session.most))
+            given.update({gpu: session.freed(gpu, session.most) for gpu in session.gpus})
         free = [gpu for gpu, units in group.units.items() if units <= given[gpu]]
         for gpus in combinations(free, group.count):
             there = [session for session in sessions if not set(gpus).isdisjoint(session.gpus)]

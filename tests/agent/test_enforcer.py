@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import pytest
 
@@ -217,8 +216,8 @@ async def test_memory_that_is_a_sessions_by_its_uid_alone_costs_it_no_process(
     children += [child(), child()]
     outside, inside = (each.pid for each in children)
 
-    def of_kernel(pids: Iterable[int], *facts: Any, certain: bool = False, **more: Any) -> dict[str, set[int]]:
-        return attributed([pid for pid in pids if not certain or pid != outside], *facts, certain=certain, **more)
+    def of_kernel(pids: Iterable[int], known: Iterable[ProcessOwner], certain: bool = False) -> dict[str, set[int]]:
+        return attributed([pid for pid in pids if not certain or pid != outside], known, certain=certain)
 
     monkeypatch.setattr(attribution, "attributed", of_kernel)
     shows(agent, {outside: 2 * GIB, inside: 3 * GIB})

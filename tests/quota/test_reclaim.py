@@ -56,7 +56,8 @@ class Nodes:
             assert one.node == node
             assert units in one.steps
             for gpu in one.gpus:
-                self.free[gpu] += one.units - units
+                most = one.last_units if one.last_units and gpu == one.gpus[-1] else 100
+                self.free[gpu] += min(one.units, most) - min(units, most)
             self.held[session] = replace(one, units=units)
         assert self.place(spawn) == node, "enough has become free, and it fitted nowhere else"
 
@@ -286,3 +287,31 @@ def test_a_gpu_with_many_sessions_is_planned_exactly(units: int, made: list[tupl
     fewest = next((count for count in range(len(largest) + 1) if sum(largest[:count]) >= units), 0)
     assert len(found) == fewest
     assert sum(one.units - found[one.session] for one in sessions if one.session in found) == (units if found else 0)
+
+
+@pytest.mark.parametrize(("lacks", "kept"), [("n1/0", 60), ("n1/1", 10)])
+def test_units_beyond_those_on_the_last_gpu_free_nothing_there(lacks: str, kept: int) -> None:
+    """A share of 1.5 GPU, and a spawn that needs 0.4 of one of its GPUs."""
+    session = OverQuota("x", "a", "n1", 100, range(99, 4, -1), None, "ann", ("n1/0", "n1/1"), last_units=50)
+    nodes = Nodes({lacks: 0}, [session])
+    asking = [Asking((40, 1), ACCOUNTS.find("group:a", ""), ResourceAmounts(40))]
+    nodes.free |= {"n1/0": -100, "n1/1": -100, lacks: 0}
+    assert reclaimed(asking, [session], nodes) == {"x": kept}
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_plans_free_enough_units_on_each_gpu(data: st.DataObject) -> None:
+    gpus = ("n1/0", "n1/1", "n1/2")
+    sessions = []
+    for number in range(data.draw(st.integers(1, 4))):
+        on = tuple(data.draw(st.permutations(gpus)))[: data.draw(st.integers(1, 3))]
+        units = data.draw(st.integers(2, 60))
+        last = data.draw(st.integers(0, 70)) if len(on) > 1 else 0
+        least = data.draw(st.integers(0, units - 1))
+        steps = data.draw(st.sampled_from([range(units - 1, least - 1, -1), [least]]))
+        sessions.append(OverQuota(str(number), "b", "n1", units, steps, None, f"u{number % 2}", on, last_units=last))
+    free = {gpu: data.draw(st.integers(0, 20)) for gpu in gpus}
+    nodes, spawn = Nodes(free, sessions), (data.draw(st.integers(1, 60)), data.draw(st.integers(1, 2)))
+    needs = ResourceAmounts(spawn[0] * spawn[1])
+    reclaimed([Asking(spawn, ACCOUNTS.find("group:a", ""), needs)], sessions, nodes)  # `make_way` checks the plan

@@ -166,7 +166,7 @@ def _count(kept: Mapping[str, int], sessions: Iterable[OverQuota], excess: dict[
     """Deduct the units that sessions give up from the excess of their accounts."""
     for session in sessions:
         if session.session in kept:
-            excess[session.account] -= (session.units - kept[session.session]) * len(session.gpus)
+            excess[session.account] -= session.freed_on_all(session.units - kept[session.session])
 
 
 def _excess(
@@ -304,6 +304,7 @@ def _over_quota(
             session.begun,
             settled=notified or not 0 <= now - since < MINIMUM_RUN,
             priority=template.rank if template is not None else NORMAL,
+            last_units=session.share.last_units,
         )
 
 
@@ -405,10 +406,9 @@ def candidates(
             idle_seconds = now - seen.gpu_idle_since - first_work_delay(template.idle, seen)
             steps = [] if seen.gpu_in_use else list(_pressure_steps(template.idle, session, idle_seconds))
             if steps:
-                since, held = seen.gpu_idle_since, session.effective_units
-                idle_sessions.append(
-                    OverQuota(session.id, session.id, report.node, held, steps, since, session.user, session.gpus)
-                )
+                since, held, last = seen.gpu_idle_since, session.effective_units, session.share.last_units
+                whose = session.id, session.id, report.node
+                idle_sessions.append(OverQuota(*whose, held, steps, since, session.user, session.gpus, last_units=last))
     return idle_sessions
 
 
