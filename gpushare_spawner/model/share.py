@@ -94,6 +94,17 @@ def units_on(gpu: str, gpus: Sequence[str], units: int, last_units: int) -> int:
     return min(units, last_units) if last_units and gpu == gpus[-1] else units
 
 
+def choice_of(share: Share) -> int:
+    """Return the number for a share among those of equally many GPUs: its units on each, or 150 for 100 and 50."""
+    return share.total_units if share.last_units else share.units
+
+
+def chosen(choice: int, gpus: int) -> Share:
+    """Return the share for a number of `choice_of`."""
+    whole, last = divmod(choice, UNITS_PER_GPU)
+    return Share(UNITS_PER_GPU, whole + 1, last) if whole and last else Share(choice, gpus)
+
+
 def borrowed_in_use(share_units: int, borrowed_units: int, guaranteed_units: int) -> int:
     """Return the borrowed units that a session still has.
 

@@ -21,7 +21,7 @@ from tornado.web import authenticated
 from gpushare_spawner.idle.keep import KeepRule, KeepsLeft
 from gpushare_spawner.model.controls import Exemption, MessageCause
 from gpushare_spawner.model.layers import LAYERS, IdleReach
-from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, chosen
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.api import answers, reading
 from gpushare_spawner.service.api.reading import SessionsQuery
@@ -233,19 +233,27 @@ def _of_place(cordon: answers.CordonEntry | None) -> Sequence[str]:
 
 def _larger_share(session: answers.SessionEntry) -> str:
     """Return the next larger free share, which is the most frequent choice; empty: none is free."""
-    larger = (units for units in session.share_choices if session.share_units < units <= session.largest_share_units)
-    return next((f"{units / UNITS_PER_GPU:g}" for units in larger), "")
+    own = Share(session.share_units, max(1, session.gpu_count), session.last_units).total_units
+    larger = (choice for choice in session.share_choices if chosen(choice, session.gpu_count).total_units > own)
+    return next((f"{choice / UNITS_PER_GPU:g}" for choice in larger if _is_free(session, choice)), "")
 
 
-def _share(session: answers.SessionEntry, units: int) -> str:
-    return gpu_share(units, session.gpu_count)
+def _is_free(session: answers.SessionEntry, choice: int) -> bool:
+    share = chosen(choice, session.gpu_count)
+    whole = session.share_units == UNITS_PER_GPU  # then only the last GPU may lack units
+    return (share.least_units if whole else share.units) <= session.largest_share_units
+
+
+def _share(session: answers.SessionEntry, choice: int) -> str:
+    share = chosen(choice, session.gpu_count)
+    return gpu_share(share.units, share.count, share.last_units)
 
 
 def _shares(session: answers.SessionEntry) -> Sequence[tuple[str, str]]:
     return [
         (
             f"{units / UNITS_PER_GPU:g}",
-            _share(session, units) if units <= session.largest_share_units else words.not_free(_share(session, units)),
+            _share(session, units) if _is_free(session, units) else words.not_free(_share(session, units)),
         )
         for units in session.share_choices
     ]

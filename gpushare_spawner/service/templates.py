@@ -16,6 +16,7 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.layers_file import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, SessionReport
+from gpushare_spawner.model.share import choice_of
 from gpushare_spawner.model.template import GpuBypass, GpuTime, Template, TemplatePlacement
 from gpushare_spawner.placement.request import suits
 from gpushare_spawner.service.hub.client import HubUser
@@ -196,9 +197,6 @@ def allowed(templates: Iterable[Template], user: str, groups: Collection[str] | 
 
 
 def other_units(session: SessionReport, templates: Iterable[Template]) -> tuple[int, ...]:
-    """Return the templates' shares in units on each GPU, without the session's own, smallest first.
-
-    Shares with fewer units on the last GPU are left out.
-    """
-    shares = {template.share for template in templates} - {session.share, None}
-    return tuple(sorted({share.units for share in shares if share is not None and not share.last_units}))
+    """Return the templates' shares without the session's own, smallest first, as `choice_of` writes them."""
+    shares = {template.share for template in templates if template.share is not None} - {session.share}
+    return tuple(map(choice_of, sorted(shares, key=lambda share: share.total_units)))

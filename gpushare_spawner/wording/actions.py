@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from gpushare_spawner.idle.keep import KeepRefusal, KeepsLeft, WhyNoKeep
 from gpushare_spawner.model.layers import Layer
-from gpushare_spawner.model.share import Share, Tier
+from gpushare_spawner.model.share import Share, Tier, chosen
 from gpushare_spawner.wording.amounts import duration, gpu_share, guarantee, memory, plural, utc
 
 UNREADABLE = "The file with the cordons of this node cannot be read."
@@ -345,8 +345,8 @@ def changed(before: Share, share: Share, borrowed: int, tier: Tier, memory_limit
 
 
 def not_allowed(choices: Iterable[int], gpus: int = 1) -> str:
-    """Return which shares a user may change to. ``choices``: in units of 1 % on each of the session's GPUs."""
-    shares = [gpu_share(units, gpus) for units in sorted(set(choices))]
+    """Return which shares a user may change to. ``choices``: see `model.share.choice_of`, smallest first."""
+    shares = [gpu_share(one.units, one.count, one.last_units) for one in (chosen(choice, gpus) for choice in choices)]
     if not shares:
         return "No template that you may use has another share of this kind of GPU under the same rules. Ask the admin."
     listed = " or ".join([", ".join(shares[:-1]), shares[-1]]) if len(shares) > 1 else shares[0]

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from gpushare_spawner.model.report import GpuReport
+from gpushare_spawner.model.share import choice_of, chosen
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.service import dashboard
+from gpushare_spawner.service.api.answers import SessionEntry
 from gpushare_spawner.service.templates import allowed, other_units, templates_of_kind
+from gpushare_spawner.wording.actions import not_allowed
 from tests.service.dashboards import GIB, session
 
 A100 = GpuReport(index=0, uuid="GPU-0", model="NVIDIA A100", memory_bytes=40 * GIB)
@@ -14,6 +18,28 @@ A100 = GpuReport(index=0, uuid="GPU-0", model="NVIDIA A100", memory_bytes=40 * G
 
 def template(name: str, access: dict[str, Any] | None = None, **gpu: Any) -> Template:
     return Template(name=name, display_name=name, gpu=gpu or None, access=access or {})
+
+
+def test_choices_include_shares_with_fewer_units_on_the_last_gpu() -> None:
+    templates = [template("a", fraction=1.5), template("b", count=2), template("c", count=2, fraction=0.5)]
+    templates.append(template("d", fraction=1.2))
+    own = session("ann", gpus=("GPU-0", "GPU-1"), share_units=100, last_units=20, effective_units=100)
+    assert other_units(own, templates) == (50, 150, 100)
+    shares = [one.share for one in templates if one.share is not None]
+    assert [chosen(choice_of(share), share.count) for share in shares] == shares
+    assert not_allowed((50, 150, 100), 2).startswith(
+        "You can change this share to 2 × 0.50 GPU, 1.50 GPU or 2 GPUs, as your templates say."
+    )
+
+
+def test_dashboard_offers_the_next_larger_free_share_by_all_its_units() -> None:
+    entry = SessionEntry.model_construct(
+        share_units=100, last_units=20, gpu_count=2, share_choices=(50, 150, 100), largest_share_units=70
+    )
+    assert dashboard._shares(entry) == [("0.5", "2 × 0.50 GPU"), ("1.5", "1.50 GPU"), ("1", "2 GPUs (not free now)")]
+    assert dashboard._larger_share(entry) == "1.5"
+    entry = entry.model_copy(update={"share_units": 50, "last_units": 0})
+    assert dashboard._shares(entry)[1] == ("1.5", "1.50 GPU (not free now)"), "one GPU must be free completely"
 
 
 TEMPLATES = {

@@ -317,8 +317,8 @@ class SessionEntry(ApiModel):
     """Admins' messages to the session's user, earliest first, at most one per cause."""
     keep_limits: KeepLimitsAnswer
     share_choices: tuple[int, ...]
-    """Shares that the caller can choose if they are free, in units of 1 % of the GPU. An admin can also choose any
-    other share."""
+    """Shares that the caller can choose if they are free, smallest first, in units of 1 % on each of the session's
+    GPUs; 150 is a whole GPU and half of another. An admin can also choose any other share."""
     largest_share_units: int
     """The largest share for which the session's GPU currently has free or lent units."""
 
