@@ -33,9 +33,8 @@ def test_choices_include_shares_with_fewer_units_on_the_last_gpu() -> None:
 
 
 def test_dashboard_offers_the_next_larger_free_share_by_all_its_units() -> None:
-    entry = SessionEntry.model_construct(
-        share_units=100, last_units=20, gpu_count=2, share_choices=(50, 150, 100), largest_share_units=70
-    )
+    values: dict[str, Any] = {"share_units": 100, "last_units": 20, "gpu_count": 2, "largest_share_units": 70}
+    entry = SessionEntry.model_construct(**values, share_choices=(50, 150, 100))
     assert dashboard._shares(entry) == [("0.5", "2 × 0.50 GPU"), ("1.5", "1.50 GPU"), ("1", "2 GPUs (not free now)")]
     assert dashboard._larger_share(entry) == "1.5"
     entry = entry.model_copy(update={"share_units": 50, "last_units": 0})
