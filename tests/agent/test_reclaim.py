@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from gpushare_spawner.agent.session_records import SessionRecord
-from gpushare_spawner.model.control import NoticeRequest, TierRequest
+from gpushare_spawner.model.control import NoticeRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share import IdleCause, Tier
@@ -111,6 +111,21 @@ async def test_a_restart_of_the_agent_keeps_what_is_kept(agent: Agent) -> None:
     assert session(agent, "over").yields
     agent.open("owner", share_units=70)
     assert held(agent, "owner") == (Tier.ACTIVE, 70, 70, 0)
+
+
+async def test_borrower_owns_nothing_of_a_session_that_is_restored_after_it(agent: Agent) -> None:
+    agent.open("borrower", share_units=30)
+    agent.open("owner", share_units=70)
+    agent.node.requests.tier(TierRequest(id="owner", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+    await agent.node.requests.answer(ResizeRequest(id="borrower", share_units=100, reason="a test"))
+    await agent.stop()
+    await agent.start()
+    assert session(agent, "borrower").borrowed_units == 70
+    agent.node.requests.tier(TierRequest(id="owner", tier=Tier.ACTIVE, effective_units=70, reason="it works"))
+    assert held(agent, "owner") == (Tier.ACTIVE, 70, 70, 0)
+    assert held(agent, "borrower") == (Tier.ACTIVE, 100, 30, 0)
+    agent.node.registry.end("owner", "test")
+    assert session(agent, "borrower").borrowed_units == 0
 
 
 async def test_gpu_work_withdraws_only_notices_that_it_averts(agent: Agent) -> None:

@@ -189,13 +189,15 @@ class SessionRegistry:
     def restore(self) -> None:
         """Restore the sessions from the state folder. A failure affects only one session."""
         now = self.clock()
-        for record in self._folder.records.load():
-            try:
-                self._follow_clock(record)
-                self._restore_session(record, now)
-            except Exception:
-                log.exception("session %s cannot be restored", record.request.id)
-                self._sessions.pop(record.request.id, None)
+        with self._shares.restoring():
+            for record in self._folder.records.load():
+                try:
+                    self._follow_clock(record)
+                    self._restore_session(record, now)
+                except Exception:
+                    log.exception("session %s cannot be restored", record.request.id)
+                    self._sessions.pop(record.request.id, None)
+        self.tiers.changed(self._shares.recount_all())
         if self._sessions:
             log.info("Restored %d sessions", len(self._sessions))
         self._folder.remove_unknown_sockets({short_name(name) for name in self._sessions})

@@ -11,7 +11,8 @@ The hub's placement reads the change in the report.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -40,6 +41,7 @@ class Shares:
         self._sessions: dict[str, Session] = {}
         # an unhealthy GPU's sessions remain in the ledger
         self._ledger = Ledger()
+        self._restoring = False
         self.set_gpus(gpus)
 
     def set_gpus(self, gpus: Iterable[Gpu]) -> None:
@@ -106,6 +108,20 @@ class Shares:
         record.borrowed_units += lacking
         return lacking
 
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Let nobody own borrowed units in this context: their owners can be among the sessions that still enter."""
+        self._restoring = True
+        try:
+            yield
+        finally:
+            self._restoring = False
+
+    def recount_all(self) -> list[Session]:
+        """Count all sessions anew. Returns those with changed borrowed or guaranteed units."""
+        changed = {one.id: one for session in list(self._sessions.values()) for one in self._recount(session)}
+        return list(changed.values())
+
     def enter(self, session: Session) -> list[Session]:
         """Add a session to the ledger and the arbiters. Returns the sessions with changed units."""
         self._sessions[session.id] = session
@@ -161,7 +177,7 @@ class Shares:
 
     def _recount(self, cause: Session) -> list[Session]:
         changed: dict[str, Session] = {}
-        for name, borrowed in self._ledger.settle().items():
+        for name, borrowed in ({} if self._restoring else self._ledger.settle()).items():
             self._sessions[name].record.borrowed_units = borrowed
             changed[name] = self._sessions[name]
         concerned = {session.id: session for session in self._beside(cause)} | changed
