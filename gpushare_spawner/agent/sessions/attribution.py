@@ -84,9 +84,9 @@ def attributed(
     name; otherwise to the oldest session of its uid, unless that is root's or the agent's own.
 
     `connected`: the sessions of connected processes, by pid. A connection decides only between sessions that match
-    equally by the kernel's facts, for example two sessions of one user. `certain`: omit processes that can belong to
-    something else: those that match by the last rule, and those in a cgroup that the server shares with its parent's
-    uid, as all servers of a hub do that runs as one user.
+    equally by the kernel's facts, for example two sessions of one user. `certain`: omit processes that
+    can belong to something else: those that match by the last rule, and by the cgroup where the server's parent has the
+    same cgroup and uid, as a hub has that runs all servers as one user.
     """
     owners = list(owners)
     by_server = _sessions_by((owner.server, owner.session) for owner in reversed(owners) if owner.server is not None)
