@@ -93,6 +93,23 @@ async def test_devices_and_annotations_follow_the_new_share_and_the_pod_runs_on(
     assert in_use(agent) == 100
 
 
+async def test_borrower_owns_nothing_of_a_pod_that_is_found_after_it(agent: NodeAgent, service: ServiceCluster) -> None:
+    await agent.running("ada", share=30)
+    await agent.running("ben", share=70)
+    await agent.annotate("ben", tier_patch(Tier.RELEASED, time.time(), 0))
+    await agent.offered(170)
+    await resize(service, "ada", 100)
+    await agent.until(lambda: agent.node.sessions["ada"].record.borrowed_units == 70)
+    for records_are_lost in (False, True):
+        assert (await agent.annotations("ada")).borrowed_units == 70
+        await agent.stop()
+        if records_are_lost:
+            shutil.rmtree(agent.folder / "records")
+        await agent.start()
+        assert (await agent.session("ben")).borrowed_units == 0
+        assert (await agent.session("ada")).borrowed_units == 70
+
+
 async def test_whole_gpu_and_half_of_another_lend_and_change_their_units_on_both(
     agent: NodeAgent, service: ServiceCluster
 ) -> None:

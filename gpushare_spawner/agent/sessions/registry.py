@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -189,7 +190,7 @@ class SessionRegistry:
     def restore(self) -> None:
         """Restore the sessions from the state folder. A failure affects only one session."""
         now = self.clock()
-        with self._shares.restoring():
+        with self.restoring():
             for record in self._folder.records.load():
                 try:
                     self._follow_clock(record)
@@ -197,10 +198,16 @@ class SessionRegistry:
                 except Exception:
                     log.exception("session %s cannot be restored", record.request.id)
                     self._sessions.pop(record.request.id, None)
-        self.tiers.changed(self._shares.recount_all())
         if self._sessions:
             log.info("Restored %d sessions", len(self._sessions))
         self._folder.remove_unknown_sockets({short_name(name) for name in self._sessions})
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Add several sessions: nobody comes to own units of one that is added after it."""
+        with self._shares.restoring():
+            yield
+        self.tiers.changed(self._shares.settle_restored())
 
     def clock_was_set(self, by: float) -> None:
         """Shift the instants of all sessions by a step of the clock, so that idle times stay the same."""

@@ -41,7 +41,7 @@ class Shares:
         self._sessions: dict[str, Session] = {}
         # an unhealthy GPU's sessions remain in the ledger
         self._ledger = Ledger()
-        self._restoring = False
+        self._restoring = self._to_settle = False
         self.set_gpus(gpus)
 
     def set_gpus(self, gpus: Iterable[Gpu]) -> None:
@@ -117,10 +117,11 @@ class Shares:
         finally:
             self._restoring = False
 
-    def recount_all(self) -> list[Session]:
-        """Count all sessions anew. Returns those with changed borrowed or guaranteed units."""
-        changed = {one.id: one for session in list(self._sessions.values()) for one in self._recount(session)}
-        return list(changed.values())
+    def settle_restored(self) -> list[Session]:
+        """Count all sessions anew if some were restored. Returns those with changed borrowed or guaranteed units."""
+        sessions = list(self._sessions.values()) if self._to_settle else []
+        self._to_settle = False
+        return list({one.id: one for session in sessions for one in self._recount(session)}.values())
 
     def enter(self, session: Session) -> list[Session]:
         """Add a session to the ledger and the arbiters. Returns the sessions with changed units."""
@@ -177,6 +178,7 @@ class Shares:
 
     def _recount(self, cause: Session) -> list[Session]:
         changed: dict[str, Session] = {}
+        self._to_settle |= self._restoring
         for name, borrowed in ({} if self._restoring else self._ledger.settle()).items():
             self._sessions[name].record.borrowed_units = borrowed
             changed[name] = self._sessions[name]

@@ -279,9 +279,10 @@ class PodReconciler:
     def _reconcile(self) -> None:
         with log_failure(log, "what is gone"):
             self._end_gone_sessions()
-        for key, devices in self._listed.pods():
-            with log_failure(log, f"pod {key[0]}/{key[1]}"):
-                self._reconcile_pod(key, devices)
+        with self._node.registry.restoring():
+            for key, devices in self._listed.pods():
+                with log_failure(log, f"pod {key[0]}/{key[1]}"):
+                    self._reconcile_pod(key, devices)
         for session in list(self._node.sessions.values()):
             with log_failure(log, f"session {session.id}"):
                 self._follow(session)
