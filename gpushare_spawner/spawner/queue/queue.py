@@ -677,26 +677,32 @@ class Placer:
         await breaks.through(preparing_hold(capacity, request))
         able = able_nodes(capacity, request)
         ticket.nodes, ticket.start = self._yielding_nodes(request), None
-        if ticket.result.done() or ticket not in self._queue or able <= self._reached:
+        if ticket.result.done() or ticket not in self._queue:
+            return
+        if able <= self._reached:
+            ticket.hold_ends = None
             return
         hold = await self._first_to_fit(request, breaks) if ticket.moves < MOST_MOVES else None
-        await self._expect_start(ticket, request, hold, breaks)
+        await self._expect_start(ticket, request, hold, able - request.left_out, breaks)
         if ticket.result.done() or ticket not in self._queue:
             return
         hold = ticket.start.hold if ticket.start is not None else hold or cheapest_hold(capacity, request)
         if hold is None:
             return
-        # also during a pause: a later spawn must not take the GPUs that are open to all then
-        self._reached |= able
-        if ticket.may_hold(check.monotonic, check.now):
+        holds = ticket.may_hold(check.monotonic, check.now)
+        if holds or check.monotonic < ticket.holds_again:
+            # also during a pause: a later spawn must not take the GPUs that are open to all then
+            self._reached |= able
+        if holds:
             ticket.keeps(hold.node)
             self._feed.hold(ticket.hold_name, hold)
 
     async def _expect_start(
-        self, ticket: Ticket, request: PlacementRequest, hold: NodeHold | None, breaks: LoopBreaks
+        self, ticket: Ticket, request: PlacementRequest, hold: NodeHold | None, able: Set[str], breaks: LoopBreaks
     ) -> None:
         """Find the node on which the ticket is expected to start first. ``hold``: where idle actions make it fit first.
 
+        ``able``: the nodes that could take it if their sessions ended; the node kept so far may no longer be one.
         A hold moves to another node only if the wait there is expected to be half as long, and at most `MOST_MOVES`
         times.
         """
@@ -704,7 +710,8 @@ class Placer:
         if departures is None:
             return
         names = {*candidates(self._check.ledger.capacity, request), ticket.kept, hold.node if hold is not None else ""}
-        if ticket.moves >= MOST_MOVES and ticket.kept:
+        names &= able
+        if ticket.moves >= MOST_MOVES and ticket.kept in able:
             names = {ticket.kept}
         starts = []
         for name in sorted(names):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -287,6 +287,46 @@ async def test_a_hold_moves_only_where_the_wait_is_expected_to_be_half_as_long()
     machine.notify("a", Tier.STOPPED, at=NOW + 250)
     await one_pass(machine)
     assert holds(machine) == ["a"]
+
+
+async def test_a_hold_leaves_a_node_that_the_spawn_can_no_longer_use() -> None:
+    machine = expecting()
+    big = machine.join("big", count=1)
+    await one_pass(machine)
+    assert holds(machine) == ["b"]
+    # the node was tainted
+    big.request = replace(big.request, ineligible=lambda: frozenset({"b"}))
+    await one_pass(machine)
+    assert holds(machine) == ["a"]
+
+
+async def test_a_spawn_whose_wait_ends_before_it_can_start_does_not_keep_the_next_from_a_hold() -> None:
+    machine = expecting()
+    machine.join("first", count=1).ends = NOW + 500
+    second = machine.join("second", count=1)
+    machine.join("small", 0.2)
+    assert await one_pass(machine) == {"small": "a"}
+    assert hold_of(machine, second) is not None
+    assert holds(machine) == ["b"]
+
+
+async def test_time_in_which_an_earlier_spawn_has_the_hold_does_not_count() -> None:
+    machine = Machine()
+    machine.expect(NOW)
+    machine.hold("a", 80)
+    machine.hold("b", 100)
+    low = machine.join("low", count=1)
+    await one_pass(machine)
+    high = machine.join("high", count=1)
+    machine.queue.arrange([high, low])
+    await one_pass(machine)
+    assert hold_of(machine, low) is None
+    assert hold_of(machine, high) is not None
+    machine.queue.leave(high)
+    machine.feed.hold(high.hold_name, None)
+    machine.now += UNKNOWN_HOLD_SECONDS
+    await one_pass(machine)
+    assert hold_of(machine, low) is not None
 
 
 NODES = {"a": ("A100", "A100"), "b": ("A100", "A100", "A100"), "c": ("L4",), "d": ("A100", "L4")}
