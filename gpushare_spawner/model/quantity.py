@@ -5,6 +5,7 @@ The amounts in texts for users are in `wording.amounts`.
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 from typing import Annotated, Any
@@ -106,6 +107,15 @@ Cores = Annotated[
     float, BeforeValidator(parse_cores, json_schema_input_type=_written("cores like 500m", "cores", _CORES_WRITTEN))
 ]
 """CPU cores, written as a Kubernetes quantity."""
+
+MILLICORES = 1000
+"""Millicores of a CPU core."""
+
+
+def whole_millicores(cores: float) -> int:
+    """Return cores in millicores, rounded up as Kubernetes does; 4.03 cores are 4030 and not 4031 (rounding error)."""
+    return math.ceil(round(cores * MILLICORES, 6))
+
 
 Percent = Annotated[
     int,

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.part import SHOWN_LINE, FilePart
-from gpushare_spawner.model.quantity import Bytes, Cores, Seconds
+from gpushare_spawner.model.quantity import MILLICORES, Bytes, Cores, Seconds, whole_millicores
 from gpushare_spawner.model.share import UNITS_PER_GPU, written_units
 from gpushare_spawner.model.template import PRIORITIES, Priority
 
@@ -35,8 +35,6 @@ RECLAIM_STOP_NOTICE_SECONDS = 300.0
 lost."""
 NAME_TAKEN = "name_taken"
 """Type of the error for two groups or users with the same name; its context has the names and the path of the field."""
-MILLICORES = 1000
-"""Millicores of a CPU core."""
 
 
 class Resource(StrEnum):
@@ -293,7 +291,7 @@ def _sums(parts: Iterable[Bounds]) -> Bounds:
 
 
 def _millicores(cores: float | None) -> int | None:
-    return None if cores is None else round(cores * MILLICORES)
+    return None if cores is None else whole_millicores(cores)
 
 
 class Quotas(FilePart):

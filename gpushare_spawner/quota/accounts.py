@@ -6,14 +6,14 @@ and users, at any depth. Use is updated incrementally. Recent use over quota is 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from gpushare_spawner.model.quota import MILLICORES, NOTHING, Group, Quota, Quotas, Resource, ResourceAmounts
+from gpushare_spawner.model.quantity import whole_millicores
+from gpushare_spawner.model.quota import NOTHING, Group, Quota, Quotas, Resource, ResourceAmounts
 from gpushare_spawner.model.template import Template
 
 _NO_QUOTA = Quota()
@@ -160,7 +160,7 @@ def needs_of(template: Template, quotas: Quotas) -> ResourceAmounts:
     if not quotas.count_resources:
         return ResourceAmounts(units)
     cpu, memory = template.resources.cpu.guarantee, template.resources.memory.guarantee
-    return ResourceAmounts(units, math.ceil((cpu or 0.0) * MILLICORES), memory or 0)
+    return ResourceAmounts(units, whole_millicores(cpu or 0.0), memory or 0)
 
 
 @dataclass(frozen=True)
@@ -239,6 +239,8 @@ class _Pool:
     """The number of servers with a GPU, in the same way."""
     counted: tuple[Left, frozenset[str]] | None = None
     """The remainder and the servers in quota; None: not computed since the last change."""
+    beside: Left | None = None
+    """The remainder beside the servers that cannot be reclaimed; None: the same."""
 
 
 class QuotaUsage:
@@ -279,7 +281,7 @@ class QuotaUsage:
         for account in charge.account.path:
             pool.servers[account.key] += times if charge.needs.units else 0
             pool.used[account.key] = pool.used.get(account.key, NOTHING).plus(charge.needs, times)
-        pool.counted = None
+        pool.counted = pool.beside = None
 
     def used(self, account: Account) -> ResourceAmounts:
         """Return what the servers of an account are entitled to; for a group, with what it contains."""
@@ -304,12 +306,16 @@ class QuotaUsage:
         return self._counted(account)[0]
 
     def left_beside(self, account: Account) -> Left:
-        """Return the remainder of the account's guarantees beside the servers that cannot be reclaimed."""
-        left, pool = Left(), self._pools.get(pool_of(account))
-        kept = (one for one in pool.charges.values() if not one.reclaimable) if pool is not None else ()
-        for charge in sorted(kept, key=lambda charge: charge.age):
-            left.take(charge.account, charge.needs)
-        return left
+        """Return the remainder beside the servers that cannot be reclaimed. The caller must not change it."""
+        pool = self._pools.get(pool_of(account))
+        if pool is None:
+            return Left()
+        if pool.beside is None:
+            pool.beside = Left()
+            kept = (one for one in pool.charges.values() if not one.reclaimable)
+            for charge in sorted(kept, key=lambda charge: charge.age):
+                pool.beside.take(charge.account, charge.needs)
+        return pool.beside
 
     def in_quota(self, session: str) -> bool:
         """Return whether a server is in quota. Raises KeyError for an unknown server."""

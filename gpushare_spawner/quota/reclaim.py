@@ -189,6 +189,7 @@ def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gp
         changed = gpus.place(spawn)
         if changed is None:
             found: list[tuple[_Best, str]] = []
+            last_resorts: list[tuple[_Best, str]] = []
             for priority in priorities:
                 by_node = plans.setdefault((account, gpus.kind(spawn), priority), {})
                 for node in on_node.keys() - by_node.keys():
@@ -197,6 +198,9 @@ def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gp
                 found = [(best, node) for node, best in by_node.items() if best is not None]
                 if any(not best.last_resort for best, _ in found):
                     break
+                last_resorts = last_resorts or found
+            else:
+                found = last_resorts
             compared = 0
             for best, _ in nsmallest(MOST_SEARCHED, found, key=_order):
                 if compared < MOST_TOGETHER:

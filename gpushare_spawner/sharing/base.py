@@ -23,7 +23,7 @@ from gpushare_spawner.model.kubernetes.annotations import PREFIX
 from gpushare_spawner.model.kubernetes.container_requests import millicores, notebook_container, quantity
 from gpushare_spawner.model.kubernetes.objects import is_mirror, pinned, required_of_node
 from gpushare_spawner.model.layers_file import LayerOptions, LayerRule, MigProfile, matches
-from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.quantity import resolve_bytes, whole_millicores
 from gpushare_spawner.model.share import UNITS_PER_GPU, session_id
 from gpushare_spawner.model.template import Template, TemplateGpu
 
@@ -480,7 +480,7 @@ class LayerRequest:
         # a limit without a request is requested in full
         cores = cpu.guarantee if cpu.guarantee is not None else cpu.limit
         needed = {
-            "cpu": int((cores or 0) * 1000),
+            "cpu": whole_millicores(cores or 0.0),
             "memory": (memory.guarantee if memory.guarantee is not None else memory.limit) or 0,
         }
         facts = self.facts

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpushare_spawner.model.layers import Layer, LayerName
-from gpushare_spawner.model.quota import MILLICORES, Quotas, Resource, ResourceAmounts
+from gpushare_spawner.model.quantity import MILLICORES
+from gpushare_spawner.model.quota import Quotas, Resource, ResourceAmounts
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.quota.accounts import Account, AccountKind
 from gpushare_spawner.quota.order import Admission, Limit, LimitExceeded

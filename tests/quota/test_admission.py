@@ -6,8 +6,9 @@ import pytest
 
 from gpushare_spawner.model.quota import Quotas, Resource, ResourceAmounts
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.quota.accounts import Charge, QuotaAccounts, QuotaUsage
+from gpushare_spawner.quota.accounts import Charge, QuotaAccounts, QuotaUsage, needs_of
 from gpushare_spawner.quota.order import Asking, Limit, LimitExceeded, admit, divided
+from gpushare_spawner.spawner.queue.snapshot import guaranteed_resources
 from gpushare_spawner.wording.service import exceeded as exceeded_text
 
 ACCOUNTS = QuotaAccounts(
@@ -118,3 +119,13 @@ def test_a_server_that_cannot_be_reclaimed_is_admitted_within_the_guarantee_only
     assert "0 GPU of the quota of group course is left for such servers" in exceeded_text(refused, needs)
     assert admit(used, course, "ann", ResourceAmounts(10), made()).refused is None
     assert admit(QuotaUsage(ACCOUNTS), ACCOUNTS.find("", "eve"), "eve", needs, kept).refused is not None
+
+
+def test_a_server_with_exactly_the_guaranteed_cpu_is_in_quota() -> None:
+    for cores in (4.03, 16.12, 0.1, 2.3):
+        quotas = Quotas.model_validate({"groups": {"course": {"cpu": {"guarantee": cores, "maximum": cores}}}})
+        server = Template.model_validate({"name": "t", "display_name": "T", "resources": {"cpu": {"guarantee": cores}}})
+        accounts = QuotaAccounts(quotas)
+        admission = admit(QuotaUsage(accounts), accounts.find("group:course", ""), "eve", needs_of(server, quotas))
+        assert (admission.refused, admission.in_quota) == (None, True)
+        assert guaranteed_resources(server).cpu == round(cores * 1000)

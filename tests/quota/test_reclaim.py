@@ -222,6 +222,17 @@ def test_sessions_of_the_spawn_s_own_account_stay() -> None:
     assert made_way([50], [idle("s", 1.0, account="a")]) == {}
 
 
+def test_on_ineligible_nodes_too_the_sessions_of_the_lowest_priority_make_way() -> None:
+    class Ineligible(Nodes):
+        def lacking(self, spawn: Spawn, node: str) -> list[MissingUnits]:
+            return [replace(missing, last_resort=True) for missing in super().lacking(spawn, node)]
+
+    # among the normal ones, the one that was told would be chosen
+    sessions = [replace(active("low"), priority=0), active("normal", told=True, node="n2")]
+    asking = [Asking((50, 1), ACCOUNTS.find("group:a", ""), ResourceAmounts(50))]
+    assert reclaimed(asking, sessions, Ineligible({"n1": 0, "n2": 0}, sessions)) == {"low": 0}
+
+
 def test_a_spawn_that_nobody_can_help_takes_nothing_from_anybody() -> None:
     assert made_way([80, 50], [idle("s", 1.0), idle("t", 2.0, node="n2")]) == {"s": 0}
 

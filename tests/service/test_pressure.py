@@ -19,6 +19,7 @@ from gpushare_spawner.model.template import Template, TemplatePlacement
 from gpushare_spawner.placement.feed import LedgerFeed
 from gpushare_spawner.quota.entitlement import MINIMUM_RUN
 from gpushare_spawner.service.actions.context import ActionContext
+from gpushare_spawner.service.culler import pressure as pressure_module
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.culler.pressure import Pressure, pressure
@@ -638,6 +639,20 @@ def test_a_spawn_over_quota_makes_sessions_of_an_account_beyond_its_entitlement_
     # guests are entitled to 50 units, ml to 150: the spawn of a whole GPU would leave guests nothing
     assert kept(now_needed(agent, [waits("eve", "whole")], clock() + HOUR, WEIGHTS)) == {"guest0": 0, "guest1": 0}
     assert kept(now_needed(agent, [waits("eve")], clock() + MINIMUM_RUN - 1, WEIGHTS)) == {}
+
+
+def test_the_units_for_spawns_over_quota_are_planned_for_a_bounded_number_in_one_round(
+    agent: FakeAgent, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pressure_module, "MOST_BY_WEIGHT", 1)
+    two_groups(agent)
+    # no GPU has two wholes: equal spawns are tried once, and later ones are served
+    useless = [waits(f"u{number}", "pair", since=float(number)) for number in range(3)]
+    spawns = [*useless, waits("eve", "half", since=5.0), waits("bob", "half", since=6.0)]
+    agent.gpus = agent.gpus[:1]
+    agent.sessions.pop("mia")
+    found = now_needed(agent, spawns, clock() + HOUR, WEIGHTS)
+    assert len(kept(found)) == 1
 
 
 def test_a_server_is_never_stopped_for_a_spawn_over_quota(agent: FakeAgent, clock: Clock) -> None:

@@ -21,6 +21,7 @@ from gpushare_spawner.background import pauses
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
 from gpushare_spawner.model.layers import Placement
+from gpushare_spawner.model.quantity import MILLICORES
 from gpushare_spawner.model.report import Report, shared_fields
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
@@ -28,13 +29,7 @@ from gpushare_spawner.sharing.native import open_request
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
-from gpushare_spawner.spawner.queue.snapshot import (
-    MILLICORES,
-    NO_RULES,
-    GpuInventory,
-    GpuSnapshot,
-    guaranteed_resources,
-)
+from gpushare_spawner.spawner.queue.snapshot import NO_RULES, GpuInventory, GpuSnapshot, guaranteed_resources
 from gpushare_spawner.wording import spawn_failures
 
 CONFIRM_WITHIN = 900.0

@@ -8,7 +8,6 @@ servers. The hub keeps a spawn in the queue until its server can start according
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from typing import Protocol
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.layers_file import LayersFile, MigInstance, MigProfile, guaranteed_memory, machine_layer
+from gpushare_spawner.model.quantity import whole_millicores
 from gpushare_spawner.model.report import GpuReport, Notice, by_first_report
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.template import Template, TemplateGpu
@@ -255,14 +255,12 @@ class OtherLayers(Protocol):
 
 
 NO_RULES = LayersFile()
-MILLICORES = 1000
-"""Millicores of a CPU core."""
 
 
 def guaranteed_resources(template: Template) -> Requested:
     """Return the CPU and memory that a template guarantees to a server."""
     cpu, memory = template.resources.cpu.guarantee, template.resources.memory.guarantee
-    return Requested(cpu=math.ceil((cpu or 0.0) * MILLICORES), memory=memory or 0)
+    return Requested(cpu=whole_millicores(cpu or 0.0), memory=memory or 0)
 
 
 @dataclass(frozen=True)
