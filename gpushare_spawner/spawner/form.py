@@ -70,6 +70,8 @@ class Card:
     models: str
     neighbours: str
     """The rules for other sessions on its GPUs; empty: none."""
+    priority: str
+    """Its place in the queue; empty: that of most templates."""
     now: Availability | None
     """None for a profile without a template, because its requirements are unknown."""
     options: Sequence[Option]
@@ -184,6 +186,7 @@ def _card(
         machine=spawn_form.machine(template.resources) if template is not None and enforces_resources else "",
         models=spawn_form.gpu_models(gpu.share, models_of(now.gpus)) if gpu is not None and now is not None else "",
         neighbours=spawn_form.neighbours(template) if template is not None else "",
+        priority=spawn_form.priority(template) if template is not None else "",
         now=now,
         options=[
             *([_quota_option(profile, accounts, options_here)] if len(accounts) > 1 else []),

@@ -241,7 +241,11 @@ def _warnings(folder: Path, policy: Policy, gpus: int | None) -> list[str]:
     warnings = [
         f"{policy.files[template.name]}: {note}"
         for template in policy.templates
-        for note in (_memory_note(template, policy.layers), _requests_note(template))
+        for note in (
+            _memory_note(template, policy.layers),
+            _requests_note(template),
+            _reclaim_note(template, policy.quotas),
+        )
         if note
     ]
     for path in sorted(folder.glob("*.y*ml")):
@@ -320,6 +324,17 @@ def _memory_note(template: Template, layers: LayersFile | None) -> str | None:
         "cannot be paged out to host memory is refused. Set the limit to at least the guarantee and what the programs "
         "need themselves."
     )
+
+
+def _reclaim_note(template: Template, quotas: Quotas | None) -> str | None:
+    """Return a note if ``reclaimable: false`` has no effect, or if each spawn of the template is refused for it."""
+    if template.reclaimable:
+        return None
+    if quotas is None:
+        return f"reclaimable: false has no effect without {QUOTA_FILE}"
+    if any(quota.guaranteed_units for quota in (quotas.default, *quotas.all_quotas)):
+        return None
+    return f"reclaimable: false: each spawn is refused, because {QUOTA_FILE} guarantees no GPUs"
 
 
 def _layers(gpu: TemplateGpu, layers: LayersFile | None) -> frozenset[LayerName]:

@@ -343,6 +343,7 @@ NO_SUITABLE_NODE = "No suitable node"
 NO_ESTIMATE = "No estimate: when sessions end is unknown."
 NO_ESTIMATE_BEHIND = "No estimate: earlier spawns wait for the same GPUs."
 EARLIER_FIRST = "Earlier spawns are placed first."
+LOW_PRIORITY = "This template has a low priority in the queue."
 
 
 def too_large(where: str) -> str:

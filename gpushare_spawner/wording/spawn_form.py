@@ -138,6 +138,13 @@ def neighbours(template: Template) -> str:
     return "; ".join(filter(None, [near, apart_from]))
 
 
+def priority(template: Template) -> str:
+    """Return the template's place in the queue; empty: that of most templates, or no GPU."""
+    if template.gpu is None:
+        return ""
+    return {"low": "low: later in the queue", "high": "high: earlier in the queue"}.get(template.priority, "")
+
+
 def gpu_models(share: Share, counts: Mapping[str, int]) -> str:
     """Return the GPUs that suit the share: "1 of 2 × NVIDIA L4". ``counts``: number of suitable GPUs by model."""
     return ", ".join(

@@ -91,6 +91,23 @@ def test_labels_that_no_template_has_are_warned_of(tmp_path: Path, capsys: pytes
     ]
 
 
+def test_servers_that_are_never_reclaimed_without_a_guarantee_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "name: kept\ndisplay_name: K\ngpu: {fraction: 0.1}\nreclaimable: false\n"
+    (tmp_path / "kept.yaml").write_text(text)
+
+    def warned() -> list[str]:
+        assert main(["templates", "check", str(tmp_path)]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if "reclaimable" in line]
+
+    assert warned() == ["kept.yaml: reclaimable: false has no effect without quotas.yaml"]
+    (tmp_path / "quotas.yaml").write_text("default: {maximum: 1}\n")
+    assert warned() == ["kept.yaml: reclaimable: false: each spawn is refused, because quotas.yaml guarantees no GPUs"]
+    (tmp_path / "quotas.yaml").write_text("default: {guarantee: 1}\n")
+    assert warned() == []
+
+
 def test_check_of_a_folder_without_templates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["templates", "check", str(tmp_path)]) == 1
     assert "no templates" in capsys.readouterr().out

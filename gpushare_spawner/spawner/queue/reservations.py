@@ -308,6 +308,8 @@ class Reservations(ABC, Generic[Reserved]):
             return True
         placement = self._find_place(ticket, placer)
         if placement is None:
+            if request.template.rank == 0:
+                ticket.hint = f"{ticket.hint} {spawn_failures.LOW_PRIORITY}"
             if admission is not None and not admission.in_quota:
                 ticket.hint = f"{ticket.hint} {over_quota_waits(admission)}"
             ticket.considered.set()

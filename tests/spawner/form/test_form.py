@@ -167,6 +167,13 @@ async def test_a_card_says_beside_which_sessions_its_own_are(
     assert "Beside" not in Page(Form().render(offered(QUARTER), {}, await reservations.availability_now())).text
 
 
+async def test_a_card_says_the_priority_of_its_spawns(reservations: AgentReservations) -> None:
+    for given, says in (("low", "low: later in the queue"), ("high", "high: earlier in the queue")):
+        form = Form().render(offered({**QUARTER, "priority": given}), {}, await reservations.availability_now())
+        assert f"Priority {says}" in Page(form).text
+    assert "Priority" not in Page(Form().render(offered(QUARTER), {}, await reservations.availability_now())).text
+
+
 async def test_a_card_of_a_gpu_that_no_agent_reports_cannot_be_chosen(reservations: AgentReservations) -> None:
     uuid = "GPU-8f6b2c1e-0000-5000-8000-0123456789ab"
     page = Page(

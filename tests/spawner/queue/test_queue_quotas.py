@@ -217,9 +217,15 @@ async def test_a_spawn_in_quota_gets_the_units_that_come_free_before_earlier_one
     over = hub.start(request("x", "b"))
     await until(lambda: "x" in hub.tickets and hub.tickets["x"].status is not None)
     assert hub.tickets["x"].hint.endswith("Your spawn is over quota: spawns in quota come first.")
+    assert "priority" not in hub.tickets["x"].hint
     inside = hub.start(request("y", "a"))
     await until(lambda: hub.tickets["x"].ahead == 1)
     assert "over quota" not in hub.tickets["y"].hint
+    low = request("z", "b")
+    later = hub.start(replace(low, template=low.template.model_copy(update={"priority": "low"})))
+    await until(lambda: "z" in hub.tickets and hub.tickets["z"].status is not None)
+    assert "This template has a low priority in the queue." in hub.tickets["z"].hint
+    later.cancel()
     agent.occupy("there-1", 50, 1)
     assert (await inside).gpus[0].uuid == "GPU-1"
     assert not over.done()
