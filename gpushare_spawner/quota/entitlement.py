@@ -78,7 +78,10 @@ class Entitlements:
 
     def add_session(self, account: Account, gpus: Sequence[str], last_units: int, has: int, wanted: int) -> None:
         """Add a session on these GPUs, with units per GPU. ``last_units``: see `share.units_on`."""
-        has, wanted = (sum(units_on(gpu, gpus, units, last_units) for gpu in gpus) for units in (has, wanted))
+        if last_units:
+            has, wanted = (sum([units_on(gpu, gpus, units, last_units) for gpu in gpus]) for units in (has, wanted))
+        else:
+            has, wanted = has * len(gpus), wanted * len(gpus)
         self.add(account, has, wanted)
 
     def excess(self, capacity: int) -> dict[str, float]:

@@ -7,6 +7,7 @@ import csv
 import importlib
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,20 @@ def test_the_event_loop_of_a_small_cluster_is_measured_and_its_ledger_agrees(mon
     found = asyncio.run(placement_loop.measure(160, 20, seed=1))
     assert found["waiting"] == placement_loop.WAITING
     assert 0 < found["loop_ms"] < 1000
+
+
+async def test_every_node_reports_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement_loop, "REPORT_EVERY", 0.01)
+    hub = placement_loop.SimulatedHub(placement_cluster.cluster(32, seed=1), 1)
+    shown: Counter[str] = Counter()
+    monkeypatch.setattr(hub, "show", lambda config_map: shown.update([config_map["metadata"]["name"]]))
+    reporting = asyncio.create_task(hub.report())
+    while len(shown) < len(hub.nodes) or min(shown.values()) < 3:
+        await asyncio.sleep(0.001)
+    reporting.cancel()
+    assert max(shown.values()) - min(shown.values()) <= 1
+    for watch in (hub.pods.watch_task, hub.reports.watch_task):
+        watch.cancel()
 
 
 async def test_the_ledger_is_checked_after_a_reading_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
