@@ -29,7 +29,7 @@ from gpushare_spawner.model.controls import NO_CONTROLS, Controls, Cordon, Messa
 from gpushare_spawner.model.kubernetes.annotations import ShareChangeAnswer
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.part import faults
-from gpushare_spawner.model.quantity import LATEST, Instant
+from gpushare_spawner.model.quantity import Instant, shifted
 from gpushare_spawner.model.report import NO_HITS, NOTHING, Delivered, MemoryLimitHits, Notice, Units
 from gpushare_spawner.model.share import Tier, UseRule
 from gpushare_spawner.wording.actions import UNREADABLE
@@ -82,7 +82,7 @@ class PodOwner(BaseModel):
         """Return the notice in the pod's annotations, shifted to the current clock."""
         if notice is None or notice != self.notice_before:
             return notice
-        return notice.model_copy(update={"at": _shifted(notice.at, self.notice_shift)})
+        return notice.model_copy(update={"at": shifted(notice.at, self.notice_shift)})
 
     def clock_was_set(self, shown: Notice | None, by: float) -> Notice | None:
         """Record a step of the clock. Return the notice that the session's user sees, `shown`, shifted by the step."""
@@ -181,18 +181,18 @@ class SessionRecord(BaseModel):
         Keeps and exemptions still end at the time that the user was shown.
         """
         self.clock_moved += by
-        self.tier_since = _shifted(self.tier_since, by)
+        self.tier_since = shifted(self.tier_since, by)
         if self.last_gpu_activity is not None:
-            self.last_gpu_activity = _shifted(self.last_gpu_activity, by)
+            self.last_gpu_activity = shifted(self.last_gpu_activity, by)
         if self.yields_until is not None:
-            self.yields_until = _shifted(self.yields_until, by)
+            self.yields_until = shifted(self.yields_until, by)
         if self.pod is not None:
             self.notice = self.pod.clock_was_set(self.notice, by)
         elif self.notice is not None:
-            self.notice = self.notice.model_copy(update={"at": _shifted(self.notice.at, by)})
+            self.notice = self.notice.model_copy(update={"at": shifted(self.notice.at, by)})
         # the notice period of a drain counts from its message
-        self.messages = tuple(message.model_copy(update={"at": _shifted(message.at, by)}) for message in self.messages)
-        keeps = tuple(_shifted(begun, by) for begun in self.controls.keeps)
+        self.messages = tuple(message.model_copy(update={"at": shifted(message.at, by)}) for message in self.messages)
+        keeps = tuple(shifted(begun, by) for begun in self.controls.keeps)
         self.controls = self.controls.model_copy(update={"keeps": keeps})
 
     @property
@@ -215,10 +215,6 @@ class SessionRecord(BaseModel):
             effective_units=request.share_units,
             tier_since=now,
         )
-
-
-def _shifted(instant: float, by: float) -> float:
-    return min(max(0.0, instant + by), LATEST)
 
 
 MAX_RECORD_BYTES = 1024 * 1024

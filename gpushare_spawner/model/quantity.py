@@ -143,3 +143,8 @@ LATEST = 253_402_300_799.0
 
 Instant = Annotated[float, Field(ge=0, le=LATEST, allow_inf_nan=False)]
 """Seconds since the epoch (UTC), within the range of Python's calendar."""
+
+
+def shifted(instant: float, by: float) -> float:
+    """Return an instant after a step of the clock, within the range of `Instant`."""
+    return min(max(0.0, instant + by), LATEST)

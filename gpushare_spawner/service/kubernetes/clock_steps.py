@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.kubernetes.annotations import SessionAnnotations
-from gpushare_spawner.model.quantity import LATEST
+from gpushare_spawner.model.quantity import shifted
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 
@@ -27,7 +27,7 @@ def shifted_report(report: Report, clock: WallClock) -> Report:
     if not by:
         return report
     sessions = tuple(_shifted_session(session, by) for session in report.sessions)
-    return report.model_copy(update={"published_at": _shifted(report.published_at, by), "sessions": sessions})
+    return report.model_copy(update={"published_at": shifted(report.published_at, by), "sessions": sessions})
 
 
 def _step_since(published_at: float, clock: WallClock) -> float:
@@ -43,10 +43,10 @@ def _shifted_session(session: SessionReport, by: float) -> SessionReport:
     return session.model_copy(
         update={
             "clock_moved": session.clock_moved + by,
-            "tier_since": _shifted(session.tier_since, by),
-            "last_gpu_activity": _shifted(worked, by) if worked is not None else None,
-            "last_kernel_activity": _shifted(kernels, by) if kernels is not None else None,
-            "asks": tuple(ask.model_copy(update={"at": _shifted(ask.at, by)}) for ask in session.asks),
+            "tier_since": shifted(session.tier_since, by),
+            "last_gpu_activity": shifted(worked, by) if worked is not None else None,
+            "last_kernel_activity": shifted(kernels, by) if kernels is not None else None,
+            "asks": tuple(ask.model_copy(update={"at": shifted(ask.at, by)}) for ask in session.asks),
         }
     )
 
@@ -96,20 +96,16 @@ def _instants(pod: SessionPod) -> Iterator[_Instant]:
 
 
 def _shifted_annotations(annotations: SessionAnnotations, steps: Mapping[_Instant, float]) -> SessionAnnotations:
-    def shifted(what: str, instant: float) -> float:
-        return _shifted(instant, steps.get((what, instant), 0.0))
+    def of_now(what: str, instant: float) -> float:
+        return shifted(instant, steps.get((what, instant), 0.0))
 
     notice, messages = annotations.notice, annotations.messages
     return replace(
         annotations,
-        tier_since=shifted("tier", annotations.tier_since),
-        notice=notice.model_copy(update={"at": shifted("notice", notice.at)}) if notice is not None else None,
+        tier_since=of_now("tier", annotations.tier_since),
+        notice=notice.model_copy(update={"at": of_now("notice", notice.at)}) if notice is not None else None,
         controls=annotations.controls.model_copy(
-            update={"keeps": tuple(shifted("keep", at) for at in annotations.controls.keeps)}
+            update={"keeps": tuple(of_now("keep", at) for at in annotations.controls.keeps)}
         ),
-        messages=tuple(message.model_copy(update={"at": shifted("message", message.at)}) for message in messages),
+        messages=tuple(message.model_copy(update={"at": of_now("message", message.at)}) for message in messages),
     )
-
-
-def _shifted(instant: float, by: float) -> float:
-    return min(max(0.0, instant + by), LATEST)

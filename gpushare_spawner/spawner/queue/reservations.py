@@ -208,14 +208,13 @@ class Reservations(ABC, Generic[Reserved]):
         while len(self.queue):
             self._wake.clear()
             try:
-                async with self._lock:
-                    await self._place()
-                self._unavailable_since = None
+                # A bug must not stop all spawns. The next pass may succeed, and every wait is bounded.
+                with self._errors_noted():
+                    async with self._lock:
+                        await self._place()
+                    self._unavailable_since = None
             except self.unreachable as error:
                 self._gpus_unavailable(error)
-            except Exception as error:
-                # A bug must not stop all spawns. The next pass may succeed, and every wait is bounded.
-                self.placement_failed(error)
             if len(self.queue):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), self.place_every)
