@@ -443,7 +443,7 @@ def run(seed: int, events: int, requests: Sequence[PlacementRequest] = REQUESTS)
             error.add_note(f"seed {seed}, event {number}: {happened}")
             raise
     assert cluster.placed > events // 100
-    assert cluster.refused > events // 100
+    assert cluster.refused, "the seed tests no refusal"
 
 
 @pytest.mark.parametrize("seed", [1, 2])
