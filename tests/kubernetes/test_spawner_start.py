@@ -129,7 +129,7 @@ async def test_cpu_of_servers_with_and_without_a_gpu_counts_in_quotas_and_after_
             "This needs 1 CPU core, and the quota of group science is limited to 3 CPU cores, of which 3 CPU cores are"
         ) in json.loads(refused.body)["message"]
     # after its start the hub checks each server, and stops none meanwhile
-    await until(lambda: hub.user("bob").spawner.pending is None)
+    await until(lambda: hub.user("bob").spawner.pending is None, 60.0)
     assert (await hub.stop_server("bob")).code in (202, 204)
     await until(lambda: not hub.user("bob").running)
     await hub.start_server("zoe", {"profile": "cpu-only"})
