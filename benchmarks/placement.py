@@ -85,7 +85,7 @@ def prepare(ledger: Ledger, strategy: StrandingAwareFgd) -> list[float]:
         left = 1
         while left:
             started = time.thread_time()
-            left = strategy.prepare(request(share), ledger.capacity, NODES_AT_ONCE)
+            left = ledger.capacity.prepare(request(share).demand, strategy, NODES_AT_ONCE)
             times.append((time.thread_time() - started) * 1e3)
     return times
 

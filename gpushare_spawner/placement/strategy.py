@@ -55,15 +55,11 @@ def check_strategy(strategy: Any) -> None:
 
 
 class RatingStrategy(Rating):
-    """Base of our strategies: takes the node with the best rating. The first request of a kind can be prepared."""
+    """Base of our strategies: takes the node with the best rating."""
 
     def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
         """Choose as `Strategy` requires."""
         return capacity.best(request.demand, self, request.left_out, request.node)
-
-    def prepare(self, request: PlacementRequest, capacity: FreeCapacity, limit: int) -> int:
-        """Rate at most ``limit`` of the nodes that `choose` would rate; return the number of nodes that are left."""
-        return capacity.prepare(request.demand, self, limit)
 
 
 @dataclass(frozen=True)
