@@ -416,6 +416,11 @@ class SessionReport(MessagePart):
         return sum(self.on(gpu).share_units for gpu in self.gpus)
 
     @property
+    def most_units(self) -> int:
+        """Units per GPU that it can use: its share, or what an idle action leaves."""
+        return self.share_units if self.yields else self.effective_units
+
+    @property
     def share(self) -> Share:
         """The session's share while it is active."""
         last = self.last_units if len(self.gpus) > 1 and self.last_units < self.share_units else 0

@@ -80,6 +80,13 @@ class Account:
         """The names of the groups that contain it, the outermost first; empty: none."""
         return " / ".join(account.name for account in reversed(self.path[1:]))
 
+    def entry(self, depth: int) -> Account | None:
+        """Return the account of its path that has ``depth`` groups around it; 0: the outermost one.
+
+        None: fewer groups contain it, so its servers are those of the group itself.
+        """
+        return self.path[-1 - depth] if depth < len(self.path) else None
+
     def is_within(self, account: Account) -> bool:
         """Return whether it is this account, or one that this account contains."""
         return any(level.key == account.key for level in self.path)

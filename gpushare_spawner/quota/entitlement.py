@@ -97,10 +97,12 @@ class Entitlements:
         """Divide units among accounts of one group. ``depth``: the number of groups around them, and the group."""
         within: defaultdict[str, list[Account]] = defaultdict(list)
         for account in accounts:
-            within[account.path[-1 - depth].key if depth < len(account.path) else ""].append(account)
+            entry = account.entry(depth)
+            within[entry.key if entry is not None else ""].append(account)
         entries = []
-        for key, here in within.items():
-            quota = here[0].path[-1 - depth].quota if key else _NO_QUOTA
+        for here in within.values():
+            entry = here[0].entry(depth)
+            quota = entry.quota if entry is not None else _NO_QUOTA
             wanted = sum(self._wanted[account.key] for account in here)
             entries.append(Entry(quota.guaranteed_units, quota.weight, wanted))
         for (key, here), units in zip(within.items(), divide(capacity, entries), strict=True):

@@ -287,13 +287,14 @@ class _FairOrder:
         """
         entries: dict[str, list[Numbered[Spawn]]] = {}
         for number, request in asking:
-            path = request.account.path
-            entries.setdefault(path[-1 - depth].key if depth < len(path) else "", []).append((number, request))
+            entry = request.account.entry(depth)
+            entries.setdefault(entry.key if entry is not None else "", []).append((number, request))
         heap: list[tuple[float, int, Asking[Spawn], float, float, Iterator[Numbered[Spawn]]]] = []
         for key, requests in entries.items():
             account = requests[0][1].account
-            entry = account.path[-1 - depth] if key else account
-            used, weight = self._used(entry, alone=not key), entry.quota.weight if key else 1.0
+            entry = account.entry(depth)
+            used = self._used(entry or account, alone=entry is None)
+            weight = entry.quota.weight if entry is not None else 1.0
             several = any(request.account.key != key for _, request in requests)
             spawns = self.of(requests, depth + 1) if key and several else iter(requests)
             number, request = next(spawns)

@@ -189,8 +189,8 @@ def _excess(
         capacity += sum(gpu.capacity_units for gpu in report.gpus if gpu.healthy and not gpu.cordoned)
         for session in report.sessions:
             account = accounts.find(session.quota, session.user)
-            most = session.share_units if session.yields else session.effective_units
-            entitlements.add_session(account, session.gpus, session.last_units, session.guaranteed_units, most)
+            has, most = session.guaranteed_units, session.most_units
+            entitlements.add_session(account, session.gpus, session.last_units, has, most)
     for request in asking:
         entitlements.add(request.account, 0, request.needs.units)
     return defaultdict(float, entitlements.excess(capacity))
@@ -255,10 +255,9 @@ class Exchange:
 
     def _exchanging(self, session: SessionReport, gpu: str) -> Exchanging:
         account, units = self._accounts.find(session.quota, session.user).key, self._ledger.guaranteed(session.id)
-        most = session.share_units if session.yields else session.effective_units
         giver = self._givers.get(session.id) if session.id in self._limited else None
         least, rank = (min(units, giver.steps[-1]), (giver.priority, *giver.rank)) if giver is not None else (units, ())
-        return Exchanging(session.id, account, gpu, units, max(units, most), least, rank)
+        return Exchanging(session.id, account, gpu, units, max(units, session.most_units), least, rank)
 
 
 @dataclass(frozen=True)
@@ -464,13 +463,13 @@ def _asking(
     ``quotas``: those in force; they say whether sessions are stopped, see `ReclaimingSpawn.anywhere`. Nodes without CPU
     and memory for a spawn are ineligible.
     """
-    anywhere = quotas.reclaim.stop_after is not None
+    anywhere, each = quotas.reclaim.stop_after is not None, SessionTemplates.of(templates)
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
     names = frozenset(report.node for report in reports)
     waiting = sorted(waiting_spawns(pending, reports, templates), key=lambda spawn: -spawn.template.rank)
     for spawn in in_order(waiting, progress):
         account, gpu = account_of(spawn.server), spawn.template.gpu
-        if account is not None and gpu is not None and SessionTemplates.of(templates).native(spawn.template):
+        if account is not None and gpu is not None and each.native(spawn.template):
             known = progress.get((spawn.server.user, spawn.server.name))
             nodes = known.nodes if known is not None else None
             request = PlacementRequest(
