@@ -6,10 +6,12 @@ import compileall
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,63 +38,108 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-# The files that take longest, slowest first. `make test` gives whole files to two workers in this order, because a long
+# The files that take longest, slowest first. `make test` gives whole files to its workers in this order, because a long
 # file that starts last leaves one worker idle. The order comes from the times in a report by --junitxml, made on 2
 # cores that did nothing else (2026-11-22, 10 min 16 s), that of the last 16 from CPU times of 2026-11-28;
 # .ci/test_times.py adds the times of each file.
 SLOWEST_FIRST = (
     "tests/e2e/test_faults.py",
-    "tests/e2e/test_demo.py",
-    "tests/native/test_preload_memory.py",
-    "tests/e2e/test_main_job.py",
     "tests/kubernetes/test_spawner_many.py",
     "tests/kubernetes/test_main_job.py",
-    "tests/notebook/test_lab.py",
-    "tests/kubernetes/test_spawner_faults.py",
     "tests/test_wheels.py",
-    "tests/kubernetes/test_hub_killed.py",
-    "tests/agent/test_agent_process.py",
-    "tests/arbiter/test_time_slices_over_time.py",
-    "tests/arbiter/test_weights.py",
-    "tests/kubernetes/test_agent_plugin.py",
-    "tests/native/test_preload_lease.py",
-    "tests/agent/test_session_limit.py",
-    "tests/kubernetes/test_spawner_is_kubespawner.py",
-    "tests/kubernetes/test_agent_sessions.py",
-    "tests/spawner/local/test_mixin_faults.py",
-    "tests/kubernetes/test_spawner_unschedulable.py",
-    "tests/native/test_preload_patience.py",
+    "tests/service/test_notices_end.py",
+    "tests/kubernetes/test_spawner_faults.py",
+    "tests/kubernetes/test_cluster_capacity.py",
+    "tests/e2e/test_main_job.py",
+    "tests/notebook/test_lab.py",
+    "tests/e2e/test_demo.py",
+    "tests/kubernetes/test_spawner_profiles.py",
+    "tests/kubernetes/test_spawner_places.py",
     "tests/service/test_real_hub.py",
     "tests/spawner/test_hub_pages_in_a_browser.py",
-    "tests/ci/test_make_venv.py",
-    "tests/agent/test_connection_reader.py",
-    "tests/kubernetes/test_chart_agent.py",
-    "tests/kubernetes/test_standin_kubespawner.py",
-    "tests/kubernetes/test_agent_process.py",
-    "tests/agent/test_hostile_peers.py",
-    "tests/kubernetes/test_cluster_capacity.py",
-    "tests/agent/test_touched_memory.py",
-    "tests/kubernetes/test_service_cluster.py",
-    "tests/native/test_simgpu_residency.py",
-    "tests/kubernetes/test_service_command.py",
-    "tests/demo/test_processes.py",
+    "tests/arbiter/test_time_limits.py",
+    "tests/kubernetes/test_release_after_work.py",
+    "tests/placement/test_random_events.py",
+    "tests/agent/test_agent_process.py",
+    "tests/spawner/local/test_mixin_real_agent.py",
+    "tests/kubernetes/test_agent_sessions.py",
+    "tests/kubernetes/test_spawner_unschedulable.py",
+    "tests/agent/test_share_changes_process.py",
+    "tests/kubernetes/test_spawner_start.py",
+    "tests/kubernetes/test_agent_plugin.py",
     "tests/test_extras.py",
-    "tests/kubernetes/test_spawner_profiles.py",
-    "tests/spawner/local/test_mixin.py",
     "tests/service/test_dashboard_in_a_browser.py",
-    "tests/service/test_short_work.py",
-    "tests/notebook/test_extension.py",
-    "tests/agent/test_suspend.py",
-    "tests/native/test_simgpu_checkpoint.py",
+    "tests/kubernetes/test_hub_killed.py",
+    "tests/agent/test_hostile_peers.py",
+    "tests/native/test_preload_patience.py",
+    "tests/native/test_preload_lease.py",
     "tests/doctor/test_command.py",
+    "tests/spawner/local/test_mixin_faults.py",
     "tests/native/test_tree.py",
-    "tests/native/test_simgpu_driver.py",
-    "tests/spawner/queue/test_placement_errors.py",
-    "tests/arbiter/test_parts.py",
+    "tests/native/test_preload_memory.py",
+    "tests/service/test_end_with_hub.py",
+    "tests/kubernetes/test_observing_agent.py",
+    "tests/agent/test_suspend.py",
+    "tests/demo/test_processes.py",
+    "tests/kubernetes/test_spawner_is_kubespawner.py",
     "tests/service/test_dashboard.py",
+    "tests/spawner/local/test_mixin.py",
+    "tests/kubernetes/test_agent_claims.py",
+    "tests/kubernetes/test_standin_kubespawner.py",
+    "tests/native/test_simgpu_checkpoint.py",
+    "tests/arbiter/test_parts.py",
+    "tests/ci/test_make_venv.py",
+    "tests/service/test_asks_over_processes.py",
+    "tests/native/test_preload_nvml.py",
+    "tests/agent/test_hostile_leases.py",
+    "tests/service/test_short_work.py",
+    "tests/native/test_sanitized_programs.py",
+    "tests/kubernetes/test_service_command.py",
     "tests/service/test_culler.py",
-    "tests/service/test_notices_end.py",
+    "tests/kubernetes/test_standin_devices.py",
+    "tests/kubernetes/test_service_cluster.py",
+    "tests/agent/test_connection_reader.py",
+    "tests/agent/test_touched_memory.py",
+    "tests/kubernetes/test_agent_process.py",
+    "tests/kubernetes/test_share_changes.py",
+    "tests/native/test_simgpu_residency.py",
+    "tests/kubernetes/test_spawner_same_calls.py",
+    "tests/notebook/test_extension.py",
+    "tests/agent/test_enforcer.py",
+    "tests/spawner/test_cancelled_spawns.py",
+    "tests/kubernetes/test_agent_report.py",
+    "tests/monitoring/test_dashboard_and_rules.py",
+    "tests/idle/test_idleness_benchmark.py",
+    "tests/ci/test_benchmarks.py",
+    "tests/spawner/queue/test_placement_errors.py",
+    "tests/placement/test_fragmentation.py",
+    "tests/kubernetes/test_agent_grants.py",
+    "tests/native/test_simgpu_driver.py",
+    "tests/native/test_preload_pace.py",
+    "tests/agent/test_session_limit.py",
+    "tests/idle/test_policy_properties.py",
+    "tests/service/test_clock_steps.py",
+    "tests/native/test_simgpu_nvml.py",
+    "tests/spawner/queue/test_reservations.py",
+    "tests/kubernetes/layers/test_nvidia.py",
+    "tests/kubernetes/test_agent_watch.py",
+    "tests/test_cli.py",
+    "tests/native/test_simgpu_processes.py",
+    "tests/docs/test_reference.py",
+    "tests/arbiter/test_time_slices_over_time.py",
+    "tests/quota/test_reclaim.py",
+    "tests/agent/test_gpu_time_samples.py",
+    "tests/arbiter/test_weights.py",
 )
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Keep the level of the product's log, which the service's command sets, from the tests that follow in a worker."""
+    logger = logging.getLogger("gpushare")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -199,6 +199,11 @@ class RunningHub:
         if InProcessHub._instance is app:
             InProcessHub.clear_instance()
 
+    def answer_at_once(self) -> None:
+        """Let the hub answer requests for servers at once, for tests in which a spawn has to wait."""
+        assert self.app is not None
+        self.app.tornado_application.settings["slow_spawn_timeout"] = 0
+
     @property
     def url(self) -> str:
         assert self.app is not None

@@ -62,7 +62,7 @@ async def test_form_and_waiting_page_name_the_pinned_gpu_that_is_full(
     why = f"Not enough free capacity: this needs 0.25 GPU, and at most 0.10 GPU is free on GPU {SECOND}."
     page = (await browser.open("/hub/spawn/ada")).body.decode().replace("\u00a0", " ")
     assert why in page
-    hub.user("ada").settings["slow_spawn_timeout"] = 0
+    hub.answer_at_once()
     await hub.start_server("ada", {"profile": "quarter-gpu"})
     await until(lambda: [ticket.hint for ticket in hub.reservations.queue] == [why])
     agent.sessions.pop("there")

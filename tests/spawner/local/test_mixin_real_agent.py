@@ -98,7 +98,7 @@ async def test_rules_for_other_sessions_hold_after_a_restart_of_hub_and_agent(tm
         )
         # the other GPU, although the fullest would be taken; then no GPU is left for a session that is alone
         assert await gpu_of(second, "bob", "exam") != quiet
-        second.user("ada").settings["slow_spawn_timeout"] = 0
+        second.answer_at_once()
         await second.start_server("cyd", {"profile": "lone"})
         await until(lambda: len(second.reservations.queue) == 1)
         (ticket,) = second.reservations.queue
