@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 TEXT = {".py", ".c", ".h", ".yaml", ".yml", ".toml", ".md", ".txt", ".tpl", ".service", ".ipynb"}
-MENTION = re.compile(r"\bdocs/[\w/-]+\.(?:md|svg|png|py)\b")
+MENTION = re.compile(r"\b(?<!tests/)docs/[\w/-]+\.(?:md|svg|png|py)\b")
 
 
 def links(page: Path) -> list[tuple[str, str]]:
