@@ -191,11 +191,11 @@ class Quota(FilePart):
 
     @model_validator(mode="after")
     def _ordered(self) -> Quota:
-        for guarantee, maximum, (field, one, unit) in zip(self.reserved, self.maxima, _WRITTEN, strict=True):
+        for guarantee, maximum, (field, divisor, unit) in zip(self.reserved, self.maxima, _WRITTEN, strict=True):
             if guarantee is not None and maximum is not None and maximum < guarantee:
                 raise ValueError(
-                    f"{field and f'{field}: '}the maximum ({maximum / one:g}{unit}) is less than the guarantee "
-                    f"({guarantee / one:g}{unit}): raise the maximum or lower the guarantee"
+                    f"{field and f'{field}: '}the maximum ({maximum / divisor:g}{unit}) is less than the guarantee "
+                    f"({guarantee / divisor:g}{unit}): raise the maximum or lower the guarantee"
                 )
         return self
 
@@ -257,12 +257,12 @@ class Group(Quota):
     def _contains(self) -> Group:
         if self.teams and self.per_user != PerUser():
             raise ValueError("a group with teams has no servers of its own: give per_user in the teams")
-        for left, guarantee, (field, one, unit) in zip(self.unshared, self.guaranteed, _WRITTEN, strict=True):
+        for left, guarantee, (field, divisor, unit) in zip(self.unshared, self.guaranteed, _WRITTEN, strict=True):
             if left is not None and left < 0 and guarantee is not None:
-                within = f"{(guarantee - left) / one:g}{unit}"
+                within = f"{(guarantee - left) / divisor:g}{unit}"
                 raise ValueError(
                     f"{field and f'{field}.'}guarantee: its teams and users are guaranteed {within} in all, more than "
-                    f"{guarantee / one:g}{unit}: raise it to {within}, or lower theirs"
+                    f"{guarantee / divisor:g}{unit}: raise it to {within}, or lower theirs"
                 )
         return self
 
@@ -318,10 +318,10 @@ class Quotas(FilePart):
     @property
     def all_quotas(self) -> list[Quota]:
         """The quotas of all groups and users, without the default quota."""
-        found: list[Quota] = [*self.users.values(), *self.groups.values()]
-        for quota in found:
-            found += quota.parts
-        return found
+        quotas: list[Quota] = [*self.users.values(), *self.groups.values()]
+        for quota in quotas:
+            quotas += quota.parts
+        return quotas
 
     @cached_property
     def count_resources(self) -> bool:

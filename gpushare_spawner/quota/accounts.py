@@ -38,7 +38,7 @@ class Account:
     quota: Quota
     parent: Account | None = None
     """The account of the group that contains it; None: none."""
-    known: bool = True
+    configured: bool = True
     """Whether the quota file has the account. A group can be removed from the file while its sessions run."""
 
     @property
@@ -63,16 +63,16 @@ class Account:
         That is the part beyond the guarantees of those within.
         """
         levels = [(level.key, level.quota.unshared) for level in self.path]
-        each = [
+        by_resource = [
             [(key, own) for key, unshared in levels if (own := unshared[number]) is not None] for number in range(3)
         ]
-        return [(number, guaranteed) for number, guaranteed in enumerate(each) if guaranteed]
+        return [(number, guaranteed) for number, guaranteed in enumerate(by_resource) if guaranteed]
 
     @property
     def counts_resources(self) -> bool:
         """Whether it, or a group that contains it, guarantees or limits CPU or memory."""
         return any(number for number, _ in self.guarantees) or any(
-            most is not None for one in self.path for most in one.quota.maxima[1:]
+            most is not None for level in self.path for most in level.quota.maxima[1:]
         )
 
     @property
@@ -140,8 +140,8 @@ class QuotaAccounts:
         """
         kind, _, name = key.partition(":")
         if kind in (AccountKind.GROUP, AccountKind.USER):
-            known = self._groups if kind == AccountKind.GROUP else self._users
-            return known.get(name) or Account(key, _NO_QUOTA, known=False)
+            accounts = self._groups if kind == AccountKind.GROUP else self._users
+            return accounts.get(name) or Account(key, _NO_QUOTA, configured=False)
         return self._default(name or user)
 
     def named(self) -> Iterator[Account]:
@@ -215,17 +215,17 @@ class Left:
         Each resource is taken from the account's own guarantee, else from what the guarantee of the nearest group
         exceeds those within it.
         """
-        found: list[tuple[dict[str, int], str, int]] = []
+        taken: list[tuple[dict[str, int], str, int]] = []
         for number, levels in account.guarantees:
             needed, rest = needs[number], self.rest[number]
             for key, own in levels:
                 left = rest.get(key, own) - needed
                 if left >= 0:
-                    found.append((rest, key, left))
+                    taken.append((rest, key, left))
                     break
             else:
                 return False
-        for rest, key, left in found:
+        for rest, key, left in taken:
             rest[key] = left
         return True
 
@@ -305,8 +305,8 @@ class QuotaUsage:
         pool = self._pools.get(pool_of(account))
         if pool is None or not user:
             return pool.servers[account.key] if pool is not None else 0
-        mine = (one for one in pool.charges.values() if one.user == user and one.needs.units)
-        return sum(one.account.is_within(account) for one in mine)
+        mine = (charge for charge in pool.charges.values() if charge.user == user and charge.needs.units)
+        return sum(charge.account.is_within(account) for charge in mine)
 
     def left(self, account: Account) -> Left:
         """Return the remainder of the account's guarantees. The caller must not change it."""
@@ -319,8 +319,8 @@ class QuotaUsage:
             return Left()
         if pool.beside is None:
             pool.beside = Left()
-            kept = (one for one in pool.charges.values() if not one.reclaimable)
-            for charge in sorted(kept, key=lambda charge: charge.age):
+            unreclaimable = (charge for charge in pool.charges.values() if not charge.reclaimable)
+            for charge in sorted(unreclaimable, key=lambda charge: charge.age):
                 pool.beside.take(charge.account, charge.needs)
         return pool.beside
 

@@ -31,17 +31,17 @@ class Entry:
 
     guarantee: int
     weight: float
-    wanted: int
+    demand: int
     """Units that its sessions and waiting spawns could use."""
 
 
 def divide(capacity: float, entries: Sequence[Entry]) -> list[float]:
     """Return the units that each entry is entitled to.
 
-    Guarantees come first, as far as they are wanted. The rest is divided by weight among those that want more; entries
+    Guarantees come first, up to each demand. The rest is divided by weight among entries with more demand; entries
     of weight 0 come last. Guarantees that exceed the capacity are lowered in proportion.
     """
-    given = [float(min(entry.wanted, entry.guarantee)) for entry in entries]
+    given = [float(min(entry.demand, entry.guarantee)) for entry in entries]
     left = capacity - sum(given)
     if left < 0:
         return [units * capacity / sum(given) for units in given]
@@ -50,13 +50,13 @@ def divide(capacity: float, entries: Sequence[Entry]) -> list[float]:
             short = [
                 number
                 for number, entry in enumerate(entries)
-                if weights[number] * (entry.wanted - given[number]) > 1e-9
+                if weights[number] * (entry.demand - given[number]) > 1e-9
             ]
             if not short:
                 break
             part = left / sum(weights[number] for number in short)
             for number in short:
-                more = min(part * weights[number], entries[number].wanted - given[number])
+                more = min(part * weights[number], entries[number].demand - given[number])
                 given[number] += more
                 left -= more
     return given
@@ -67,22 +67,22 @@ class Entitlements:
     """The units that accounts have and want, by account key."""
 
     has: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    _wanted: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    _known: dict[str, Account] = field(default_factory=dict)
+    _demand: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _accounts: dict[str, Account] = field(default_factory=dict)
 
-    def add(self, account: Account, has: int, wanted: int) -> None:
+    def add(self, account: Account, has: int, demand: int) -> None:
         """Add a session or a waiting spawn. ``has``: units that it gets while all others work."""
-        self._known[account.key] = account
+        self._accounts[account.key] = account
         self.has[account.key] += has
-        self._wanted[account.key] += wanted
+        self._demand[account.key] += demand
 
-    def add_session(self, account: Account, gpus: Sequence[str], last_units: int, has: int, wanted: int) -> None:
+    def add_session(self, account: Account, gpus: Sequence[str], last_units: int, has: int, demand: int) -> None:
         """Add a session on these GPUs, with units per GPU. ``last_units``: see `share.units_on`."""
         if last_units:
-            has, wanted = (sum([units_on(gpu, gpus, units, last_units) for gpu in gpus]) for units in (has, wanted))
+            has, demand = (sum([units_on(gpu, gpus, units, last_units) for gpu in gpus]) for units in (has, demand))
         else:
-            has, wanted = has * len(gpus), wanted * len(gpus)
-        self.add(account, has, wanted)
+            has, demand = has * len(gpus), demand * len(gpus)
+        self.add(account, has, demand)
 
     def excess(self, capacity: int) -> dict[str, float]:
         """Return the units that each account has beyond its entitlement; negative: it lacks them.
@@ -90,8 +90,8 @@ class Entitlements:
         The units of a group are divided among its teams and users; its own servers are an entry of weight 1.
         """
         entitled: dict[str, float] = {}
-        self._divide(capacity, list(self._known.values()), 0, entitled)
-        return {key: self.has[key] - entitled[key] for key in self._known}
+        self._divide(capacity, list(self._accounts.values()), 0, entitled)
+        return {key: self.has[key] - entitled[key] for key in self._accounts}
 
     def _divide(self, capacity: float, accounts: Sequence[Account], depth: int, entitled: dict[str, float]) -> None:
         """Divide units among accounts of one group. ``depth``: the number of groups around them, and the group."""
@@ -100,16 +100,16 @@ class Entitlements:
             entry = account.entry(depth)
             within[entry.key if entry is not None else ""].append(account)
         entries = []
-        for here in within.values():
-            entry = here[0].entry(depth)
+        for members in within.values():
+            entry = members[0].entry(depth)
             quota = entry.quota if entry is not None else _NO_QUOTA
-            wanted = sum(self._wanted[account.key] for account in here)
-            entries.append(Entry(quota.guaranteed_units, quota.weight, wanted))
-        for (key, here), units in zip(within.items(), divide(capacity, entries), strict=True):
-            if not key or (here[0].key == key and len(here) == 1):
-                entitled[here[0].key] = units
+            demand = sum(self._demand[account.key] for account in members)
+            entries.append(Entry(quota.guaranteed_units, quota.weight, demand))
+        for (key, members), units in zip(within.items(), divide(capacity, entries), strict=True):
+            if not key or (members[0].key == key and len(members) == 1):
+                entitled[members[0].key] = units
             else:
-                self._divide(units, here, depth + 1, entitled)
+                self._divide(units, members, depth + 1, entitled)
 
 
 @dataclass
@@ -136,38 +136,42 @@ def exchanged(sessions: Iterable[Exchanging], excess: Mapping[str, float], free:
     GPU in common, accounts between them pass units on. ``excess``: see `Entitlements.excess`. ``free``: units of each
     GPU that no spawn needs; they are given first.
     """
-    every = sorted(sessions, key=lambda one: one.rank)
-    before = {one.session: one.units for one in every}
+    in_order = sorted(sessions, key=lambda session: session.rank)
+    before = {session.session: session.units for session in in_order}
     balance, left = defaultdict(float, excess), dict(free)
-    for one in sorted(every, key=lambda one: balance[one.account]):
-        more = max(0, min(one.most - one.units, left.get(one.gpu, 0)))
-        one.units += more
-        balance[one.account] += more
-        left[one.gpu] = left.get(one.gpu, 0) - more
-    neighbours = _Neighbours(every)
+    for session in sorted(in_order, key=lambda session: balance[session.account]):
+        more = max(0, min(session.most - session.units, left.get(session.gpu, 0)))
+        session.units += more
+        balance[session.account] += more
+        left[session.gpu] = left.get(session.gpu, 0) - more
+    neighbours = _Neighbours(in_order)
     for _ in range(MOST_EXCHANGES):
         lacking = sorted((units, account) for account, units in balance.items() if units <= -LEAST_EXCHANGED)
         path = next((path for _, account in lacking if (path := neighbours.path(account, balance))), None)
         if path is None:
             break
-        first, last = path[0][0].account, path[-1][1].account
-        units = min(-balance[first], balance[last], *(min(to.most - to.units, of.units - of.least) for to, of in path))
-        for to, of in path:
-            to.units, of.units = to.units + int(units), of.units - int(units)
-        balance[first] += int(units)
-        balance[last] -= int(units)
-    return {one.session: one.units for one in every if one.units != before[one.session]}
+        taking, giving = path[0][0].account, path[-1][1].account
+        units = min(
+            -balance[taking],
+            balance[giving],
+            *(min(taker.most - taker.units, giver.units - giver.least) for taker, giver in path),
+        )
+        for taker, giver in path:
+            taker.units, giver.units = taker.units + int(units), giver.units - int(units)
+        balance[taking] += int(units)
+        balance[giving] -= int(units)
+    return {session.session: session.units for session in in_order if session.units != before[session.session]}
 
 
 class _Neighbours:
     """The sessions by account and by GPU."""
 
     def __init__(self, sessions: Sequence[Exchanging]) -> None:
-        self._of: defaultdict[str, list[Exchanging]] = defaultdict(list)
-        self._on: defaultdict[str, list[Exchanging]] = defaultdict(list)
-        for one in sessions:
-            self._of[one.account].append(one)
-            self._on[one.gpu].append(one)
+        self._by_account: defaultdict[str, list[Exchanging]] = defaultdict(list)
+        self._by_gpu: defaultdict[str, list[Exchanging]] = defaultdict(list)
+        for session in sessions:
+            self._by_account[session.account].append(session)
+            self._by_gpu[session.gpu].append(session)
 
     def path(self, account: str, balance: Mapping[str, float]) -> list[tuple[Exchanging, Exchanging]]:
         """Return the shortest chain of exchanges from an account to one with excess units; empty: there is none.
@@ -175,29 +179,29 @@ class _Neighbours:
         Each exchange is a session that gets units, and one that gives them. Among the shortest chains, the account with
         the most units beyond its entitlement gives.
         """
-        came: dict[str, tuple[Exchanging, Exchanging] | None] = {account: None}
+        reached_by: dict[str, tuple[Exchanging, Exchanging] | None] = {account: None}
         level = [account]
         while level:
             following: dict[str, None] = {}
             for current in level:
-                for to, of in self._exchanges(current):
-                    if of.account not in came:
-                        came[of.account] = (to, of)
-                        following[of.account] = None
-            giver = max(following, key=lambda key: balance[key], default=None)
-            if giver is not None and balance[giver] >= LEAST_EXCHANGED:
+                for taker, giver in self._exchanges(current):
+                    if giver.account not in reached_by:
+                        reached_by[giver.account] = (taker, giver)
+                        following[giver.account] = None
+            source = max(following, key=lambda key: balance[key], default=None)
+            if source is not None and balance[source] >= LEAST_EXCHANGED:
                 path: deque[tuple[Exchanging, Exchanging]] = deque()
-                while (exchange := came[giver]) is not None:
+                while (exchange := reached_by[source]) is not None:
                     path.appendleft(exchange)
-                    giver = exchange[0].account
+                    source = exchange[0].account
                 return list(path)
             level = list(following)
         return []
 
     def _exchanges(self, account: str) -> Iterator[tuple[Exchanging, Exchanging]]:
         """Yield the sessions of an account that can get units, each with one that can give them."""
-        for to in self._of[account]:
-            if to.most - to.units >= LEAST_EXCHANGED:
-                for of in self._on[to.gpu]:
-                    if of.account != account and of.units - of.least >= LEAST_EXCHANGED:
-                        yield to, of
+        for taker in self._by_account[account]:
+            if taker.most - taker.units >= LEAST_EXCHANGED:
+                for giver in self._by_gpu[taker.gpu]:
+                    if giver.account != account and giver.units - giver.least >= LEAST_EXCHANGED:
+                        yield taker, giver

@@ -188,26 +188,30 @@ def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gp
         spawn, account = request.spawn, request.account.key
         changed = gpus.place(spawn)
         if changed is None:
-            found: list[tuple[_Best, str]] = []
+            plans_here: list[tuple[_Best, str]] = []
             last_resorts: list[tuple[_Best, str]] = []
             for priority in priorities:
                 by_node = plans.setdefault((account, gpus.kind(spawn), priority), {})
                 for node in on_node.keys() - by_node.keys():
-                    others = [one for one in on_node[node] if one.account != account and one.priority <= priority]
+                    others = [
+                        session
+                        for session in on_node[node]
+                        if session.account != account and session.priority <= priority
+                    ]
                     by_node[node] = _best(gpus.lacking(spawn, node), others)
-                found = [(best, node) for node, best in by_node.items() if best is not None]
-                if any(not best.last_resort for best, _ in found):
+                plans_here = [(best, node) for node, best in by_node.items() if best is not None]
+                if any(not best.last_resort for best, _ in plans_here):
                     break
-                last_resorts = last_resorts or found
+                last_resorts = last_resorts or plans_here
             else:
-                found = last_resorts
+                plans_here = last_resorts
             compared = 0
-            for best, _ in nsmallest(MOST_SEARCHED, found, key=_order):
+            for best, _ in nsmallest(MOST_SEARCHED, plans_here, key=_order):
                 if compared < MOST_TOGETHER:
                     compared += best.search()
-            if not found:
+            if not plans_here:
                 continue
-            best, changed = min(found, key=_order)
+            best, changed = min(plans_here, key=_order)
             taken = dict(best.plan.kept)
             gpus.make_way(spawn, changed, taken)
             kept |= taken
@@ -237,8 +241,8 @@ def in_excess(
             yield replace(session, steps=steps)
 
 
-def _order(found: tuple[_Best, str]) -> tuple[bool, _Plan, str]:
-    return found[0].last_resort, found[0].plan, found[1]
+def _order(candidate: tuple[_Best, str]) -> tuple[bool, _Plan, str]:
+    return candidate[0].last_resort, candidate[0].plan, candidate[1]
 
 
 def _left(sessions: Iterable[OverQuota], taken: Mapping[str, int]) -> Iterator[OverQuota]:
@@ -260,17 +264,17 @@ def _best(groups: Iterable[MissingUnits], sessions: Sequence[OverQuota]) -> _Bes
     for group in groups:
         last_resort = group.last_resort
         here = [session for session in sessions if not group.units.keys().isdisjoint(session.gpus)]
-        each: list[tuple[_Plan, str, Sequence[OverQuota]]] = []
+        on_gpus: list[tuple[_Plan, str, Sequence[OverQuota]]] = []
         for gpu, units in group.units.items():
-            able = [one for session in here if gpu in session.gpus if (one := session.on(gpu)) is not None]
+            able = [reduced for session in here if gpu in session.gpus if (reduced := session.on(gpu)) is not None]
             best_here = _on_gpu(units, able)
             if best_here is not None:
                 names = {session.session for session in best_here}
                 chosen = [session for session in here if session.session in names]
-                each.append((_plan(chosen, {gpu: units}), gpu, chosen))
-        if len(each) < group.count:
+                on_gpus.append((_plan(chosen, {gpu: units}), gpu, chosen))
+        if len(on_gpus) < group.count:
             continue
-        best = nsmallest(group.count, each, key=lambda entry: entry[:2])
+        best = nsmallest(group.count, on_gpus, key=lambda entry: entry[:2])
         together = {session.session: session for _, _, chosen in best for session in chosen}
         plans.append(_plan(together.values(), {gpu: group.units[gpu] for _, gpu, _ in best}))
         tried = 2 ** len(here) * comb(len(group.units), group.count)
@@ -291,7 +295,10 @@ def _plan(sessions: Collection[OverQuota], units: Mapping[str, int]) -> _Plan:
     Sessions that would make way last keep as much as possible. Those that need not make way are left out.
     """
     given = {session.session: session.most for session in sessions}
-    short = {gpu: units[gpu] - sum(one.freed(gpu, one.most) for one in sessions if gpu in one.gpus) for gpu in units}
+    short = {
+        gpu: units[gpu] - sum(session.freed(gpu, session.most) for session in sessions if gpu in session.gpus)
+        for gpu in units
+    }
     order = sorted(sessions, key=lambda session: (len(session.gpus), session.rank), reverse=True)
     for session in order:
         before = given[session.session]
@@ -349,7 +356,9 @@ def _on_gpu(lacking: int, here: Sequence[OverQuota]) -> Sequence[OverQuota] | No
     if sum(session.most for session in here) < lacking:
         return None
     best = {0: _NOBODY}
-    for _, of_user in groupby(sorted(here, key=lambda one: (one.user, one.rank)), lambda one: one.user):
+    for _, of_user in groupby(
+        sorted(here, key=lambda session: (session.user, session.rank)), lambda session: session.user
+    ):
         best = _with_user(best, tuple(of_user), lacking)
     names = {name for _, _, name in best[lacking].order}
     return [session for session in here if session.session in names]

@@ -133,7 +133,11 @@ class ServiceSnapshot:
 
 def _cannot_stop(reports: Sequence[KnownReport], templates: Mapping[str, Template]) -> Iterator[str]:
     """Yield a sentence for each agent that cannot stop processes although a template says so."""
-    names = sorted(name for name, one in templates.items() if one.gpu is not None and one.gpu.bypass.action == "stop")
+    names = sorted(
+        name
+        for name, template in templates.items()
+        if template.gpu is not None and template.gpu.bypass.action == "stop"
+    )
     for report in reports if names else ():
         if report.stop_trouble is not None:
             yield cannot_stop(report.node, report.stop_trouble, names)

@@ -127,10 +127,10 @@ def account_of(accounts: QuotaAccounts, server: HubServer) -> Account | None:
     """Return the account to which a spawn will be charged; None: unknown."""
     if server.groups is not None:
         choices: Collection[Account] = accounts.of_user(server.user, server.groups)
-    elif server.quota or accounts.find(f"user:{server.user}", "").known:
+    elif server.quota or accounts.find(f"user:{server.user}", "").configured:
         # the hub has checked the choice
         choices = [accounts.find(f"{kind}:{server.quota or server.user}", server.user) for kind in ("user", "group")]
-        choices = [account for account in choices if account.known]
+        choices = [account for account in choices if account.configured]
     else:
         return None
     named = [account for account in choices if not server.quota or account.name == server.quota]

@@ -72,15 +72,14 @@ def bypass_notice(pids: Sequence[int], limit: int, grace: float | None) -> str:
     ``pids``: those processes, on their node; ``limit``: bytes; ``grace``: seconds, None if they are not stopped.
     """
     shown = ", ".join(map(str, pids[:5])) + (f" and {len(pids) - 5} more" if len(pids) > 5 else "")
-    one = len(pids) == 1
-    end = "Please end it." if one else "Please end them."
+    single = len(pids) == 1
+    end = "Please end it." if single else "Please end them."
     if grace is not None:
-        end = (
-            f"{'It' if one else 'They'} will be stopped {duration(grace)} after this message if the session still does."
-        )
+        subject = "It" if single else "They"
+        end = f"{subject} will be stopped {duration(grace)} after this message if the session still does."
     return (
-        f"{'Process' if one else 'Processes'} {shown} (as numbered on the node) {'uses' if one else 'use'} the GPU "
-        "without GPU sharing: LD_PRELOAD was unset. The session holds more GPU memory than it may "
+        f"{'Process' if single else 'Processes'} {shown} (as numbered on the node) {'uses' if single else 'use'} the "
+        "GPU without GPU sharing: LD_PRELOAD was unset. The session holds more GPU memory than it may "
         f"({memory(limit)}). {end}"
     )
 
@@ -346,7 +345,9 @@ def changed(before: Share, share: Share, borrowed: int, tier: Tier, memory_limit
 
 def not_allowed(choices: Iterable[int], gpus: int = 1) -> str:
     """Return which shares a user may change to. ``choices``: see `model.share.choice_of`, smallest first."""
-    shares = [gpu_share(one.units, one.count, one.last_units) for one in (chosen(choice, gpus) for choice in choices)]
+    shares = [
+        gpu_share(share.units, share.count, share.last_units) for share in (chosen(choice, gpus) for choice in choices)
+    ]
     if not shares:
         return "No template that you may use has another share of this kind of GPU under the same rules. Ask the admin."
     listed = " or ".join([", ".join(shares[:-1]), shares[-1]]) if len(shares) > 1 else shares[0]

@@ -246,7 +246,7 @@ def quota_amount(resource: Resource, amount: int) -> str:
             return f"{memory(amount)} of memory"
 
 
-_ONE = {Resource.GPU: UNITS_PER_GPU, Resource.CPU: MILLICORES}
+_SINGLE = {Resource.GPU: UNITS_PER_GPU, Resource.CPU: MILLICORES}
 
 
 def exceeded(refused: LimitExceeded, needs: ResourceAmounts) -> str:
@@ -254,13 +254,14 @@ def exceeded(refused: LimitExceeded, needs: ResourceAmounts) -> str:
     most, used, owner = refused.most, refused.used, name_of(refused.account)
     match refused.limit:
         case Limit.MAXIMUM:
-            of = refused.resource
-            needed = needs[list(Resource).index(of)]
-            left = f"a template with at most {quota_amount(of, most - used)}" if most > used else ""
-            smaller = "a smaller share" if of is Resource.GPU else left
+            resource = refused.resource
+            needed = needs[list(Resource).index(resource)]
+            left = f"a template with at most {quota_amount(resource, most - used)}" if most > used else ""
+            smaller = "a smaller share" if resource is Resource.GPU else left
+            verb = "is" if resource is Resource.MEMORY or used <= _SINGLE[resource] else "are"
             return (
-                f"This needs {quota_amount(of, needed)}, and {owner} is limited to {quota_amount(of, most)}, of which "
-                f"{quota_amount(of, used)} {'is' if of is Resource.MEMORY or used <= _ONE[of] else 'are'} in use. "
+                f"This needs {quota_amount(resource, needed)}, and {owner} is limited to "
+                f"{quota_amount(resource, most)}, of which {quota_amount(resource, used)} {verb} in use. "
                 f"{f'Choose {smaller}, or try' if smaller else 'Try'} again when a server of this quota has stopped."
             )
         case Limit.SERVERS:
@@ -293,16 +294,16 @@ def on_card(admission: Admission) -> str:
     """Return a quota's current effect on a spawn, as a phrase for a card."""
     refused = admission.refused
     if refused is not None:
-        of = refused.resource
+        resource, used = refused.resource, quota_amount(refused.resource, refused.used)
         limits = {
-            Limit.MAXIMUM: f"{quota_amount(of, refused.used)} of at most {quota_amount(of, refused.most)} in use",
+            Limit.MAXIMUM: f"{used} of at most {quota_amount(resource, refused.most)} in use",
             Limit.SERVERS: f"{refused.used} of at most {plural(refused.most, 'server')} in use",
             Limit.USER_SERVERS: f"you have {refused.used} of at most {plural(refused.most, 'server')}",
             Limit.PRIORITY: "the quota does not allow the template's priority",
             Limit.GUARANTEE: f"{gpu_share(refused.most)} of the guarantee left for servers that never yield",
         }
-        whose = f"{refused.account.name}: " if refused.account.key != admission.account.key else ""
-        return f"you cannot start now: {whose}{limits[refused.limit]}"
+        account = f"{refused.account.name}: " if refused.account.key != admission.account.key else ""
+        return f"you cannot start now: {account}{limits[refused.limit]}"
     if not admission.in_quota:
         return _over_quota(admission)
     amounts = zip(Resource, admission.needs, admission.left, strict=True)

@@ -131,10 +131,7 @@ NEARLY_ALL = Attack(1, 95, "100%", Feature(0), (Step(Kind.REQUEST, 0, 12 * GIB, 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @settings(
-    max_examples=5,
-    deadline=None,
-    phases=(Phase.explicit, Phase.generate),
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=5, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=[HealthCheck.too_slow]
 )
 @given(ATTACKS, st.sampled_from([2 * GIB, 12 * GIB]), st.booleans(), st.booleans())
 @example(CLAIM, 12 * GIB, True, False)

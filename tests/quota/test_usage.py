@@ -61,7 +61,7 @@ def test_a_session_from_before_there_were_quotas_is_charged_to_the_default_accou
 def test_an_account_that_the_file_has_no_longer_has_no_guarantee_and_no_limit() -> None:
     for key in ("group:gone", "user:bob"):
         gone = ACCOUNTS.find(key, "bob")
-        assert not gone.known
+        assert not gone.configured
         assert (gone.quota.guarantee, gone.quota.maximum) == (0, None)
 
 
@@ -160,11 +160,11 @@ def test_accounts_without_sessions_use_nothing() -> None:
 
 
 def test_an_account_says_whether_the_file_has_it() -> None:
-    assert account("optics").known
-    assert not account("gone").known
-    assert ACCOUNTS.find("user:ada", "ada").known
-    assert not ACCOUNTS.find("user:ben", "ben").known
-    assert ACCOUNTS.find("", "ben").known
+    assert account("optics").configured
+    assert not account("gone").configured
+    assert ACCOUNTS.find("user:ada", "ada").configured
+    assert not ACCOUNTS.find("user:ben", "ben").configured
+    assert ACCOUNTS.find("", "ben").configured
 
 
 DEEP = QuotaAccounts(

@@ -121,7 +121,7 @@ class Shares:
         """Count all sessions anew if some were restored. Returns those with changed borrowed or guaranteed units."""
         sessions = list(self._sessions.values()) if self._to_settle else []
         self._to_settle = False
-        return list({one.id: one for session in sessions for one in self._recount(session)}.values())
+        return list({changed.id: changed for session in sessions for changed in self._recount(session)}.values())
 
     def enter(self, session: Session) -> list[Session]:
         """Add a session to the ledger and the arbiters. Returns the sessions with changed units."""
@@ -253,11 +253,11 @@ class Shares:
 
     def _of_user(self, session: Session, gpu: Gpu, units_of: Callable[[str], int]) -> int:
         """Add up the units of a session's user and quota on a GPU."""
-        whose = (session.record.request.user, session.record.request.quota)
+        owner = (session.record.request.user, session.record.request.quota)
         return sum(
             other.record.request.on(gpu.uuid, units_of(other.id))
             for other in self._sessions.values()
-            if gpu in other.gpus and (other.record.request.user, other.record.request.quota) == whose
+            if gpu in other.gpus and (other.record.request.user, other.record.request.quota) == owner
         )
 
 

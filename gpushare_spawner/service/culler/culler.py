@@ -223,7 +223,7 @@ class Culler:
         placed = {(session.user, session.server) for report in silent for session in report.sessions}
         pending = [server for server in pending if (server.user, server.name) not in placed]
         try:
-            progress = await self._progress([one.server for one in waiting_spawns(pending, reports, templates)])
+            progress = await self._progress([spawn.server for spawn in waiting_spawns(pending, reports, templates)])
             needs = (
                 pressure(quotas, reports, pending, templates, now, self.state.use, silent, progress, servers)
                 if reclaims

@@ -117,8 +117,8 @@ def pressure(
     _count(kept, over_quota, excess)
     for request in in_quota:
         excess[request.account.key] += request.needs.units
-    left = [one for one in over_quota if one.session not in kept]
-    lacking, by_weight = _reclaimed_by_weight(others, left, gpus, excess)
+    remaining = [session for session in over_quota if session.session not in kept]
+    lacking, by_weight = _reclaimed_by_weight(others, remaining, gpus, excess)
     never_stopped = quotas.reclaim.model_copy(update={"stop_after": None})
     needs = {name: UnitsNeeded(units, never_stopped) for name, units in by_weight.items()}
     needs |= {name: UnitsNeeded(units, quotas.reclaim) for name, units in kept.items()}
@@ -131,7 +131,7 @@ def pressure(
             needs.setdefault(session.id, UnitsNeeded(session.effective_units, rules))
         elif not _server_starts(session, report):
             free_again.add(session.id)
-    givers = {one.session: one for one in over_quota if one.settled}
+    givers = {session.session: session for session in over_quota if session.settled}
     limited = {session.id for _, session, _ in can_make_way} - needs.keys()
     exchange = Exchange(ledger, usage.accounts, excess, givers, limited)
     for name, units in exchange.limits(reports, [*reclaiming, *lacking]):
@@ -160,11 +160,11 @@ def _reclaimed_by_weight(
             continue
         if len(lacking) == MOST_BY_WEIGHT:
             break
-        left = [one for one in over_quota if one.session not in kept]
-        able = list(in_excess(left, excess, -excess[request.account.key], request.needs.units))
+        remaining = [session for session in over_quota if session.session not in kept]
+        able = list(in_excess(remaining, excess, -excess[request.account.key], request.needs.units))
         taken = reclaimed([request], able, gpus)
         if request.spawn.name in gpus.helped:
-            _count(taken, left, excess)
+            _count(taken, remaining, excess)
             kept |= taken
             excess[request.account.key] += request.needs.units
             lacking.append(request.spawn)
@@ -231,22 +231,25 @@ class Exchange:
                     on_gpu[gpu.uuid] = [self._exchanging(session, gpu.uuid) for session in here]
                     if not any(_could_use(spawn, report.node, gpu.model) for spawn in waiting):
                         free[gpu.uuid] = self._ledger.free_units(gpu.uuid)
-        exchanged([one for here in on_gpu.values() for one in here], self._excess, free)
+        exchanged([session for here in on_gpu.values() for session in here], self._excess, free)
         for gpu_uuid, sharing in on_gpu.items():
             yield from self._of_gpu(gpu_uuid, sharing)
 
     def _of_gpu(self, gpu: str, sharing: Sequence[Exchanging]) -> Iterator[tuple[str, int]]:
         """Yield the limits with which the sessions of a GPU get their new units. Units left go to the oldest."""
         capacity = self._ledger.capacity.gpus[gpu].capacity
-        held = {one.session: self._ledger.allocations[one.session].with_effective(one.most) for one in sharing}
-        wanted = {one.session: one.units for one in sharing if one.session in self._limited}
+        held = {
+            session.session: self._ledger.allocations[session.session].with_effective(session.most)
+            for session in sharing
+        }
+        limits = {session.session: session.units for session in sharing if session.session in self._limited}
         for _ in sharing:
             gets = guaranteed_units(capacity, held.values())
-            held |= {name: held[name].with_effective(units) for name, units in wanted.items() if gets[name] > units}
-        for one in sharing:
-            allocation, limit = self._ledger.allocations[one.session], held[one.session].effective_units
-            if limit < one.most and (allocation.yields or limit < allocation.effective_units):
-                yield one.session, limit
+            held |= {name: held[name].with_effective(units) for name, units in limits.items() if gets[name] > units}
+        for session in sharing:
+            allocation, limit = self._ledger.allocations[session.session], held[session.session].effective_units
+            if limit < session.most and (allocation.yields or limit < allocation.effective_units):
+                yield session.session, limit
 
     def _takes_part(self, session: SessionReport) -> bool:
         part = len(session.gpus) == 1 and session.layer is LayerName.NATIVE and not session.neighbours.alone
@@ -417,8 +420,8 @@ def candidates(
             steps = [] if seen.gpu_in_use else list(_pressure_steps(template.idle, session, idle_seconds))
             if steps:
                 since, held, last = seen.gpu_idle_since, session.effective_units, session.share.last_units
-                whose = session.id, session.id, report.node
-                idle_sessions.append(OverQuota(*whose, held, steps, since, session.user, session.gpus, last_units=last))
+                key = session.id, session.id, report.node
+                idle_sessions.append(OverQuota(*key, held, steps, since, session.user, session.gpus, last_units=last))
     return idle_sessions
 
 
@@ -470,8 +473,8 @@ def _asking(
     for spawn in in_order(waiting, progress):
         account, gpu = account_of(spawn.server), spawn.template.gpu
         if account is not None and gpu is not None and each.native(spawn.template):
-            known = progress.get((spawn.server.user, spawn.server.name))
-            nodes = known.nodes if known is not None else None
+            answer = progress.get((spawn.server.user, spawn.server.name))
+            nodes = answer.nodes if answer is not None else None
             request = PlacementRequest(
                 gpu.share,
                 models=suitable_models(gpu, kinds),

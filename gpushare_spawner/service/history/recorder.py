@@ -185,7 +185,9 @@ def _amounts(session: SessionReport, before: SessionCounters, after: SessionCoun
     worked = min(_growth(before.gpu_seconds, after.gpu_seconds) / count, longest)
     # the report has only the last tier change, so an earlier change that was undone is not counted
     since = min(max(session.tier_since, before.seen_at), after.seen_at)
-    held_before, held_after = (min(one.effective_units, session.share_units) for one in (before, after))
+    held_before, held_after = (
+        min(session_then.effective_units, session.share_units) for session_then in (before, after)
+    )
     held = held_before * (since - before.seen_at) + held_after * (after.seen_at - since)
     return GpuTimeAmounts(
         reserved=share * passed,
