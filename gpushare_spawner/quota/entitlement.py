@@ -6,8 +6,8 @@ exchange units until each account has what it is entitled to.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpushare_spawner.model.quota import Quota
@@ -114,12 +114,13 @@ class Entitlements:
 
 @dataclass
 class Exchanging:
-    """A session with a share of one GPU, and the units that it gets while all others work."""
+    """A session, and the units on each of its GPUs that it gets while all others work."""
 
     session: str
     account: str
     """The account's key."""
-    gpu: str
+    gpus: Sequence[str]
+    """UUIDs of its GPUs."""
     units: int
     most: int
     """Units that it can use: its share, or what an idle action leaves."""
@@ -127,6 +128,37 @@ class Exchanging:
     """Units that it keeps."""
     rank: tuple[object, ...]
     """Sort key: the first session to give comes first."""
+    last_units: int = 0
+    """Units of its share on the last GPU if these are fewer; 0: as many."""
+
+    def on(self, gpu: str) -> int:
+        """Return its units on one of its GPUs."""
+        return units_on(gpu, self.gpus, self.units, self.last_units)
+
+    @property
+    def getting(self) -> Sequence[str]:
+        """The GPUs on which it can get `room`: all but the last once it has its share there."""
+        return self.gpus[:-1] if 0 < self.last_units <= self.units else self.gpus
+
+    @property
+    def room(self) -> int:
+        """Units that it can get on each GPU of `getting`."""
+        return (min(self.most, self.last_units) if self.units < self.last_units else self.most) - self.units
+
+    @property
+    def giving(self) -> Sequence[str]:
+        """The GPUs on which it can give `spare`."""
+        return self.gpus[:-1] if 0 < self.last_units < self.units else self.gpus
+
+    @property
+    def spare(self) -> int:
+        """Units that it can give on each GPU of `giving`."""
+        return self.units - (max(self.least, self.last_units) if self.units > self.last_units else self.least)
+
+    def can_give(self, gpu: str) -> bool:
+        """Return whether it can give units of one of its GPUs."""
+        enough = self.units - self.least >= LEAST_EXCHANGED
+        return enough and (not self.last_units or (self.spare >= LEAST_EXCHANGED and gpu in self.giving))
 
 
 def exchanged(sessions: Iterable[Exchanging], excess: Mapping[str, float], free: Mapping[str, int]) -> dict[str, int]:
@@ -138,70 +170,125 @@ def exchanged(sessions: Iterable[Exchanging], excess: Mapping[str, float], free:
     """
     in_order = sorted(sessions, key=lambda session: session.rank)
     before = {session.session: session.units for session in in_order}
-    balance, left = defaultdict(float, excess), dict(free)
-    for session in sorted(in_order, key=lambda session: balance[session.account]):
-        more = max(0, min(session.most - session.units, left.get(session.gpu, 0)))
-        session.units += more
-        balance[session.account] += more
-        left[session.gpu] = left.get(session.gpu, 0) - more
-    neighbours = _Neighbours(in_order)
+    trade = _Trade(in_order, excess, free)
+    trade.give_free_units()
+    stuck: set[str] = set()
     for _ in range(MOST_EXCHANGES):
-        lacking = sorted((units, account) for account, units in balance.items() if units <= -LEAST_EXCHANGED)
-        path = next((path for _, account in lacking if (path := neighbours.path(account, balance))), None)
-        if path is None:
+        lacking = sorted((units, account) for account, units in trade.balance.items() if units <= -LEAST_EXCHANGED)
+        paths = ((account, trade.path(account)) for _, account in lacking if account not in stuck)
+        account, path = next((found for found in paths if found[1]), ("", []))
+        if not path:
             break
-        taking, giving = path[0][0].account, path[-1][1].account
-        units = min(
-            -balance[taking],
-            balance[giving],
-            *(min(taker.most - taker.units, giver.units - giver.least) for taker, giver in path),
-        )
-        for taker, giver in path:
-            taker.units, giver.units = taker.units + int(units), giver.units - int(units)
-        balance[taking] += int(units)
-        balance[giving] -= int(units)
+        if not trade.make(path):
+            stuck.add(account)
     return {session.session: session.units for session in in_order if session.units != before[session.session]}
 
 
-class _Neighbours:
-    """The sessions by account and by GPU."""
+_Exchange = tuple[Exchanging, Sequence[Exchanging]]
+"""A session that gets units, and those that give it units of its GPUs."""
 
-    def __init__(self, sessions: Sequence[Exchanging]) -> None:
+
+class _Trade:
+    """The sessions by account and by GPU, the accounts' excess, and the free units, after the exchanges so far."""
+
+    def __init__(self, sessions: Sequence[Exchanging], excess: Mapping[str, float], free: Mapping[str, int]) -> None:
+        self.balance = defaultdict(float, excess)
+        self._free = dict(free)
+        self._named = {session.session: session for session in sessions}
         self._by_account: defaultdict[str, list[Exchanging]] = defaultdict(list)
         self._by_gpu: defaultdict[str, list[Exchanging]] = defaultdict(list)
         for session in sessions:
             self._by_account[session.account].append(session)
-            self._by_gpu[session.gpu].append(session)
+        # of equal priority, sessions that lose no units of other GPUs come first
+        for session in sorted(sessions, key=lambda session: (session.rank[:1], len(session.gpus))):
+            for gpu in session.gpus:
+                self._by_gpu[gpu].append(session)
 
-    def path(self, account: str, balance: Mapping[str, float]) -> list[tuple[Exchanging, Exchanging]]:
+    def give_free_units(self) -> None:
+        """Give the free units to the sessions that can use them, those of accounts that lack most first."""
+        for session in sorted(self._named.values(), key=lambda session: self.balance[session.account]):
+            while (more := min(session.room, *(self._free.get(gpu, 0) for gpu in session.getting))) > 0:
+                self._change(session, more)
+
+    def _change(self, session: Exchanging, more: int) -> None:
+        gpus = session.getting if more > 0 else session.giving
+        session.units += more
+        self.balance[session.account] += more * len(gpus)
+        for gpu in gpus:
+            if gpu in self._free:
+                self._free[gpu] -= more
+
+    def make(self, path: Iterable[_Exchange]) -> bool:
+        """Exchange as many units as possible along a path. Return whether there were any."""
+        times = Counter[str]()
+        for taker, givers in path:
+            times[taker.session] += 1
+            times.subtract({giver.session for giver in givers})
+        moves = [(self._named[name], number) for name, number in times.items() if number]
+        used, gained = Counter[str](), Counter[str]()
+        limits: list[float] = []
+        for session, number in moves:
+            gpus, most = (session.getting, session.room) if number > 0 else (session.giving, session.spare)
+            used.update(dict.fromkeys(gpus, number))
+            gained[session.account] += number * len(gpus)
+            limits.append(most / abs(number))
+        limits += [self._free.get(gpu, 0) / number for gpu, number in used.items() if number > 0]
+        limits += [max(0.0, -self.balance[account] / number) for account, number in gained.items() if number]
+        units = int(min(limits))
+        for session, number in moves:
+            self._change(session, units * number)
+        if units and any(number < 0 for number in used.values()):
+            self.give_free_units()
+        return units > 0
+
+    def path(self, account: str) -> list[_Exchange]:
         """Return the shortest chain of exchanges from an account to one with excess units; empty: there is none.
 
-        Each exchange is a session that gets units, and one that gives them. Among the shortest chains, the account with
-        the most units beyond its entitlement gives.
+        Among the shortest chains, the account with the most units beyond its entitlement gives.
         """
-        reached_by: dict[str, tuple[Exchanging, Exchanging] | None] = {account: None}
+        reached_by: dict[str, _Exchange | None] = {account: None}
         level = [account]
         while level:
             following: dict[str, None] = {}
             for current in level:
-                for taker, giver in self._exchanges(current):
-                    if giver.account not in reached_by:
-                        reached_by[giver.account] = (taker, giver)
-                        following[giver.account] = None
-            source = max(following, key=lambda key: balance[key], default=None)
-            if source is not None and balance[source] >= LEAST_EXCHANGED:
-                path: deque[tuple[Exchanging, Exchanging]] = deque()
-                while (exchange := reached_by[source]) is not None:
-                    path.appendleft(exchange)
-                    source = exchange[0].account
+                for giver, exchange in self._exchanges(current, reached_by):
+                    reached_by[giver] = exchange
+                    following[giver] = None
+            source = max(following, key=lambda key: self.balance[key], default="")
+            if following and self.balance[source] >= LEAST_EXCHANGED:
+                path: deque[_Exchange] = deque()
+                while (last := reached_by[source]) is not None:
+                    path.appendleft(last)
+                    source = last[0].account
                 return list(path)
             level = list(following)
         return []
 
-    def _exchanges(self, account: str) -> Iterator[tuple[Exchanging, Exchanging]]:
-        """Yield the sessions of an account that can get units, each with one that can give them."""
+    def _exchanges(self, account: str, reached: Collection[str]) -> Iterator[tuple[str, _Exchange]]:
+        """Yield the sessions of an account that can get units, with those that can give them, by a new account.
+
+        For a session on several GPUs, one of an account with excess units gives where the new account has no session.
+        """
         for taker in self._by_account[account]:
-            if taker.most - taker.units >= LEAST_EXCHANGED:
-                for giver in self._by_gpu[taker.gpu]:
-                    if giver.account != account and giver.units - giver.least >= LEAST_EXCHANGED:
-                        yield taker, giver
+            if taker.most - taker.units < LEAST_EXCHANGED:
+                continue
+            if len(taker.gpus) == 1:
+                for giver in self._by_gpu[taker.gpus[0]]:
+                    if giver.account not in reached and giver.can_give(taker.gpus[0]):
+                        yield giver.account, (taker, (giver,))
+            elif taker.room >= LEAST_EXCHANGED:
+                able = [self._givers(gpu, taker) for gpu in taker.getting if self._free.get(gpu, 0) < LEAST_EXCHANGED]
+                rich = [max(here, key=lambda key: self.balance[key], default="") for here in able]
+                for key in dict.fromkeys(name for here in able for name in here if name not in reached):
+                    pays = [key if key in here else most for here, most in zip(able, rich, strict=True)]
+                    if all(payer == key or self.balance[payer] >= LEAST_EXCHANGED for payer in pays):
+                        yield key, (taker, [here[payer] for here, payer in zip(able, pays, strict=True)])
+
+    def _givers(self, gpu: str, taker: Exchanging) -> dict[str, Exchanging]:
+        """Return the session of each account that gives units of a GPU: if possible one that loses no others."""
+        found: dict[str, Exchanging] = {}
+        others = {giver.session: len(set(giver.gpus).difference(taker.gpus)) for giver in self._by_gpu[gpu]}
+        for session in sorted(self._by_gpu[gpu], key=lambda giver: (giver.rank[:1], others[giver.session])):
+            if session.account != taker.account and session.can_give(gpu):
+                found.setdefault(session.account, session)
+        return found

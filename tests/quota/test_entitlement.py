@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_teams_divide_what_their_department_is_entitled_to() -> None:
 
 
 def session(name: str, account: str, gpu: str, units: int, most: int = 100, least: int = 0) -> Exchanging:
-    return Exchanging(name, account, gpu, units, most, least, (name,))
+    return Exchanging(name, account, (gpu,), units, most, least, (name,))
 
 
 def test_the_account_with_the_most_gives_to_the_one_that_lacks_most() -> None:
@@ -85,31 +86,82 @@ def test_units_that_no_spawn_needs_are_given_first() -> None:
     assert exchanged(sessions, {"a": 10, "b": -30}, {"g": 20}) == {"x": 50, "y": 50}
 
 
-def test_no_unit_is_made_or_lost_and_repeated_rounds_change_nothing() -> None:
+def of_accounts(sessions: Sequence[Exchanging]) -> Counter[str]:
+    has = Counter[str]()
+    for session in sessions:
+        has[session.account] += sum(map(session.on, session.gpus))
+    return has
+
+
+def on_gpus(sessions: Sequence[Exchanging]) -> Counter[str]:
+    has = Counter[str]()
+    for session in sessions:
+        has.update({gpu: session.on(gpu) for gpu in session.gpus})
+    return has
+
+
+def pair(name: str, account: str, units: int, gpus: str = "g h", last_units: int = 0) -> Exchanging:
+    return Exchanging(name, account, gpus.split(), units, 100, 0, (name,), last_units)
+
+
+def test_a_session_on_two_gpus_gives_to_one_on_each() -> None:
+    here = [pair("x", "a", 60), session("y", "b", "g", 40), session("z", "c", "h", 40)]
+    assert exchanged(here, {"a": 40, "b": -20, "c": -20}, {"g": 0, "h": 0}) == {"x": 40, "y": 60, "z": 60}
+
+
+def test_a_session_on_two_gpus_gets_units_of_two_accounts_or_of_one_and_those_that_are_free() -> None:
+    here = [pair("x", "a", 40), session("y", "b", "g", 60), session("z", "c", "h", 60)]
+    assert exchanged(here, {"a": -40, "b": 20, "c": 20}, {}) == {"x": 60, "y": 40, "z": 40}
+    here = [pair("x", "a", 40), session("y", "b", "g", 60), session("z", "c", "h", 40, most=40)]
+    assert exchanged(here, {"a": -40, "b": 20, "c": 0}, {"h": 20}) == {"x": 60, "y": 40}
+    # one that has both GPUs gives, rather than two of which one has another GPU
+    here = [pair("x", "a", 40), pair("v", "b", 40, "g i"), pair("w", "b", 20)]
+    assert exchanged(here, {"a": -40, "b": 40}, {}) == {"x": 60, "w": 0}
+
+
+def test_units_that_nobody_lacks_on_the_other_gpu_are_for_those_who_can_use_them() -> None:
+    here = [pair("x", "a", 60), session("y", "b", "g", 40), session("z", "c", "h", 40)]
+    assert exchanged(here, {"a": 40, "b": -20, "c": 0}, {"g": 0, "h": 0}) == {"x": 40, "y": 60, "z": 60}
+    assert exchanged([pair("x", "a", 60), session("y", "b", "g", 40)], {"a": 20, "b": -20}, {}) == {"x": 50, "y": 50}
+
+
+def test_a_session_of_one_and_a_half_gpus_exchanges_what_it_has_on_both() -> None:
+    # below its half it would give 50 units of the whole GPU, where nobody else is
+    here = [pair("x", "a", 100, last_units=50), session("y", "b", "h", 50)]
+    assert exchanged(here, {"a": 100, "b": -30}, {}) == {}
+    here = [pair("x", "a", 20, last_units=50), session("y", "b", "h", 80)]
+    assert exchanged(here, {"a": -200, "b": 20}, {"g": 80, "h": 0}) == {"x": 40, "y": 60}
+    assert exchanged([pair("x", "a", 20, last_units=50)], {}, {"g": 80, "h": 70}) == {"x": 100}
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_no_unit_is_made_or_lost_and_repeated_rounds_change_nothing(pairs: bool) -> None:
     chance = random.Random(6)
     for _ in range(200):
         gpus = [f"g{number}" for number in range(6)]
-        sessions = []
+        sessions, shared = [], dict.fromkeys(gpus, 0)
+        for number in range(3 * pairs):
+            two = chance.sample(gpus, 2)
+            units = chance.randint(0, 100 - max(shared[gpu] for gpu in two))
+            shared |= {gpu: shared[gpu] + units for gpu in two}
+            sessions.append(pair(f"pair{number}", chance.choice("abc"), units, " ".join(two)))
         for gpu in gpus:
-            left = 100
+            left = 100 - shared[gpu]
             for number in range(chance.randint(2, 4)):
                 units = chance.randint(0, left)
                 left -= units
                 least = units if chance.random() < 0.3 else 0
                 name = f"{gpu}-{number}"
                 sessions.append(session(name, chance.choice("abc"), gpu, units, max(units, 50), least))
-        has = Counter[str]()
-        for one in sessions:
-            has[one.account] += one.units
+        has = of_accounts(sessions)
         total = has.total()
         excess = {account: has[account] - total / 3 for account in "abc"}
-        before = {gpu: sum(one.units for one in sessions if one.gpu == gpu) for gpu in gpus}
+        before = on_gpus(sessions)
         changed = exchanged(sessions, excess, {})
-        assert {gpu: sum(one.units for one in sessions if one.gpu == gpu) for gpu in gpus} == before
+        after = on_gpus(sessions)
+        assert all(after[gpu] == units or (pairs and after[gpu] < units) for gpu, units in before.items())
         assert all(one.least <= one.units <= one.most for one in sessions)
-        now = Counter[str]()
-        for one in sessions:
-            now[one.account] += one.units
+        now = of_accounts(sessions)
         worse = [account for account in "abc" if abs(now[account] - total / 3) > abs(excess[account]) + 1]
         assert not worse, changed
         assert exchanged(sessions, {account: now[account] - total / 3 for account in "abc"}, {}) == {}

@@ -696,6 +696,68 @@ def test_a_session_gets_back_what_its_account_is_entitled_to_and_no_more(agent: 
     assert now_needed(agent, [], clock() + HOUR, equal).free_again == frozenset({"guest"})
 
 
+EQUAL = Quotas.model_validate({"groups": {"ml": {}, "guests": {}}})
+ON_BOTH: dict[str, Any] = {"gpus": ("GPU-0", "GPU-1"), "template": "pair", "gpu_busy": True}
+LIMITED: dict[str, Any] = {"tier": Tier.DOWNGRADED, "yields": True}
+
+
+def test_a_session_on_two_gpus_gives_units_on_each_down_to_its_guarantee(agent: FakeAgent, clock: Clock) -> None:
+    share(agent, "guest", units=80, **ON_BOTH)
+    for gpu in range(2):
+        borrows = {"guaranteed_units": 20, "borrowed_units": 60, "quota": "group:ml", "gpu_busy": True}
+        share(agent, f"mia{gpu}", units=80, gpu=gpu, **borrows)
+    assert kept(now_needed(agent, [], clock() + MINIMUM_RUN - 1, EQUAL)) == {}
+    found = now_needed(agent, [], clock() + HOUR, EQUAL)
+    assert kept(found) == {"guest": 50}
+    assert found.reclaimed["guest"].rules.stop_after is None, "the kernel keeps running"
+    assert kept(now_needed(agent, [], clock() + HOUR, WEIGHTS)) == {"guest": 25}
+    owners = Quotas.model_validate({"groups": {"ml": {}, "guests": {"guarantee": 1.6}}})
+    assert kept(now_needed(agent, [], clock() + HOUR, owners)) == {}
+
+
+def test_a_session_on_two_gpus_gets_the_units_of_one_session_on_each(agent: FakeAgent, clock: Clock) -> None:
+    limited = {**ON_BOTH, **LIMITED, "effective_units": 20, "borrowed_units": 80}
+    share(agent, "mia", units=100, guaranteed_units=20, quota="group:ml", opened_at=1.0, **limited)
+    for gpu in range(2):
+        share(agent, f"guest{gpu}", units=80, gpu=gpu, gpu_busy=True, opened_at=2.0)
+    found = now_needed(agent, [], clock() + HOUR, EQUAL)
+    assert kept(found) == {"guest0": 50, "guest1": 50}
+    assert found.free_again == frozenset({"mia"}), "the limits of the others are enough"
+
+
+def test_a_session_on_two_gpus_keeps_its_limit_while_a_server_starts_on_one(agent: FakeAgent, clock: Clock) -> None:
+    limited = {**ON_BOTH, **LIMITED, "effective_units": 20, "borrowed_units": 80}
+    share(agent, "guest", units=100, guaranteed_units=20, **limited)
+    share(agent, "mia", units=80, quota="group:ml", gpu_busy=True)
+    share(agent, "zoe", units=80, gpu=1, quota="group:ml", confirmed=False)
+    found = now_needed(agent, [], clock() + HOUR, EQUAL)
+    assert (kept(found), found.free_again) == ({"guest": 20}, frozenset())
+
+
+def test_the_exchange_of_sessions_on_several_gpus_reaches_the_entitlements_and_ends(
+    agent: FakeAgent, clock: Clock
+) -> None:
+    share(agent, "pair", units=60, guaranteed_units=60, **ON_BOTH)
+    share(agent, "mia", units=90, guaranteed_units=40, borrowed_units=50, quota="group:ml", gpu_busy=True)
+    share(agent, "zoe", units=90, gpu=1, guaranteed_units=40, borrowed_units=50, quota="group:ml", gpu_busy=True)
+    rules = Quotas.model_validate({"groups": {"ml": {"weight": 4}, "guests": {}}})
+    before: dict[str, int] | None = None
+    for number in range(1, 6):
+        now = clock() + number * HOUR
+        found = now_needed(agent, [], now, rules)
+        for name, claim in found.reclaimed.items():
+            borrowed = agent.sessions[name].share_units - claim.units
+            changes = {"effective_units": claim.units, "borrowed_units": borrowed, "tier_since": now, **LIMITED}
+            agent.change(name, **changes)
+        ledger = LedgerFeed().follow([agent.report()])
+        for name in agent.sessions:
+            agent.change(name, guaranteed_units=ledger.guaranteed(name))
+        got = {name: session.guaranteed_units for name, session in agent.sessions.items()}
+        assert before in (None, got)
+        before = got
+    assert before == {"pair": 20, "mia": 80, "zoe": 80}
+
+
 async def test_units_that_nobody_else_needs_are_given_back_while_the_session_still_yields(
     stage: Stage, agent: FakeAgent, clock: Clock
 ) -> None:

@@ -8,7 +8,7 @@ their idle actions are due: `idle.policy.reclaim_action` applies the notice peri
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from gpushare_spawner.idle.keep import exempts, holds
@@ -22,7 +22,7 @@ from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.placement.feed import LedgerFeed, SupposedLedger
 from gpushare_spawner.placement.ledger import Ledger
-from gpushare_spawner.placement.node import guaranteed_units
+from gpushare_spawner.placement.node import Allocation, guaranteed_units
 from gpushare_spawner.placement.request import Conditions, PlacementRequest, suitable_models
 from gpushare_spawner.quota.accounts import Account, QuotaAccounts, QuotaUsage, needs_of
 from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED, MINIMUM_RUN, Entitlements, Exchanging, exchanged
@@ -208,7 +208,7 @@ class Exchange:
         accounts: QuotaAccounts,
         excess: Mapping[str, float],
         givers: Mapping[str, OverQuota],
-        limited: Collection[str],
+        limited: Set[str],
     ) -> None:
         self._ledger = ledger
         self._accounts = accounts
@@ -220,47 +220,63 @@ class Exchange:
         """Yield the sessions that are limited to less than their shares, and the units that each gets.
 
         ``waiting``: the spawns that units without an owner are kept for. GPUs on which a server starts, or a session
-        makes way for a spawn, take no part.
+        makes way for a spawn, take no part; a session that has one of them neither gives nor gets units.
         """
-        on_gpu: dict[str, list[Exchanging]] = {}
+        on_gpu: dict[str, list[SessionReport]] = {}
         free: dict[str, int] = {}
         for report in reports:
             for gpu in report.gpus:
                 here = [session for session in report.sessions if gpu.uuid in session.gpus]
                 if gpu.mig is None and here and all(map(self._takes_part, here)):
-                    on_gpu[gpu.uuid] = [self._exchanging(session, gpu.uuid) for session in here]
+                    on_gpu[gpu.uuid] = here
                     if not any(_could_use(spawn, report.node, gpu.model) for spawn in waiting):
                         free[gpu.uuid] = self._ledger.free_units(gpu.uuid)
-        exchanged([session for here in on_gpu.values() for session in here], self._excess, free)
-        for gpu_uuid, sharing in on_gpu.items():
-            yield from self._of_gpu(gpu_uuid, sharing)
+        sharing = {session.id: session for here in on_gpu.values() for session in here}
+        able = {name for name in sharing if on_gpu.keys() >= set(self._ledger.allocations[name].gpus)}
+        exchanging = {name: self._exchanging(session, name in able) for name, session in sharing.items()}
+        exchanged(exchanging.values(), self._excess, free)
+        held = self._held(on_gpu, exchanging, able)
+        for name, session in sharing.items():
+            allocation, limit = self._ledger.allocations[name], held[name].effective_units
+            if limit < session.most_units and (allocation.yields or limit < allocation.effective_units):
+                yield name, limit
 
-    def _of_gpu(self, gpu: str, sharing: Sequence[Exchanging]) -> Iterator[tuple[str, int]]:
-        """Yield the limits with which the sessions of a GPU get their new units. Units left go to the oldest."""
-        capacity = self._ledger.capacity.gpus[gpu].capacity
+    def _held(
+        self, on_gpu: Mapping[str, Sequence[SessionReport]], exchanging: Mapping[str, Exchanging], able: Set[str]
+    ) -> Mapping[str, Allocation]:
+        """Return the allocations with which the sessions get their new units. Units left go to the oldest."""
+        allocations, limited = self._ledger.allocations, self._limited & able
         held = {
-            session.session: self._ledger.allocations[session.session].with_effective(session.most)
-            for session in sharing
+            name: allocations[name].with_effective(session.most) if name in able else allocations[name]
+            for name, session in exchanging.items()
         }
-        limits = {session.session: session.units for session in sharing if session.session in self._limited}
-        for _ in sharing:
-            gets = guaranteed_units(capacity, held.values())
-            held |= {name: held[name].with_effective(units) for name, units in limits.items() if gets[name] > units}
-        for session in sharing:
-            allocation, limit = self._ledger.allocations[session.session], held[session.session].effective_units
-            if limit < session.most and (allocation.yields or limit < allocation.effective_units):
-                yield session.session, limit
+        left = list(on_gpu)
+        while left:
+            gpu = left.pop()
+            here = [exchanging[session.id] for session in on_gpu[gpu]]
+            gets = guaranteed_units(
+                self._ledger.capacity.gpus[gpu].capacity, [held[session.session].on(gpu) for session in here]
+            )
+            lack = any(gets[session.session] < session.on(gpu) for session in here)
+            for session in here:
+                name = session.session
+                if name in limited and gets[name] > session.on(gpu) and (lack or allocations[name].yields):
+                    held[name] = held[name].with_effective(session.units)
+                    left += session.gpus
+        return held
 
     def _takes_part(self, session: SessionReport) -> bool:
-        part = len(session.gpus) == 1 and session.layer is LayerName.NATIVE and not session.neighbours.alone
+        part = session.layer is LayerName.NATIVE and not session.neighbours.alone
         makes_way = session.yields and session.id not in self._limited
         return part and session.confirmed and not makes_way and self._ledger.node_of(session.id) is not None
 
-    def _exchanging(self, session: SessionReport, gpu: str) -> Exchanging:
+    def _exchanging(self, session: SessionReport, able: bool) -> Exchanging:
+        """Return a session of the exchange. ``able``: whether all its GPUs take part."""
         account, units = self._accounts.find(session.quota, session.user).key, self._ledger.guaranteed(session.id)
-        giver = self._givers.get(session.id) if session.id in self._limited else None
+        held, most = self._ledger.allocations[session.id], max(units, session.most_units) if able else units
+        giver = self._givers.get(session.id) if able and session.id in self._limited else None
         least, rank = (min(units, giver.steps[-1]), (giver.priority, *giver.rank)) if giver is not None else (units, ())
-        return Exchanging(session.id, account, gpu, units, max(units, session.most_units), least, rank)
+        return Exchanging(session.id, account, held.gpus, units, most, least, rank, held.last_units)
 
 
 @dataclass(frozen=True)
