@@ -60,7 +60,7 @@ def test_teams_divide_what_their_department_is_entitled_to() -> None:
 
 
 def session(name: str, account: str, gpu: str, units: int, most: int = 100, least: int = 0) -> Exchanging:
-    return Exchanging(name, account, (gpu,), units, most, least, (name,))
+    return Exchanging(name, account, (gpu,), units, most, least, (1, name))
 
 
 def test_the_account_with_the_most_gives_to_the_one_that_lacks_most() -> None:
@@ -101,7 +101,7 @@ def on_gpus(sessions: Sequence[Exchanging]) -> Counter[str]:
 
 
 def pair(name: str, account: str, units: int, gpus: str = "g h", last_units: int = 0) -> Exchanging:
-    return Exchanging(name, account, gpus.split(), units, 100, 0, (name,), last_units)
+    return Exchanging(name, account, gpus.split(), units, 100, 0, (1, name), last_units)
 
 
 def test_a_session_on_two_gpus_gives_to_one_on_each() -> None:
