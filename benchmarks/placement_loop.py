@@ -230,7 +230,7 @@ class SimulatedHub:
             opened_at=0,
         )
         made = self.add_pod(session, share.token)
-        requested = share.request.placement(self.reservations.cluster._last[1])  # type: ignore[index]
+        requested = share.request.placement_request(self.reservations.cluster._last[1])  # type: ignore[index]
         self.on_nodes[made["metadata"]["name"]] = {
             "metadata": made["metadata"],
             "node": share.placement.node,

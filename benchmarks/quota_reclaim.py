@@ -242,7 +242,7 @@ class Machines:
         self._settle()
 
     def _settle(self) -> None:
-        for name, borrowed in self.feed.ledger.settle().items():
+        for name, borrowed in self.feed.ledger.convert_borrowed().items():
             self._put(self.sessions[name].model_copy(update={"borrowed_units": borrowed}))
 
     def _put(self, session: SessionReport) -> None:

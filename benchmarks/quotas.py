@@ -297,7 +297,7 @@ class Simulation:
         fits = {
             share
             for share, request in waiting.items()
-            if self._feed.ledger.place(request.placement(self._snapshot), self._strategy) is not None
+            if self._feed.ledger.place(request.placement_request(self._snapshot), self._strategy) is not None
         }
         return sum(ticket.request.share.units for ticket in self._queue if ticket.request.share in fits)
 

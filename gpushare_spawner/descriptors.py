@@ -94,7 +94,7 @@ class Acceptor:
                 self._reject_connection()
                 self.pause(TRY_AGAIN)
                 return
-            self._trouble.settled()
+            self._trouble.resolved()
             if self._spare is None:
                 self._spare = _spare()
             self._accepted(connection)

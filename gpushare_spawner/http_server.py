@@ -114,7 +114,7 @@ class BoundedHTTPServer(HTTPServer):
                 acceptor.pause(self._connects.wait())
         in_use = len(self._waiting) + len(self._answered)
         if in_use < self._most_connections and not is_reserved(connection.fileno()):
-            self._crowded.settled()
+            self._crowded.resolved()
         else:
             self._crowded.about(f"{in_use} are open")
             if not self._make_room():

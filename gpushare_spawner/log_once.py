@@ -27,7 +27,7 @@ class LogOnce:
         self._trouble = trouble
         self._over = over
         self._lasts = False
-        self._for, self._met_at = lasts, 0.0
+        self._quiet_for, self._occurred_at = lasts, 0.0
         self._each_reason, self._reason = each_reason, ""
 
     def about(self, reason: object) -> None:
@@ -36,11 +36,11 @@ class LogOnce:
         if not self._lasts or (self._each_reason and text != self._reason):
             self._log.warning("%s: %s", self._trouble, text)
         self._lasts, self._reason = True, text
-        self._met_at = time.monotonic()
+        self._occurred_at = time.monotonic()
 
-    def settled(self) -> None:
+    def resolved(self) -> None:
         """Report that the problem is currently absent."""
-        if not self._lasts or time.monotonic() < self._met_at + self._for:
+        if not self._lasts or time.monotonic() < self._occurred_at + self._quiet_for:
             return
         self._log.info("%s", self._over)
         self._lasts = False

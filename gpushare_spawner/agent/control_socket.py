@@ -107,7 +107,7 @@ class ControlSocket:
         if too_many:
             self._crowded.about(f"there are {MAX_CONNECTIONS} connections; the last one is from process {pid}")
         else:
-            self._crowded.settled()
+            self._crowded.resolved()
         connection.setblocking(False)
         task = asyncio.get_running_loop().create_task(self._connected(connection, too_many))
         self._connections.add(task)

@@ -533,7 +533,7 @@ class Charging:
         )
         self.accounts.advance(self._roster.now, elapsed, processes, time_slices, held_back, memory_short)
 
-    def settle(self, time_slices: Mapping[str, float], memory_short: bool = False) -> None:
+    def update_working(self, time_slices: Mapping[str, float], memory_short: bool = False) -> None:
         """Update which sessions have work. `memory_short`: sessions take turns."""
         for session in self._roster.sessions.values():
             for client in session.clients.values():

@@ -128,7 +128,7 @@ class GpuArbiter:
         """
         _check("a weight", weight)
         record = self._session(session, now)
-        record.share = weight
+        record.assigned_weight = weight
         self._accounts.set_weight(session, record.weight)
         decisions: list[Decision] = []
         if weight == 0:
@@ -503,16 +503,16 @@ class GpuArbiter:
                 client.parked = self._roster.now + INSTANT < client.keeps_place_until
         if self._time_limits:
             time_slices = self._schedule.lengths if self._schedule.memory_short else None
-            self._time_limits.settle(self._roster.sessions, time_slices, self._roster.now)
+            self._time_limits.update(self._roster.sessions, time_slices, self._roster.now)
         self._roster.weigh_needs()
         decisions: list[Decision] = list(self._refuse(self._roster.waited_too_long))
         self._schedule.plan()
-        self._charging.settle(self._schedule.lengths.by_session, self._schedule.memory_short)
+        self._charging.update_working(self._schedule.lengths.by_session, self._schedule.memory_short)
         if len(self._accounts.working) > 1:
             self._contended_at = self._roster.now
         if self._shared:
             self._shared_at = self._roster.now
-        self._schedule.settle_time_slice()
+        self._schedule.pass_on_time_slice()
         decisions += self._apply(self._schedule.choose())
         # a suspended session without a grant cannot be resumed now
         decisions += self._refuse(lambda client: client.session.presence is Presence.AWAY)

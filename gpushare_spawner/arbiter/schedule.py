@@ -114,7 +114,7 @@ class Schedule:
         """Whether not all competing sessions fit into memory, now or within the last `long_pause`."""
         return self._roster.now - self._short_at < self._settings.long_pause
 
-    def settle_time_slice(self) -> None:
+    def pass_on_time_slice(self) -> None:
         """Pass the time slice of a head that has left to a remaining session, without extension."""
         staying, time_slice = self._roster.staying, self.time_slice
         if (
@@ -314,13 +314,13 @@ class Schedule:
         leaving = [client for client in firm if client not in staying]
         excess = max(0, together([newcomer, *firm]) - budget.for_managed)
         costs = {client: self.hand_off_seconds(client, excess) for client in leaving}
-        settled = max((client.came_at + cost + settings.min_time_slice for client, cost in costs.items()), default=0.0)
+        earliest = max((client.came_at + cost + settings.min_time_slice for client, cost in costs.items()), default=0.0)
         # Least attained service first, without alternation between two sessions of equal attained service.
         least = 2 * newcomer.session.attained
-        settled = max([settled, *(now + least - client.session.attained for client in leaving)])
+        earliest = max([earliest, *(now + least - client.session.attained for client in leaving)])
         both_ways = self.hand_off_seconds(newcomer, excess) + max(costs.values(), default=0.0)
         both_ways *= time_slices.part_of_gpu([newcomer], staying)
-        return max(settled, now + self.interactive_credit.wait_for(both_ways))
+        return max(earliest, now + self.interactive_credit.wait_for(both_ways))
 
     def _promises(self, asking: list[Client]) -> dict[ArbitratedSession, _Promise]:
         """Return the promises to waiting clients, by session, because a session can have many clients."""

@@ -422,7 +422,7 @@ class ArbitratedSession:
     """One notebook server with its weight, which all its clients share."""
 
     id: str
-    share: int
+    assigned_weight: int
     """Weight that was set; 0: released."""
     clients: dict[ClientId, Client] = field(default_factory=dict)
     gpu_seconds: float = 0.0
@@ -463,7 +463,7 @@ class ArbitratedSession:
     @property
     def weight(self) -> int:
         """Weight of at least 1: each session that requests a lease is eventually served."""
-        return max(1, self.share)
+        return max(1, self.assigned_weight)
 
     @property
     def moves_whole(self) -> bool:

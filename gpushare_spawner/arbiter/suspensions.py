@@ -93,7 +93,11 @@ class Suspensions:
         client waits for a lease.
         """
         for session in self.candidates(()):
-            if not session.share and session.present and not any(client.waiting for client in session.clients.values()):
+            if (
+                not session.assigned_weight
+                and session.present
+                and not any(client.waiting for client in session.clients.values())
+            ):
                 self.order(session)
 
     def can_come(self, client: Client) -> bool:

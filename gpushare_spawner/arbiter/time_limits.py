@@ -75,7 +75,7 @@ class TimeLimits:
         for session, limit in self._limits.items():
             limit.excess += errors.get(session, 0.0)
 
-    def settle(
+    def update(
         self, sessions: Mapping[str, ArbitratedSession], time_slices: TimeSliceLengths | None, now: float
     ) -> None:
         """Set `at_limit` of the sessions, and begin the wait for others of those that can run again.

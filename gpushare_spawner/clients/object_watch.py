@@ -179,7 +179,7 @@ class Watched(Background, Generic[Part]):
                     async for event in events:
                         version = self._take(event)
                         pause, failures, expired = FIRST_PAUSE, 0, False
-                self._settled()
+                self._succeeded()
                 pause, failures, expired = FIRST_PAUSE, 0, False
                 await asyncio.sleep(max(0.0, began + _AT_LEAST - time.monotonic()))
                 continue
@@ -221,14 +221,14 @@ class Watched(Background, Generic[Part]):
         # an unchanged object has not been written since it arrived
         self.arrived = {name: at for name, at in self.arrived.items() if versions.get(name) == self.versions[name]}
         self.objects, self.versions, self.version, self.listed_at = parts, versions, answer.version, began
-        self._settled()
+        self._succeeded()
         self._on_change()
         return self.version
 
     def _opened(self) -> None:
         # the first events may predate this watch
         self._missed_since, self._caught_up = self._heard, time.monotonic() + _CATCHING_UP
-        self._settled()
+        self._succeeded()
 
     def _take(self, event: Object) -> str:
         """Apply an event. Return its version."""
@@ -246,7 +246,7 @@ class Watched(Background, Generic[Part]):
         self._on_change()
         return self.version
 
-    def _settled(self) -> None:
+    def _succeeded(self) -> None:
         self._heard, self.problem = time.monotonic(), ""
         self._answered.set()
         if self._failing:

@@ -46,7 +46,7 @@ class UseCount:
         self.at = at
         self.gpu_seconds = gpu_seconds
         self.busy = False
-        self._settled = 0.0
+        self._completed = 0.0
         """GPU seconds without work in progress, which is only estimated until it ends. They never decrease, unless the
         agent loses them."""
         self._sum = 0.0
@@ -57,7 +57,7 @@ class UseCount:
         ``busy``: work runs or waits. It is unknown when work ran since the last call, so it counts in full and decays
         only from ``at`` on. Waiting does not count.
         """
-        lost = gpu_seconds < self._settled - ROUNDING
+        lost = gpu_seconds < self._completed - ROUNDING
         grown = 0.0 if lost else gpu_seconds - self.gpu_seconds
         forgotten = max(0.0, at - self.at) * rule.min_use / rule.window
         if busy and self.busy and grown <= 0:
@@ -65,7 +65,7 @@ class UseCount:
         enough = self._sum + grown >= min(rule.min_use, rule.window) - ROUNDING
         self._sum = min(rule.min_use, max(0.0, max(0.0, self._sum - forgotten) + grown))
         if lost or not busy:
-            self._settled = gpu_seconds
+            self._completed = gpu_seconds
         self.at, self.gpu_seconds, self.busy = at, gpu_seconds, busy
         return enough
 

@@ -24,8 +24,8 @@ from gpushare_spawner.placement.node import (
     NodeCapacity,
     NodeResources,
     Requested,
+    convert_borrowed,
     guaranteed_units,
-    settle,
 )
 from gpushare_spawner.placement.obstacles import Unplaceable, fits, obstacle_of
 from gpushare_spawner.placement.request import Demand, PlacementRequest
@@ -369,12 +369,12 @@ class Ledger:
         self.change(drop=[session])
         return allocation
 
-    def settle(self) -> dict[str, int]:
-        """Turn borrowed units of gone owners into owned units, oldest session first. Return the units left borrowed."""
+    def convert_borrowed(self) -> dict[str, int]:
+        """Turn borrowed units without an owner into owned ones, oldest session first. Return those left borrowed."""
         capacities = {uuid: gpu.capacity for uuid, gpu in self.capacity.gpus.items()}
-        settled = settle(capacities, self._allocations.values())
-        self.change([self._allocations[session].with_borrowed(borrowed) for session, borrowed in settled.items()])
-        return settled
+        converted = convert_borrowed(capacities, self._allocations.values())
+        self.change([self._allocations[session].with_borrowed(borrowed) for session, borrowed in converted.items()])
+        return converted
 
     def make_anew(self, nodes: Mapping[str, Sequence[GpuReport]], allocations: Iterable[Allocation]) -> None:
         """Rebuild the ledger from these nodes and allocations. Resources and holds stay.

@@ -366,8 +366,8 @@ def guaranteed_units(capacity: int, allocations: Iterable[Allocation]) -> dict[s
     return guaranteed
 
 
-def settle(capacities: Mapping[str, int], allocations: Iterable[Allocation]) -> dict[str, int]:
-    """Return the new ``borrowed_units`` of sessions that come to own borrowed units because their owner is gone.
+def convert_borrowed(capacities: Mapping[str, int], allocations: Iterable[Allocation]) -> dict[str, int]:
+    """Return the new ``borrowed_units`` of the sessions that get to own borrowed units, because the owner has left.
 
     ``capacities`` has the units of each GPU by UUID. The oldest borrower is served first. A session on several GPUs
     owns the same units on each of them, so it gains the least that one of them can give. Sessions that gain nothing
@@ -379,7 +379,7 @@ def settle(capacities: Mapping[str, int], allocations: Iterable[Allocation]) -> 
         for gpu in allocation.gpus:
             here = allocation.on(gpu)
             owned[gpu] += here.share_units if here.yields else here.owned_units
-    settled: dict[str, int] = {}
+    converted: dict[str, int] = {}
     for allocation in oldest_first:
         if allocation.yields:
             continue
@@ -389,7 +389,7 @@ def settle(capacities: Mapping[str, int], allocations: Iterable[Allocation]) -> 
             gain = min(gain, left) if left < allocation.on(gpu).borrowed_units else gain
         if gain > 0:
             later = allocation.with_borrowed(allocation.borrowed_units - gain)
-            settled[allocation.session] = later.borrowed_units
+            converted[allocation.session] = later.borrowed_units
             for gpu in allocation.gpus:
                 owned[gpu] += later.on(gpu).owned_units - allocation.on(gpu).owned_units
-    return settled
+    return converted

@@ -50,7 +50,7 @@ class OverQuota:
     notified: bool = False
     """Whether its user has a notice that it makes way."""
     opened_at: float = 0.0
-    settled: bool = True
+    had_minimum_run: bool = True
     """Whether it can lose units to accounts over quota: it has not lost or gained units for `MINIMUM_RUN`."""
 
     priority: int = NORMAL
@@ -231,7 +231,7 @@ def in_excess(
     """
     left: dict[tuple[str, str], float] = {}
     for session in sorted(sessions, key=lambda session: session.rank):
-        if not session.settled or excess[session.account] < LEAST_EXCHANGED:
+        if not session.had_minimum_run or excess[session.account] < LEAST_EXCHANGED:
             continue
         key = session.account, session.node
         most = left.setdefault(key, excess[session.account] + max(0.0, units - lacking))

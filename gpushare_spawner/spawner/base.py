@@ -387,7 +387,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         attempt = self._attempt
         attempt.hub_task = self._spawn_future
         with refusals_reported(self), attempt.placing():
-            note = self._noted()
+            note = self._take_note()
             if note:
                 attempt.progress.add(note, progress=0)
             await maybe_future(hook())
@@ -399,7 +399,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             await self._get_ready(choice)
         self._stop_note = ""
 
-    def _noted(self) -> str:
+    def _take_note(self) -> str:
         """Remove the service's note from the options. Return its text on the previous spawn; empty without a note.
 
         Raises SpawnRefused if no server should be started. After a cancelled spawn the hub's page shows the text as the

@@ -99,7 +99,7 @@ def test_trouble_that_comes_and_goes_is_logged_once(caplog: pytest.LogCaptureFix
     trouble = LogOnce(logging.getLogger("test"), "trouble", "over", lasts=60.0)
     for _ in range(100):
         trouble.about("this")
-        trouble.settled()
+        trouble.resolved()
     assert [record.getMessage() for record in caplog.records] == ["trouble: this"]
 
 

@@ -32,7 +32,7 @@ class Charged:
         return self.roster.client(client)
 
     def settle(self, **requests: float) -> None:
-        self.charging.settle(requests)
+        self.charging.update_working(requests)
 
     def run(self, seconds: float, memory_short: bool = False) -> None:
         self.roster.now += seconds

@@ -81,7 +81,7 @@ class Board:
         if now is not None:
             self.roster.now = now
         self.schedule.plan()
-        self.schedule.settle_time_slice()
+        self.schedule.pass_on_time_slice()
         return self
 
     def choose(self, now: float | None = None) -> Selection:

@@ -59,7 +59,7 @@ class NodeAgent:
             namespace=cluster.namespace,
             kubelet_dir=kubelet.folder,
             device_plugins_dir=kubelet.folder / "device-plugins",
-            publish=PublishSettings(at_most_every=0.5, settle=0.02, capacity_every=0.05, poll_every=0.1),
+            publish=PublishSettings(at_most_every=0.5, capacity_delay=0.02, capacity_every=0.05, poll_every=0.1),
         )
         self.cdi_folders: tuple[Path, ...] = ()
         self.preload_file = False

@@ -33,7 +33,9 @@ from .agent_account import AGENT_RULES
 from .standin.client import path
 from .standin.cluster import Cluster
 
-SETTINGS = PublishSettings(at_most_every=0.8, refresh_every=60.0, settle=0.02, capacity_every=0.05, poll_every=0.05)
+SETTINGS = PublishSettings(
+    at_most_every=0.8, refresh_every=60.0, capacity_delay=0.02, capacity_every=0.05, poll_every=0.05
+)
 SESSION = SessionReport(
     id="ada", user="ada", template="quarter-gpu", gpus=("GPU-1",), share_units=25, tier_since=1.0,
     effective_units=25, guaranteed_units=25, opened_at=1.0,

@@ -252,7 +252,7 @@ async def test_a_pod_that_is_no_session_gets_no_socket_and_its_folder_goes(
     await agent.cluster.admin.create(path("pods", agent.cluster.namespace), a_pod("stranger", limits={OBSERVER: 1}))
     await agent.cluster.wait_for_phase("stranger", "Running")
     socket = Path(agent.environment("stranger")["GPUSHARE_SOCKET"])
-    await agent.until(lambda: agent.observing.devices.settled)
+    await agent.until(lambda: agent.observing.devices.all_listed)
     assert not socket.exists()
     assert socket.parent.parent.is_dir(), "its container has it mounted"
     monkeypatch.setattr(observing, "GONE_AFTER", 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.placement.node import guaranteed_units, settle
+from gpushare_spawner.placement.node import convert_borrowed, guaranteed_units
 from tests.placement.reports import active
 
 
@@ -27,7 +27,7 @@ def test_owned_units_beyond_the_capacity_leave_nothing_to_borrowers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owned", "settled"),
+    ("owned", "converted"),
     [
         ((20,), {"older": 0, "younger": 40}),  # 80 are free: 60 for the older one, 20 for the other
         ((20, 30), {"older": 10}),
@@ -36,19 +36,19 @@ def test_owned_units_beyond_the_capacity_leave_nothing_to_borrowers() -> None:
     ],
 )
 def test_the_oldest_borrower_comes_to_own_what_the_owners_on_its_gpu_leave(
-    owned: tuple[int, ...], settled: dict[str, int]
+    owned: tuple[int, ...], converted: dict[str, int]
 ) -> None:
     owners = [active(f"owner-{units}", "a", units) for units in owned]
     younger = active("younger", "a", 60, borrowed=60, opened_at=2.0)
     older = active("older", "a", 60, borrowed=60, opened_at=1.0)
-    assert settle({"a": 100}, [younger, *owners, older]) == settled
+    assert convert_borrowed({"a": 100}, [younger, *owners, older]) == converted
 
 
 def test_a_borrower_on_several_gpus_gains_what_each_of_them_can_give() -> None:
     owner = active("owner", "b", 70)
     guest = active("guest", ("a", "b"), 100, borrowed=100, opened_at=1.0)
-    assert settle({"a": 100, "b": 100}, [owner, guest]) == {"guest": 70}
+    assert convert_borrowed({"a": 100, "b": 100}, [owner, guest]) == {"guest": 70}
 
 
 def test_a_borrower_on_a_gpu_that_no_report_names_gains_nothing() -> None:
-    assert settle({"a": 100}, [active("guest", "lost", 50, borrowed=50)]) == {}
+    assert convert_borrowed({"a": 100}, [active("guest", "lost", 50, borrowed=50)]) == {}

@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement.node import Allocation, settle
+from gpushare_spawner.placement.node import Allocation, convert_borrowed
 from gpushare_spawner.placement.request import PlacementRequest
 from tests.placement.reports import gpu, ledger_of, report
 
@@ -100,12 +100,12 @@ class Hub(RuleBasedStateMachine):
         self.ledger.remove(name)
         # the agent settles among the sessions it holds; the hub's reservations own what they were promised
         everything = [*self.running.values(), *self.reserved.values()]
-        for other, borrowed in settle(CAPACITY, everything).items():
+        for other, borrowed in convert_borrowed(CAPACITY, everything).items():
             holder = self.running if other in self.running else self.reserved
             assert borrowed < holder[other].borrowed_units
             holder[other] = holder[other].with_borrowed(borrowed)
             self.ledger.replace(holder[other])
-        assert self.ledger.settle() == {}
+        assert self.ledger.convert_borrowed() == {}
 
     @rule(name=sessions, part=st.integers(0, 100))
     def goes_down(self, name: str, part: int) -> None:

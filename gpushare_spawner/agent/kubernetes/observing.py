@@ -302,7 +302,7 @@ class ObserverDevices:
         self.plugin = DevicePlugin(OBSERVER, offered=lambda: IDS, healthy=lambda: True, grant=self._grant)
 
     @property
-    def settled(self) -> bool:
+    def all_listed(self) -> bool:
         """Whether the kubelet has listed all grants."""
         return not self._pending
 
@@ -346,7 +346,7 @@ class ObservingNode:
         self._node = node
         self.pods = Pods(api, settings.pods_namespace, node.settings.name, self._changed, LAYER_SELECTOR)
         self.sessions = ObservedPods(node, self.pods)
-        self._kubelet = PodResources(settings.pod_resources, self._take, lambda: self.devices.settled)
+        self._kubelet = PodResources(settings.pod_resources, self._take, lambda: self.devices.all_listed)
         self.devices = ObserverDevices(
             allocation, node.state_folder.pods, self.sessions.end_holders, self._kubelet.soon
         )

@@ -67,7 +67,7 @@ class PublishedReport(Background):
                 if self._is_due(report):
                     await self._write(report)
                     self._written, self._written_at = report, _now()
-                    self._trouble.settled()
+                    self._trouble.resolved()
                     pause = self._settings.capacity_every
                     await asyncio.sleep(pause)
             except Exception as failure:
@@ -84,7 +84,7 @@ class PublishedReport(Background):
         settings = self._settings
         patience = max(settings.poll_every, self._written_at + settings.at_most_every - _now())
         if await set_within(self._poke, patience):
-            await asyncio.sleep(settings.settle)
+            await asyncio.sleep(settings.capacity_delay)
         self._poke.clear()
 
     def _is_due(self, report: Report) -> bool:

@@ -16,7 +16,7 @@ class PublishSettings:
     """Minimum between two writes if only activity has changed."""
     refresh_every: float = REPORT_REFRESH_SECONDS - 5
     """Time without a change after which the report is rewritten: the hub does not trust an old report."""
-    settle: float = 0.2
+    capacity_delay: float = 0.2
     """Delay before a change of capacity is written, so that several changes need only one write."""
     capacity_every: float = 1.0
     """Minimum between any two writes."""

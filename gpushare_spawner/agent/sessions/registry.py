@@ -204,10 +204,10 @@ class SessionRegistry:
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
-        """Add several sessions: nobody comes to own units of one that is added after it."""
+        """Add several sessions. Until all are added, borrowed units stay borrowed: their owner may be added last."""
         with self._shares.restoring():
             yield
-        self.tiers.changed(self._shares.settle_restored())
+        self.tiers.changed(self._shares.recount_restored())
 
     def clock_was_set(self, by: float) -> None:
         """Shift the instants of all sessions by a step of the clock, so that idle times stay the same."""

@@ -41,7 +41,7 @@ class Shares:
         self._sessions: dict[str, Session] = {}
         # an unhealthy GPU's sessions remain in the ledger
         self._ledger = Ledger()
-        self._restoring = self._to_settle = False
+        self._restoring = self._recount_due = False
         self.set_gpus(gpus)
 
     def set_gpus(self, gpus: Iterable[Gpu]) -> None:
@@ -110,17 +110,17 @@ class Shares:
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
-        """Let nobody own borrowed units in this context: their owners can be among the sessions that still enter."""
+        """Leave borrowed units borrowed in this context: a session that is added later can own them."""
         self._restoring = True
         try:
             yield
         finally:
             self._restoring = False
 
-    def settle_restored(self) -> list[Session]:
-        """Count all sessions anew if some were restored. Returns those with changed borrowed or guaranteed units."""
-        sessions = list(self._sessions.values()) if self._to_settle else []
-        self._to_settle = False
+    def recount_restored(self) -> list[Session]:
+        """Recompute all sessions if some were restored. Return those with changed borrowed or guaranteed units."""
+        sessions = list(self._sessions.values()) if self._recount_due else []
+        self._recount_due = False
         return list({changed.id: changed for session in sessions for changed in self._recount(session)}.values())
 
     def enter(self, session: Session) -> list[Session]:
@@ -178,8 +178,8 @@ class Shares:
 
     def _recount(self, cause: Session) -> list[Session]:
         changed: dict[str, Session] = {}
-        self._to_settle |= self._restoring
-        for name, borrowed in ({} if self._restoring else self._ledger.settle()).items():
+        self._recount_due |= self._restoring
+        for name, borrowed in ({} if self._restoring else self._ledger.convert_borrowed()).items():
             self._sessions[name].record.borrowed_units = borrowed
             changed[name] = self._sessions[name]
         concerned = {session.id: session for session in self._beside(cause)} | changed

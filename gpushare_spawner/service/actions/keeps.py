@@ -131,15 +131,15 @@ def _begun(context: ActionContext, user: str, controls: Mapping[str, Controls], 
     return [begin for _, begin in began.elements()]
 
 
-async def settle(context: ActionContext, target: Target) -> bool:
-    """Remove expired controls, and start keeps of the future now. Return whether that was necessary.
+async def clean_up(context: ActionContext, target: Target) -> bool:
+    """Remove expired controls, and let keeps with a start in the future start now. Return whether that was necessary.
 
     Otherwise, a clock that is set back would restore an expired keep, and keeps would count as today's until the clock
     has caught up.
     """
     async with context.controls_of(target) as (session, controls):
         before = session.controls
-        if not has_to_settle(session, context.clock()):
+        if not needs_cleanup(session, context.clock()):
             return False
         await context.write_controls(target, controls)
     if before.keep is not None and controls.keep is None:
@@ -208,14 +208,14 @@ def _filtered(began: Counter[tuple[str, float]], counts: Callable[[float], bool]
     return Counter({entry: number for entry, number in began.items() if counts(entry[1])})
 
 
-def has_to_settle(session: SessionReport, now: float) -> bool:
-    """Return whether `settle` would change something."""
+def needs_cleanup(session: SessionReport, now: float) -> bool:
+    """Return whether `clean_up` would change something."""
     if any(began > now + CLOCKS_DIFFER for began in session.keeps):
         return True
     if session.keep is None and session.exemption is None:
         return False
-    settled = in_force(session.controls, now)
-    return (settled.keep, settled.exemption) != (session.keep, session.exemption)
+    current = in_force(session.controls, now)
+    return (current.keep, current.exemption) != (session.keep, session.exemption)
 
 
 async def exempt(

@@ -17,7 +17,7 @@ from gpushare_spawner.model.report import Report, doubled_gpus
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.context import ActionContext, ActionRefused
-from gpushare_spawner.service.actions.keeps import has_to_settle, settle
+from gpushare_spawner.service.actions.keeps import clean_up, needs_cleanup
 from gpushare_spawner.service.actions.share import YIELD_SECONDS
 from gpushare_spawner.service.culler.actions import (
     HubActions,
@@ -267,9 +267,9 @@ class Culler:
 
     def _end_of_controls(self, decision: SessionDecision) -> Action | None:
         """Return the action that removes an expired keep or exemption; None if there is none."""
-        if not has_to_settle(decision.session, decision.decided_at):
+        if not needs_cleanup(decision.session, decision.decided_at):
             return None
-        return partial(settle, self._context, decision)
+        return partial(clean_up, self._context, decision)
 
     def _has_to_go_on_yielding(self, decision: SessionDecision) -> bool:
         """Return whether the agent needs another request to reserve the yielded units.

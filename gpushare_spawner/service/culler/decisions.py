@@ -236,5 +236,5 @@ class HubWatch:
             self.users = None
             self._counters.failures["hub"] += 1
         else:
-            self._trouble.settled()
+            self._trouble.resolved()
             self.users, self._requested_at = users, began

@@ -131,7 +131,7 @@ def pressure(
             needs.setdefault(session.id, UnitsNeeded(session.effective_units, rules))
         elif not _server_starts(session, report):
             free_again.add(session.id)
-    givers = {session.session: session for session in over_quota if session.settled}
+    givers = {session.session: session for session in over_quota if session.had_minimum_run}
     limited = {session.id for _, session, _ in can_make_way} - needs.keys()
     exchange = Exchange(ledger, usage.accounts, excess, givers, limited)
     for name, units in exchange.limits(reports, [*reclaiming, *lacking]):
@@ -331,7 +331,7 @@ def _over_quota(
             session.gpus,
             notified,
             session.begun,
-            settled=notified or not 0 <= now - since < MINIMUM_RUN,
+            had_minimum_run=notified or not 0 <= now - since < MINIMUM_RUN,
             priority=template.rank if template is not None else NORMAL,
             last_units=session.share.last_units,
         )

@@ -256,7 +256,7 @@ class PendingSpawns:
             self._spawns = tuple(
                 sorted(servers, key=lambda server: math.inf if server.started is None else server.started)
             )
-            self._trouble.settled()
+            self._trouble.resolved()
             took = time.monotonic() - began
         self._read_at = time.monotonic()
         self._next_at = self._read_at + min(LONGEST_PAUSE, max(self._max_age, SHARE_OF_TIME * took))

@@ -134,7 +134,7 @@ class PodReservations(Reservations[PodReservation]):
         if ticket.offer is not None:
             return self._reserve_elsewhere(ticket, ticket.offer, placement, token)
         share = self.counted(ticket.request.share)
-        request = ticket.request.placement(snapshot)
+        request = ticket.request.placement_request(snapshot)
         allocation = Allocation(
             session=f"{ticket.request.session}#{token}",
             gpus=placement.gpus,

@@ -87,7 +87,7 @@ class AvailabilityNow:
     """Called with an error in placement. Unless it raises, the affected result is shown as unknown."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Names of the templates that this user can never use, each with the reason as a sentence."""
-    _met: dict[tuple[Demand, float | None], Availability] = field(default_factory=dict, repr=False)
+    _by_demand: dict[tuple[Demand, float | None], Availability] = field(default_factory=dict, repr=False)
     """By demand and `PlacementCheck.length_of`."""
     _prepared: set[Demand] = field(default_factory=set, repr=False)
     _requests: dict[int, SpawnRequest] = field(default_factory=dict, repr=False)
@@ -129,7 +129,7 @@ class AvailabilityNow:
         """Prepare `availability` and `startable` in pieces."""
         for request in requests:
             if request.template.gpu is not None and self.check.snapshot.native(request.template):
-                placement_request = request.placement(self.check.snapshot)
+                placement_request = request.placement_request(self.check.snapshot)
                 if placement_request.demand not in self._prepared:
                     self._prepared.add(placement_request.demand)
                     yield from self.check.preparing(placement_request)
@@ -144,11 +144,11 @@ class AvailabilityNow:
 
     def _native(self, request: SpawnRequest) -> Availability:
         gpus = self.check.snapshot.suiting(request.template)
-        met = self._met_by(request.placement(self.check.snapshot))
-        if met.layer is LayerName.MIG and met.profile is None:
+        result = self._native_now(request.placement_request(self.check.snapshot))
+        if result.layer is LayerName.MIG and result.profile is None:
             instances = [kind.mig.profile for kind in gpus if kind.mig is not None]
-            met = replace(met, profile=min(instances, key=lambda instance: instance.size, default=None))
-        return replace(met, gpus=gpus)
+            result = replace(result, profile=min(instances, key=lambda instance: instance.size, default=None))
+        return replace(result, gpus=gpus)
 
     def _would_start(self, request: SpawnRequest, instead_of: str) -> bool:
         template = request.template
@@ -157,18 +157,18 @@ class AvailabilityNow:
         try:
             availability = self._availability(request, instead_of)
             if availability.kind == "wait" and self.check.snapshot.other_layers(template) is None:
-                return self.check.fits_without(request.placement(self.check.snapshot), (instead_of,))
+                return self.check.fits_without(request.placement_request(self.check.snapshot), (instead_of,))
             return availability.kind == "now"
         except Exception as error:
             self.failed(error)
             return False
 
-    def _met_by(self, request: PlacementRequest) -> Availability:
+    def _native_now(self, request: PlacementRequest) -> Availability:
         key = (request.demand, self.check.length_of(request))
-        met = self._met.get(key)
-        if met is None:
-            met = self._met[key] = self._meets(request)
-        return met
+        result = self._by_demand.get(key)
+        if result is None:
+            result = self._by_demand[key] = self._verdict_now(request)
+        return result
 
     def _by_layers(self, request: SpawnRequest, layers: OtherLayers, instead_of: str) -> Availability:
         template = request.template
@@ -187,15 +187,15 @@ class AvailabilityNow:
             return Availability("wait", position, why, gpus, layer=layer, profile=verdict.profile)
         return Availability("never", words.NO_SUITABLE_GPU, verdict.why, gpus, layer=layer)
 
-    def _meets(self, request: PlacementRequest) -> Availability:
+    def _verdict_now(self, request: PlacementRequest) -> Availability:
         verdict = self.check.verdict(request)
         place = verdict.placement
         layer = place.layer if place is not None else request.layer
-        met = self._from_verdict(request, verdict)
+        result = self._from_verdict(request, verdict)
         if place is not None and layer is LayerName.MIG:
             instance = self.check.snapshot.gpus[place.gpus[0]].mig
-            met = replace(met, profile=instance.profile if instance is not None else None)
-        return met if layer is LayerName.NATIVE else replace(met, layer=layer)
+            result = replace(result, profile=instance.profile if instance is not None else None)
+        return result if layer is LayerName.NATIVE else replace(result, layer=layer)
 
     def _from_verdict(self, request: PlacementRequest, verdict: Verdict) -> Availability:
         if verdict.placement is not None and verdict.placement.borrowed:

@@ -423,7 +423,7 @@ class PlacementCheck:
 
     def request_of(self, ticket: Ticket) -> PlacementRequest:
         """Return the request of a ticket, as the ledger counts its share."""
-        return self.counted_request(ticket.request.placement(self.snapshot))
+        return self.counted_request(ticket.request.placement_request(self.snapshot))
 
     def counted_request(self, request: PlacementRequest) -> PlacementRequest:
         """Return the request with its share as the ledger counts it."""
@@ -472,16 +472,16 @@ class Positions:
 
     def ahead_of_template(self, template: Template, ticket: Ticket | None = None) -> int:
         """Return how many tickets before ``ticket`` share a layer with a template; without a ticket, count all."""
-        return self._queue.ahead_of(self._meets(template), ticket)
+        return self._queue.ahead_of(self._shares_layer(template), ticket)
 
     def is_full(self, template: Template) -> bool:
         """Return whether the queue is full for a template; only spawns that share a layer with the template count.
 
         Spawns that wait for one layer take no place in the queue of another layer.
         """
-        return self._queue.is_full(self._meets(template))
+        return self._queue.is_full(self._shares_layer(template))
 
-    def _meets(self, template: Template) -> Callable[[Ticket], bool]:
+    def _shares_layer(self, template: Template) -> Callable[[Ticket], bool]:
         layers = self._layers(template)
         return lambda other: not layers.isdisjoint(self._layers(other.request.template))
 
@@ -609,7 +609,7 @@ class Placer:
         layers = snapshot.other_layers(request.template)
         if layers is not None:
             return self._place_by_layers(ticket, layers)
-        placement_request = request.placement(snapshot)
+        placement_request = request.placement_request(snapshot)
         verdict = self._check.verdict(placement_request)
         outcome, reason = verdict.outcome, verdict.reason
         # Taints can be removed. A spawn that is already waiting is not refused because of a taint.
@@ -630,7 +630,7 @@ class Placer:
             return NOT_BY_THE_HUB
         native = None
         if layers.native(request.template):
-            native = self._check.verdict(request.placement(self._check.snapshot))
+            native = self._check.verdict(request.placement_request(self._check.snapshot))
             if native.placement is not None:
                 return native.placement
         waits = next(

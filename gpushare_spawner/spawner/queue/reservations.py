@@ -209,7 +209,7 @@ class Reservations(ABC, Generic[Reserved]):
             self._wake.clear()
             try:
                 # A bug must not stop all spawns. The next pass may succeed, and every wait is bounded.
-                with self._errors_noted():
+                with self._logging_errors():
                     async with self._lock:
                         await self._place()
                     self._unavailable_since = None
@@ -256,8 +256,8 @@ class Reservations(ABC, Generic[Reserved]):
                 continue
             try:
                 if snapshot.native(ticket.request.template) and not self._is_held_up(ticket):
-                    with self._errors_noted():
-                        await breaks.through(check.preparing(ticket.request.placement(snapshot)))
+                    with self._logging_errors():
+                        await breaks.through(check.preparing(ticket.request.placement_request(snapshot)))
                 if ticket in self.queue and not await self._place_ticket(ticket, placer, snapshot, breaks):
                     # The agent or cluster counts differently. The next pass uses its new data.
                     break
@@ -283,7 +283,7 @@ class Reservations(ABC, Generic[Reserved]):
             await asyncio.sleep(PREPAID_SECONDS)
             if not self.quotas.anything_over_quota:
                 return
-            with contextlib.suppress(*self.unreachable), self._errors_noted():
+            with contextlib.suppress(*self.unreachable), self._logging_errors():
                 async with self._lock:
                     snapshot = await self.snapshot()
                     self.quotas.bring_up_to_date(snapshot.capacity_units)
@@ -312,7 +312,7 @@ class Reservations(ABC, Generic[Reserved]):
             if admission is not None and not admission.in_quota:
                 ticket.hint = f"{ticket.hint} {over_quota_waits(admission)}"
             ticket.considered.set()
-            with self._errors_noted():
+            with self._logging_errors():
                 await placer.hold(ticket, breaks)
             return True
         allocation = await self._reserve_on(ticket, placement, snapshot)
@@ -336,7 +336,7 @@ class Reservations(ABC, Generic[Reserved]):
             return placer.place(ticket)
 
     @contextlib.contextmanager
-    def _errors_noted(self) -> Iterator[None]:
+    def _logging_errors(self) -> Iterator[None]:
         """Catch and log errors in placement, so that they end only the enclosed code."""
         try:
             yield
@@ -352,11 +352,11 @@ class Reservations(ABC, Generic[Reserved]):
             return
         now = time.monotonic()
         waits: Mapping[Ticket, WaitInterval] = {}
-        with self._errors_noted():
+        with self._logging_errors():
             waits = await self._estimates.intervals(check, self.queue, now, time.time(), breaks)
         available = AvailabilityNow(check, self.queue, self.where, failed=self.placement_failed)
         for ticket in waiting:
-            with self._errors_noted():
+            with self._logging_errors():
                 await breaks.through(available.preparing(ticket.alternatives))
             await breaks.pause_if_due()
             startable = available.startable(ticket.alternatives, ticket.hold_name)
@@ -394,7 +394,7 @@ class Reservations(ABC, Generic[Reserved]):
         Raises one of `unreachable`. ``ineligible`` returns the nodes that cannot run a server of a template, regardless
         of free capacity. ``tenant``: the server's user; None: any user.
         """
-        with self._errors_noted():
+        with self._logging_errors():
             snapshot = await self.snapshot(max_age)
             self._count_quotas(snapshot)
             available = AvailabilityNow(
@@ -416,7 +416,7 @@ class Reservations(ABC, Generic[Reserved]):
         GPUs are unavailable, servers with a GPU count as in the last snapshot.
         """
         try:
-            with self._errors_noted():
+            with self._logging_errors():
                 self._count_quotas(await self.snapshot(max_age=self.place_every))
         except self.unreachable as error:
             self.log.warning("%s: %s", self.unavailable, error)

@@ -169,7 +169,7 @@ class SpawnRequest:
         """The size of the share and the number of GPUs."""
         return self.gpu.share
 
-    def placement(self, snapshot: GpuSnapshot) -> PlacementRequest:
+    def placement_request(self, snapshot: GpuSnapshot) -> PlacementRequest:
         """Return the placement request on the GPUs of a snapshot."""
         request = snapshot.request(self.template)
         return replace(

@@ -15,7 +15,7 @@ from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.service.actions import keeps
 from gpushare_spawner.service.actions.context import ActionRefused, Actor, ReceivedAsk, RefusalCode
-from gpushare_spawner.service.actions.keeps import has_to_settle
+from gpushare_spawner.service.actions.keeps import needs_cleanup
 from gpushare_spawner.service.reports import MachineAgent
 from gpushare_spawner.wording import actions as words
 from tests.present import present
@@ -124,11 +124,11 @@ async def test_keeps_before_the_clock_was_set_back_are_forgotten_after_a_day(act
     for hours in (1, 2, 3):
         await keeps.keep(acting.actions, acting.seen(), ANN, seconds=hours * HOUR)
     await keeps.end_keep(acting.actions, acting.seen(), ANN)
-    assert not has_to_settle(acting.agent.sessions["ann"], clock())
+    assert not needs_cleanup(acting.agent.sessions["ann"], clock())
     clock.forward(-10 * DAY)
-    assert has_to_settle(acting.agent.sessions["ann"], clock())
-    assert await keeps.settle(acting.actions, acting.seen())
-    assert not await keeps.settle(acting.actions, acting.seen())
+    assert needs_cleanup(acting.agent.sessions["ann"], clock())
+    assert await keeps.clean_up(acting.actions, acting.seen())
+    assert not await keeps.clean_up(acting.actions, acting.seen())
     assert (await refused(acting, seconds=HOUR))[0] is RefusalCode.LIMIT
     clock.forward(DAY + 1)
     assert (await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)).changed
@@ -235,22 +235,22 @@ async def test_keeps_that_were_ended_do_not_count_while_the_agent_is_silent(acti
 async def test_what_is_over_is_removed_once_and_entered_in_the_history(acting: Acting, clock: Clock) -> None:
     await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)
     await keeps.exempt(acting.actions, acting.seen(), ROOT, until=clock() + HOUR)
-    assert not has_to_settle(acting.agent.sessions["ann"], clock())
-    assert not await keeps.settle(acting.actions, acting.seen())
+    assert not needs_cleanup(acting.agent.sessions["ann"], clock())
+    assert not await keeps.clean_up(acting.actions, acting.seen())
     clock.forward(HOUR)
-    assert has_to_settle(acting.agent.sessions["ann"], clock())
-    assert await keeps.settle(acting.actions, acting.seen())
+    assert needs_cleanup(acting.agent.sessions["ann"], clock())
+    assert await keeps.clean_up(acting.actions, acting.seen())
     session = acting.agent.sessions["ann"]
     assert (session.keep, session.exemption) == (None, None)
     assert acting.history[2:] == [("keep-ended", "culler", "ann"), ("exempt-ended", "culler", "ann")]
-    assert not await keeps.settle(acting.actions, acting.seen())
+    assert not await keeps.clean_up(acting.actions, acting.seen())
 
 
 async def test_a_clock_that_is_set_back_by_a_day_makes_no_keep_last_a_day(acting: Acting, clock: Clock) -> None:
     await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)
     clock.forward(-DAY)
-    assert has_to_settle(acting.agent.sessions["ann"], clock())
-    assert await keeps.settle(acting.actions, acting.seen())
+    assert needs_cleanup(acting.agent.sessions["ann"], clock())
+    assert await keeps.clean_up(acting.actions, acting.seen())
     session = acting.agent.sessions["ann"]
     assert session.keep == Keep(until=clock() + HOUR, since=clock(), by="ann")
     assert session.keeps == (clock(),)

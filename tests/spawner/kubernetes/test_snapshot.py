@@ -177,7 +177,7 @@ async def test_rules_for_other_sessions_count_from_the_reservation_to_the_pods_a
 
     async def place(wanted: Template, name: str) -> Placement | None:
         found = await cluster.reservations.snapshot()
-        return cluster.reservations.feed.ledger.place(SpawnRequest(Tenant(name), wanted).placement(found))
+        return cluster.reservations.feed.ledger.place(SpawnRequest(Tenant(name), wanted).placement_request(found))
 
     cluster = Cluster()
     exam = template("exam", labels=["exam"], placement={"apart_from": ["course"], "nodes": ["n"]})

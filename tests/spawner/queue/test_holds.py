@@ -408,7 +408,7 @@ class Day:
         for name in queued:
             ticket = self.tickets[name]
             if name not in placed and not ticket.result.done():
-                request = ticket.request.placement(self.machine.check().snapshot)
+                request = ticket.request.placement_request(self.machine.check().snapshot)
                 for node in self.able(name):
                     alone = ledger.of_node(node)
                     for hold_name in list(alone.holds):

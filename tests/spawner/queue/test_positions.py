@@ -17,7 +17,7 @@ def full() -> Machine:
 
 def ahead(machine: Machine, ticket: Ticket) -> int:
     check = machine.check()
-    return Positions(check, machine.queue).ahead_of(ticket.request.placement(check.snapshot), ticket)
+    return Positions(check, machine.queue).ahead_of(ticket.request.placement_request(check.snapshot), ticket)
 
 
 async def test_a_spawn_that_can_use_other_nodes_only_is_not_ahead() -> None:

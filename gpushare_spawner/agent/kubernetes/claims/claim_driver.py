@@ -179,7 +179,7 @@ class ClaimDriver:
             for uuid, ids in claim.held.items():
                 for session in self._held.holders(uuid, ids):
                     self._end(session, f"{key} was unprepared")
-                self._held.settled(uuid, frozenset(ids))
+                self._held.drop_pending(uuid, frozenset(ids))
             owners.remove(self._held.folder / claim.folder)
         log.info("%s is unprepared", key)
         self._kubelet.soon()

@@ -216,7 +216,7 @@ class PublishedSlice(Background):
                     if in_a_row > IN_A_ROW:
                         await asyncio.sleep(min(FIRST_PAUSE * 2 ** min(in_a_row - IN_A_ROW, 10), LONGEST_PAUSE))
                     wrote_at = clock()
-                self._trouble.settled()
+                self._trouble.resolved()
                 pause = FIRST_PAUSE
             except Exception as failure:
                 if not isinstance(failure, ApiFailure | FieldsLost):

@@ -334,7 +334,7 @@ class HeldDevices:
             )
         return grant
 
-    def settled(self, gpu: str, devices: frozenset[str]) -> None:
+    def drop_pending(self, gpu: str, devices: frozenset[str]) -> None:
         """Drop the grant, because a session now holds its devices."""
         self.pending.pop((gpu, devices), None)
 

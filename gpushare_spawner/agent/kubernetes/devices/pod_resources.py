@@ -55,12 +55,12 @@ class PodResources(Background):
     """Reader of the kubelet's list. It makes one read at a time, so an older answer never follows a newer one."""
 
     def __init__(
-        self, socket: Path, take: Callable[[KubeletAssignments | None], None], settled: Callable[[], bool]
+        self, socket: Path, take: Callable[[KubeletAssignments | None], None], all_listed: Callable[[], bool]
     ) -> None:
-        """`take` processes an answer; None: the kubelet does not answer. `settled`: no grant waits for another one."""
+        """`take` processes an answer; None: no answer. `all_listed`: whether the kubelet has listed all grants."""
         self._socket = socket
         self._take = take
-        self._settled = settled
+        self._all_listed = all_listed
         self._due = asyncio.Event()
         self._asking = asyncio.Lock()
         self._trouble = LogOnce(
@@ -70,7 +70,7 @@ class PodResources(Background):
         )
 
     def soon(self) -> None:
-        """Read soon, and again until everything is settled."""
+        """Read soon, and again until the kubelet has listed all grants."""
         self._due.set()
 
     async def once(self) -> None:
@@ -86,7 +86,7 @@ class PodResources(Background):
                     lister = services.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
                     listed = await lister.List(messages.ListPodResourcesRequest(), timeout=ANSWER_WITHIN)
                     assignments = KubeletAssignments(_by_pod(listed), await self._offered(lister), started)
-                self._trouble.settled()
+                self._trouble.resolved()
             except grpc.aio.AioRpcError as error:
                 self._trouble.about(f"{self._socket} does not answer: {error.details()}")
             self._take(assignments)
@@ -118,7 +118,7 @@ class PodResources(Background):
                     await self.once()
                 except Exception:
                     log.exception("cannot process the kubelet's device assignments; retrying")
-                if self._settled():
+                if self._all_listed():
                     break
                 pause = SOON if self._due.is_set() else min(2 * pause, NOT_SO_SOON)
                 self._due.clear()

@@ -263,7 +263,7 @@ class AnnotationWriter:
                     if not _is_of_another_pod(failure):
                         self._trouble.about(failure)
                 else:
-                    self._trouble.settled()
+                    self._trouble.resolved()
                     self._written(session, item)
                     if not self._patch_of(session):
                         break

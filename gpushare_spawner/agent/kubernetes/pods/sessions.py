@@ -359,7 +359,7 @@ class PodReconciler:
         self._node.registry.add_and_listen(record)
         for gpu, given in devices.items():
             for ids in given:
-                self._held.settled(gpu, ids)
+                self._held.drop_pending(gpu, ids)
         indices = ", ".join(str(self._node.gpus[gpu].index) for gpu in record.request.gpus)
         log.info("session %s is pod %s/%s: %s on GPU %s", record.request.id, *key, record.request.share, indices)
 
@@ -377,7 +377,7 @@ class PodReconciler:
         for gpu, given in devices.items():
             for grant in given:
                 if gpu in listed:
-                    self._held.settled(gpu, grant)
+                    self._held.drop_pending(gpu, grant)
                 else:
                     # These devices do not belong to the session, and they are not free.
                     self._held.listed_grant(gpu, grant)
