@@ -156,7 +156,7 @@ class SimulatedHub:
         reflectors = {(PODS, NAMESPACE): self.pods, REPORTS_KEY: self.reports}
         log = logging.getLogger("benchmark")
         # the reports' clock stands still: on a slow machine they would be too old before the cluster is made
-        snapshots = ClusterSnapshots(reflectors, REPORTS_KEY, 1, log, clock=lambda: now, capacity=capacity)
+        snapshots = ClusterSnapshots(reflectors, REPORTS_KEY, 1, log, clock=lambda: now, node_resources=capacity)
         self.templates = [template(share, f"t{number}") for number, share in enumerate(SHARES)]
         self.big = [template(Share(100, 8), f"big-{number}", [model]) for number, model in enumerate(MODELS)]
         self.reservations = PodReservations(

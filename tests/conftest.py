@@ -57,7 +57,7 @@ SLOWEST_FIRST = (
     "tests/kubernetes/test_spawner_places.py",
     "tests/service/test_real_hub.py",
     "tests/spawner/test_hub_pages_in_a_browser.py",
-    "tests/arbiter/test_time_limits.py",
+    "tests/arbiter/test_gpu_time_limits.py",
     "tests/kubernetes/test_release_after_work.py",
     "tests/placement/test_random_events.py",
     "tests/agent/test_agent_process.py",

@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gpushare_spawner.arbiter.gpu_time_limits import NONE, TimeLimits
 from gpushare_spawner.arbiter.recent_use import RecentGpuUse, User
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client
-from gpushare_spawner.arbiter.time_limits import NONE, TimeLimits
 
 TOLERANCE = 1e-9
 """Seconds below which lags count as equal, because sums of floats are not exact."""

@@ -1,7 +1,7 @@
 """Obstacles that keep nodes from a demand, and the reasons why no GPU can take a request. Pure data.
 
-capacity.py counts the obstacles of all nodes, and `capacity.explain` sums them up. The sentences are in
-`wording.spawn_failures`.
+capacity.py counts the obstacles of all nodes, and `capacity.explain` sums them up. It leaves unhealthy and cordoned
+GPUs out of a node's free units (`GpuCapacity.offered` in node.py). The sentences are in `wording.spawn_failures`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Accounts that servers are charged to, their current use, and the servers in quota.
 
 An account belongs to a user or a group, or is a user's default account. A group's account contains those of its teams
-and users, at any depth. Use is updated incrementally. Recent use over quota is in order.py.
+and users, at any depth. Use is updated incrementally. Recent use over quota is in order.py, and
+GPU hours by user and group are in service/history/queries.py.
 """
 
 from __future__ import annotations

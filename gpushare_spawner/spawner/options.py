@@ -240,7 +240,7 @@ def choose(
     account = _account(profile, options, accounts)
     return Choice(
         profile,
-        tuple(_chosen(profile, name, option, options) for name, option in profile.options.items()),
+        tuple(_override(profile, name, option, options) for name, option in profile.options.items()),
         tuple(
             other.template
             for other in offered
@@ -312,7 +312,7 @@ def _matches(where: str, pattern: str, text: str) -> bool:
         raise SpawnRefused(words.unusable_pattern(where, str(error)), reason="bad-template", status=500) from None
 
 
-def _chosen(profile: Profile, name: str, option: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _override(profile: Profile, name: str, option: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the override for the choice of one option on the card."""
     where = f"{profile.display_name}, {option.get('display_name') or name}"
     choices: Mapping[str, Any] = option.get("choices") or {}

@@ -63,7 +63,7 @@ async def test_four_users_start_where_cpu_is_free_without_one_refusal(
     hub = await make_hub(tolerates_own_nodes)
     # the reader begins with the first spawn
     assert (await hub.start_server("zoe", {"profile": "quarter-gpu"})).code == 201
-    capacity = hub.spawner("zoe").reservations.cluster.capacity
+    capacity = hub.spawner("zoe").reservations.cluster.node_resources
     await until(lambda: small in capacity.resources())
     free = capacity.resources()[small]
     assert free.cpu == 1500
@@ -89,7 +89,7 @@ async def test_spawns_at_once_count_the_reservations_of_each_other(
     hub = await make_hub(tolerates_own_nodes)
     assert (await hub.start_server("zoe", {"profile": "cpu-only"})).code == 201
     assert (await hub.start_server("eve", {"profile": "quarter-gpu"})).code == 201
-    capacity = hub.spawner("eve").reservations.cluster.capacity
+    capacity = hub.spawner("eve").reservations.cluster.node_resources
     # a cluster can have more nodes than the test's
     await until(lambda: set(nodes.names) <= capacity.resources().keys())
     users = ("ada", "bob", "cyd", "dan")
@@ -112,7 +112,7 @@ async def test_nodes_whose_taints_or_labels_keep_a_template_out_are_not_chosen(
     hub = await make_hub(tolerates_own_nodes)
     assert (await hub.start_server("zoe", {"profile": "cpu-only"})).code == 201
     assert (await hub.start_server("eve", {"profile": "selective"})).code == 201
-    capacity = hub.spawner("eve").reservations.cluster.capacity
+    capacity = hub.spawner("eve").reservations.cluster.node_resources
     await until(lambda: set(nodes.names) <= capacity.resources().keys())
     await hub.stop_server("eve")
     for user in ("ada", "bob"):
@@ -158,7 +158,7 @@ async def test_a_spawn_that_waits_for_a_labelled_node_keeps_it_and_others_start_
     for user in ("zoe", "eve"):
         await hub.start_server(user, {"profile": "selective"})
         await hub.started(user)
-        await until(lambda: len(hub.spawner("zoe").reservations.cluster.capacity.resources()) == 2)
+        await until(lambda: len(hub.spawner("zoe").reservations.cluster.node_resources.resources()) == 2)
     await hub.stop_server("zoe")
     assert (await hub.start_server("ada", {"profile": "special"})).code == 202
     queue = hub.reservations.queue

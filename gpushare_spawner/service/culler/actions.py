@@ -33,7 +33,7 @@ from gpushare_spawner.wording.idle_decisions import decided, explained
 log = logging.getLogger("gpushare.service")
 
 
-def enter(context: ActionContext, decision: SessionDecision) -> None:
+def log_action(context: ActionContext, decision: SessionDecision) -> None:
     """Log an idle action on a session, or the simulated action in a dry run."""
     chosen = decision.decision
     context.log.session(
@@ -68,16 +68,16 @@ async def take_gpu_action(context: ActionContext, session_decision: SessionDecis
             yields_until=yields_until,
         )
     )
-    enter(context, session_decision)
+    log_action(context, session_decision)
     context.counters.actions[decision.tier] += 1
     return True
 
 
-async def suppose(context: ActionContext, session_decision: SessionDecision, dry_run: DryRun) -> bool:
+async def dry_run_action(context: ActionContext, session_decision: SessionDecision, dry_run: DryRun) -> bool:
     """Log the effect of a session's decision in a dry run. Return False, because nothing has changed."""
     session, decision, seen = session_decision.session, session_decision.decision, session_decision.observation
     if decision.tier is not seen.tier:
-        enter(context, session_decision)
+        log_action(context, session_decision)
         dry_run.act(session.id, seen, decision.tier, decision.units, session_decision.decided_at)
     elif decision.notice is None:
         if seen.notice is not None:
@@ -253,7 +253,7 @@ class HubActions:
         if fresh.decision.tier is not Tier.STOPPED or fresh.dry_run:
             return False
         await self._stop(server, stops.by_culler(fresh.decision))
-        enter(self._context, fresh)
+        log_action(self._context, fresh)
         return True
 
     def _too_old(self, age: float) -> bool:

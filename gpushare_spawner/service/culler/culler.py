@@ -22,10 +22,10 @@ from gpushare_spawner.service.actions.share import YIELD_SECONDS
 from gpushare_spawner.service.culler.actions import (
     HubActions,
     ServerVerdict,
+    dry_run_action,
     go_on_yielding,
     judge,
     stop_yielding,
-    suppose,
     take_gpu_action,
     update_notice,
     users_to_delete,
@@ -252,7 +252,7 @@ class Culler:
         if _starts_or_stops(decision):
             return None
         if decision.dry_run:
-            return partial(suppose, self._context, decision, self.state.dry_run)
+            return partial(dry_run_action, self._context, decision, self.state.dry_run)
         if decision.decision.tier is Tier.STOPPED:
             return None
         if decision.session.yields and decision.session.id in self.state.pressure.free_again:

@@ -442,7 +442,7 @@ class PodLauncher:
             share = self.attempt.reservation
             if share is None:
                 # after a refusal by a node, retry the pod without optional parts
-                share = replace(await self._reserve_elsewhere(), observed=not failures)
+                share = replace(await self._reserve_on_another_node(), observed=not failures)
                 self.attempt.reserved(share)
             # another layer's scheduler can keep a pod waiting indefinitely
             self.attempt.admission = PodAdmission(
@@ -460,7 +460,7 @@ class PodLauncher:
                 self.log.warning("%s: the cluster's API failed: %s; trying again", self.name, worded(error))
                 await asyncio.sleep(0.1 * 2**failures)
 
-    async def _reserve_elsewhere(self) -> PodReservation:
+    async def _reserve_on_another_node(self) -> PodReservation:
         try:
             return await self.pod.reserve()
         except SpawnRefused as refusal:

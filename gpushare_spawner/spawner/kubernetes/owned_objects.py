@@ -35,7 +35,7 @@ PAUSES = 0.1, 2.0
 """Seconds between attempts: the first pause and the longest pause."""
 ASK_AGAIN_SECONDS = 300.0
 """Seconds until the permission to create Secrets is checked again, because permissions can change. Our value: the same
-as `cluster.capacity.ASK_AGAIN_SECONDS`.
+as `cluster.node_resources.ASK_AGAIN_SECONDS`.
 """
 _TRIES = 3
 """Number of attempts for an object that another client deletes as soon as it exists."""

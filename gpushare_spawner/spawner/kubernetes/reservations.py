@@ -114,7 +114,7 @@ class PodReservations(Reservations[PodReservation]):
         """Return the places of pods that are not confirmed to run or may still appear."""
         self._drop_lingering()
         reserved = {**self._in_flight, **{token: allocation for token, (_, allocation) in self._lingering.items()}}
-        counted = self.cluster.capacity.bound()
+        counted = self.cluster.node_resources.bound()
         return [
             replace(allocation, uncounted=NOTHING) if token in counted else allocation
             for token, allocation in reserved.items()
@@ -132,7 +132,7 @@ class PodReservations(Reservations[PodReservation]):
     async def _reserve_on(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         token = secrets.token_hex(8)
         if ticket.offer is not None:
-            return self._reserve_elsewhere(ticket, ticket.offer, placement, token)
+            return self._reserve_by_layer(ticket, ticket.offer, placement, token)
         share = self.counted(ticket.request.share)
         request = ticket.request.placement_request(snapshot)
         allocation = Allocation(
@@ -158,7 +158,7 @@ class PodReservations(Reservations[PodReservation]):
         )
         return allocation
 
-    def _reserve_elsewhere(self, ticket: Ticket, offer: LayerOffer, placement: Placement, token: str) -> Allocation:
+    def _reserve_by_layer(self, ticket: Ticket, offer: LayerOffer, placement: Placement, token: str) -> Allocation:
         """Reserve GPUs of another layer, which count in quotas and in the layer's free capacity."""
         request = ticket.request
         self._in_flight[token] = allocation_elsewhere(

@@ -143,7 +143,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._kube = KubeSpawnerPrivate(self, super())
+        self._kubespawner = KubeSpawnerPrivate(self, super())
         self._kubespawners_form: Any = None
 
     # -- the parts --
@@ -161,18 +161,18 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         if NAMESPACE_FILE.exists():
             return NAMESPACE_FILE.read_text().strip()
         # a user's namespace differs from the hub's
-        return self._kube.default_namespace() if self.enable_user_namespaces else str(self.namespace)
+        return self._kubespawner.default_namespace() if self.enable_user_namespaces else str(self.namespace)
 
     def _new_reservations(self) -> PodReservations:
         api = self._cluster_api()
-        capacity = ClusterResources(api, self.log)
+        node_resources = ClusterResources(api, self.log)
         cluster = ClusterSnapshots(
             self.reflectors,
             self._reports_key,
             self.share_unit_size,
             self.log,
-            capacity,
-            layers=LayerReader(capacity, api, self._policy_in_force(), self.log),
+            node_resources,
+            layers=LayerReader(node_resources, api, self._policy_in_force(), self.log),
             claimed_capacity=round(self.claims_overcommit * UNITS_PER_GPU),
         )
         return PodReservations(cluster, self.log, nodes_are_added=self.nodes_are_added, **self._queue_settings())
@@ -186,7 +186,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     @property
     def _watches(self) -> Watches:
-        return Watches(self._kube, self.reflectors, self.namespace, self.log)
+        return Watches(self._kubespawner, self.reflectors, self.namespace, self.log)
 
     @property
     def _pod_objects(self) -> PodObjects:
@@ -221,7 +221,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         written = self.profile_list
         if callable(written):
             written = await maybe_future(written(self))
-        offer = Offer.of(self._templates(), written, self._kube.complete_profiles(written or []))
+        offer = Offer.of(self._templates(), written, self._kubespawner.complete_profiles(written or []))
         for name in offer.clashes:
             text = "The template %r is not offered: profile_list has a profile with that slug"
             self._log_once(("clash", name), text, name)
@@ -259,7 +259,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         asks_gpu = any(card.template is not None and card.template.gpu is not None for card in cards)
         availability_now = await self._availability_if_watched() if asks_gpu else None
         if self._has_own_form():
-            own = self._kube.rendered_form(offer.entries(cards, availability_now, self._quota_choices))
+            own = self._kubespawner.rendered_form(offer.entries(cards, availability_now, self._quota_choices))
             return self._below_stop_note(own)
         chosen, standard = self._chosen_before(), offer.default_of(cards)
         if standard is not None and chosen.get("profile") not in [card.slug for card in cards]:
@@ -294,7 +294,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return await self._watches.start(kind, reflector_class, replace, **kwargs)
 
     async def _watch(self) -> None:
-        self.reservations.cluster.capacity.begin()
+        self.reservations.cluster.node_resources.begin()
         await self._watches.ensure(
             self._reports_key, lambda: ReportReflector(parent=self, namespace=self._reports_namespace)
         )
@@ -315,7 +315,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             self._refuse_while_templates_are_awaited()
             self._decided.set()
             return super().run_pre_spawn_hook()
-        self._kube.forget_last_start()
+        self._kubespawner.forget_last_start()
         return self._prepare(super().run_pre_spawn_hook)
 
     def _refuse_while_templates_are_awaited(self) -> None:
@@ -330,7 +330,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     async def _choose(self) -> Choice:
         offer = await self._offer()
-        return offer.choose(self.user_options, self._allowed, self._chosen, self._kube.profile_of)
+        return offer.choose(self.user_options, self._allowed, self._chosen, self._kubespawner.profile_of)
 
     async def _get_ready(self, choice: Choice) -> None:
         template = choice.profile.template
@@ -363,7 +363,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         request = SpawnRequest(
             Tenant(self.user.name, self.name, quota=choice.quota, user_units=choice.user_units),
             template,
-            self._kube.expanded(node) if node else "",
+            self._kubespawner.expanded(node) if node else "",
             requested(settings),
             ineligible=self._ineligible(settings),
         )
@@ -375,9 +375,11 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     def _ineligible(self, settings: Mapping[str, Any]) -> Callable[[], frozenset[str]]:
         """Return a function that returns the nodes that cannot run a pod with these settings."""
-        constraints = pod_constraints(settings, self._kube.sorted_values)
+        constraints = pod_constraints(settings, self._kubespawner.sorted_values)
         return (
-            functools.partial(self.reservations.cluster.capacity.ineligible, constraints) if constraints else frozenset
+            functools.partial(self.reservations.cluster.node_resources.ineligible, constraints)
+            if constraints
+            else frozenset
         )
 
     def _ineligible_for(self, template: Template) -> Callable[[], frozenset[str]]:
@@ -407,7 +409,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
                 if not attempt.chosen and (choice := await self._template_choice()) is not None:
                     attempt.choose(choice)
                 if not attempt.chosen:
-                    return await self._kube.start_pod()
+                    return await self._kubespawner.start_pod()
                 with attempt.starting():
                     return await self._start_chosen(attempt)
         finally:
@@ -418,7 +420,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         if choice is None or template is None or template.gpu is None:
             if self.place_without_gpu and template is not None:
                 attempt.preferred_node = await self._node_without_gpu()
-            return await self._kube.start_pod()
+            return await self._kubespawner.start_pod()
         patience = min(self.queue_timeout, self.start_timeout / 2)
         pod = ServerPod(
             reserve=lambda: self._reserve(choice, template, patience, attempt.retries),
@@ -447,7 +449,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
                 await self._pod_objects.make_for_layer(self.namespace, offer)
             except LayerCannot as error:
                 raise SpawnRefused(str(error), reason="bad-template", status=500) from None
-        return await self._kube.start_pod()
+        return await self._kubespawner.start_pod()
 
     def _validate_user_options(self, profile_list: Sequence[Mapping[str, Any]]) -> None:
         """Check the options for a KubeSpawner profile. Raises ValueError."""
@@ -522,7 +524,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the position in the queue and the GPU, then KubeSpawner's events."""
-        begun = self.pending or self._attempt.phase is SpawnPhase.PLACING or self._kube.was_started
+        begun = self.pending or self._attempt.phase is SpawnPhase.PLACING or self._kubespawner.was_started
         async for event in self._attempt.events(bool(begun and self._templates()), super().progress()):
             yield event
 

@@ -212,7 +212,7 @@ async def test_gpus_of_another_layer_count_in_the_quota_from_the_reservation_to_
     tenant = Tenant("ada", quota="group:ml")
     ticket = cluster.reservations.queue.join(SpawnRequest(tenant, template), 0.0)
     offer = LayerOffer(LayerName.MIG, LayerRequest(tenant, template, MigOptions()), frozenset({"kept"}))
-    given = cluster.reservations._reserve_elsewhere(ticket, offer, Placement("", ()), "t1")
+    given = cluster.reservations._reserve_by_layer(ticket, offer, Placement("", ()), "t1")
     assert cluster.reservations._pending() == {"t1": Pending(LayerName.MIG, 200, frozenset({"kept"}))}
     ledger = await cluster.ledger()
     assert list(ledger.allocations.values()) == [given]
@@ -440,7 +440,7 @@ async def test_each_gpu_of_a_report_is_held_against_the_nodes_status(
     """None: the hub may not read nodes, and only the bounds of a report count."""
     cluster = Cluster()
     if devices is None:
-        cluster.snapshots.capacity = ClusterResources(None, LOG)  # type: ignore[arg-type]
+        cluster.snapshots.node_resources = ClusterResources(None, LOG)  # type: ignore[arg-type]
     else:
         cluster.free["n"]["gpus"] = devices
     cluster.report("n", units=units, parts=OPTIONAL[optional])
@@ -706,19 +706,19 @@ async def test_a_changed_node_alone_is_judged_again(monkeypatch: pytest.MonkeyPa
     accept = PodConstraints.accept
     monkeypatch.setattr(PodConstraints, "accept", lambda pod, node: asked.append(node.name) or accept(pod, node))  # type: ignore[func-returns-value]
     constraints = PodConstraints.of({"pool": "notebooks"}, [], [])
-    assert cluster.snapshots.capacity.ineligible(constraints) == frozenset()
+    assert cluster.snapshots.node_resources.ineligible(constraints) == frozenset()
     await cluster.ledger()
-    assert cluster.snapshots.capacity.ineligible(constraints) == {"n", "m"}
+    assert cluster.snapshots.node_resources.ineligible(constraints) == {"n", "m"}
     asked.clear()
     cluster.allocatable("n", 32_000, pool="notebooks")
     await cluster.ledger()
-    assert cluster.snapshots.capacity.ineligible(constraints) == {"m"}
+    assert cluster.snapshots.node_resources.ineligible(constraints) == {"m"}
     cluster.allocatable("n", 16_000, pool="notebooks")
     await cluster.ledger()
     assert asked == ["n"]
     del cluster.free["m"]
     await cluster.ledger()
-    assert cluster.snapshots.capacity.ineligible(constraints) == frozenset()
+    assert cluster.snapshots.node_resources.ineligible(constraints) == frozenset()
 
 
 async def test_gpus_of_a_new_report_that_are_as_known_stay_the_same_objects() -> None:

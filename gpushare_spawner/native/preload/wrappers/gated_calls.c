@@ -1,4 +1,5 @@
-/* Wrappers of the calls that may wait: every call that puts work on a GPU, which passes the gate, and, with engine
+/* Wrappers of the calls that may wait: every call that puts work on a GPU (cuLaunchKernel and the
+   other STREAMED entries of driver/driver_calls.h), which passes the gate, and, with engine
    `suspend`, every other call that a suspended process must not make. A call of the latter kind that lacks device
    memory is repeated after the agent has freed memory. With other engines these calls go directly to the driver or to
    the wrapper that all engines use. */

@@ -79,7 +79,7 @@ class ClusterSnapshots:
         reports_key: tuple[Any, ...],
         unit_size: int,
         log: logging.Logger,
-        capacity: ClusterResources,
+        node_resources: ClusterResources,
         clock: Callable[[], float] | None = None,
         layers: LayerReader | None = None,
         claimed_capacity: int = UNITS_PER_GPU,
@@ -93,7 +93,7 @@ class ClusterSnapshots:
         self.feed = LedgerFeed()
         """The ledger of the pods' allocations and of the reservations that `snapshot` has received."""
         self._clock = WallClock.of(clock)
-        self.capacity = capacity
+        self.node_resources = node_resources
         """Reader of the free CPU, memory and pods of nodes; all values are unknown before its `begin`."""
         self.layers = layers
         """Reader of other sharing layers; None if there are no such layers."""
@@ -173,14 +173,14 @@ class ClusterSnapshots:
                 await breaks.through(self._read_reports(reports))
                 await breaks.through(self._count_reports())
                 await breaks.through(self._read_pods(pods))
-                await breaks.through(self.capacity.count())
+                await breaks.through(self.node_resources.count())
                 await breaks.through(self._count_resources())
                 await breaks.through(self._count_reservations(before, reserved, in_flight))
             except Exception:
                 # some changes may have been read but not counted
                 for objects in (self._config_maps, *self._changed_pods.values()):
                     objects.mark_all_changed()
-                self.capacity.mark_all_changed()
+                self.node_resources.mark_all_changed()
                 raise
             layers = self.layers.snapshot() if self.layers is not None else None
             snapshot = GpuSnapshot(self._inventory, self._awaited, tuple(self._notices.items()), layers)
@@ -221,7 +221,7 @@ class ClusterSnapshots:
             yield
 
     def _count_resources(self) -> Iterator[None]:
-        for node, resources in self.capacity.changes():
+        for node, resources in self.node_resources.changes():
             self.feed.resources(node, resources)
             yield
 
@@ -332,7 +332,7 @@ class ClusterSnapshots:
         counts with the units of the hub's settings. Lent units raise the ResourceSlice of such a node, but not its
         report.
         """
-        devices = self.capacity.gpu_devices(report.node)
+        devices = self.node_resources.gpu_devices(report.node)
         if devices is None:
             return ""
         by_claims = report.claims is not None and not any(devices.values())

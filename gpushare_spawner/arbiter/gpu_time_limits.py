@@ -2,7 +2,7 @@
 
 The rule is a token bucket of GPU time. A session that has had its limit is held back until the excess is repaid and one
 run is saved. accounting.py charges the received time; gpu_arbiter.py stops and starts the clients.
-Time-outs of a REVOKE are in time_slices.py (`revoke_timeout`).
+gpu_arbiter.py (`_decide`) handles clients that keep a revoked lease, after `revoke_timeout` of time_slices.py.
 """
 
 from __future__ import annotations
