@@ -372,6 +372,8 @@ class FreeCapacity:
         self._retired: dict[Demand, CapacityIndex] = {}
         self._totals: NodeTotals | None = None
         self._changes = ChangeLog()
+        self._ahead_at = -1
+        """The version at which no node was left to rate ahead."""
         self.labels: Counter[str] = Counter()
         """Labels of sessions, with the number of the sessions."""
 
@@ -422,12 +424,16 @@ class FreeCapacity:
 
     def _rate_ahead(self, rating: Rating) -> None:
         """Rate a few nodes for other demands, so that the next query for a rare demand does not rate many at once."""
+        if self._ahead_at == self.version:
+            return
         left = RATED_AHEAD
         for (_, other), index in islice(reversed(self._indexes.items()), MOST_AHEAD):
             more = min(left, index.behind - LEFT_BEHIND) if other == rating else 0
             if more > 0:
                 index.refresh(more)
                 left -= more
+        if left == RATED_AHEAD:
+            self._ahead_at = self.version
 
     def _rated_on(self, name: str, demand: Demand, rating: Rating) -> Sequence[Rated]:
         """Return the places on one node; none if it is unknown or not admitted."""

@@ -208,8 +208,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         """Return the choice that ``user_options`` describe. Raises SpawnRefused."""
 
     @abstractmethod
-    def _ineligible_for(self, template: Template) -> Callable[[], frozenset[str]]:
-        """Return a function that returns the nodes that cannot run this template, regardless of free capacity."""
+    def _ineligible(self) -> Callable[[Template], Callable[[], frozenset[str]]]:
+        """Return a function that returns, for a template, a function that returns the nodes that cannot run it.
+
+        Regardless of free capacity. Templates with the same conditions share the second function.
+        """
 
     @abstractmethod
     async def _get_ready(self, choice: Choice) -> None:
@@ -293,11 +296,17 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         quotas = self.policy_folder.load(max_age=QUOTAS_MAX_AGE).quotas
         return QuotaAccounts(quotas).of_user(self.user.name, self.group_names) if quotas is not None else ()
 
-    def _quota_choices(self, template: Template) -> list[QuotaChoice]:
-        """Return the accounts that a server can be charged to, each with its admission if it can be determined."""
-        accounts = chargeable(self._accounts(), template)
-        tenants = ((account, Tenant(self.user.name, self.name, quota=account.key)) for account in accounts)
-        return [QuotaChoice(account, self._admission(tenant, template)) for account, tenant in tenants]
+    def _quota_choices(self) -> Callable[[Template], list[QuotaChoice]]:
+        """Return a function that returns the accounts that a server of a template can be charged to.
+
+        Each account has its admission if it can be determined.
+        """
+        accounts = self._accounts()
+        tenants = {account.key: Tenant(self.user.name, self.name, quota=account.key) for account in accounts}
+        return lambda template: [
+            QuotaChoice(account, self._admission(tenants[account.key], template))
+            for account in chargeable(accounts, template)
+        ]
 
     def _admission(self, tenant: Tenant, template: Template) -> Admission | None:
         """Return the quota's decision on a server now; None if it is unknown or if placement failed."""
@@ -333,7 +342,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         """Return our form's HTML, below the reason why the server was stopped. See `Form.render`."""
         form = Form(self.form_template_paths)
         return self._below_stop_note(
-            form.render(cards, chosen, availability_now, self.unavailable, self.enforces_resources, self._quota_choices)
+            form.render(
+                cards, chosen, availability_now, self.unavailable, self.enforces_resources, self._quota_choices()
+            )
         )
 
     def _below_stop_note(self, form: str) -> str:
@@ -348,7 +359,8 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         unknown: tuple[type[Exception], ...] = (TimeoutError, *reservations.unreachable)
         account = next(iter(self._accounts()), None)
         tenant = Tenant(self.user.name, self.name, quota=account.key if account is not None else "")
-        asking = reservations.availability_now(0.5, lambda template: self._ineligible_for(template)(), tenant)
+        ineligible = self._ineligible()
+        asking = reservations.availability_now(0.5, lambda template: ineligible(template)(), tenant)
         try:
             now = await asyncio.wait_for(asking, FORM_SECONDS)
         except unknown as error:
@@ -564,9 +576,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         ends_at = time.time() + patience
 
         def joined(ticket: Ticket) -> None:
+            ineligible = self._ineligible()
             ticket.alternatives = tuple(
-                SpawnRequest(request.tenant, template, ineligible=self._ineligible_for(template))
-                for template in alternatives
+                SpawnRequest(request.tenant, template, ineligible=ineligible(template)) for template in alternatives
             )
             following.append(asyncio.ensure_future(progress.follow(ticket, ends_at)))
             following.append(asyncio.ensure_future(self._decide_when_considered(ticket)))

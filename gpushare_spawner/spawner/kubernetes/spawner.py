@@ -259,7 +259,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         asks_gpu = any(card.template is not None and card.template.gpu is not None for card in cards)
         availability_now = await self._availability_if_watched() if asks_gpu else None
         if self._has_own_form():
-            own = self._kubespawner.rendered_form(offer.entries(cards, availability_now, self._quota_choices))
+            own = self._kubespawner.rendered_form(offer.entries(cards, availability_now, self._quota_choices()))
             return self._below_stop_note(own)
         chosen, standard = self._chosen_before(), offer.default_of(cards)
         if standard is not None and chosen.get("profile") not in [card.slug for card in cards]:
@@ -365,7 +365,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             template,
             self._kubespawner.expanded(node) if node else "",
             requested(settings),
-            ineligible=self._ineligible(settings),
+            ineligible=self._ineligible_under(settings),
         )
         return replace(request, left_out=functools.partial(self.reservations.exclusions.of, request))
 
@@ -373,7 +373,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         """Return the settings that decide on which nodes the pod can run."""
         return {name: getattr(self, name) for name in (*CONSTRAINING, *REQUESTING)}
 
-    def _ineligible(self, settings: Mapping[str, Any]) -> Callable[[], frozenset[str]]:
+    def _ineligible_under(self, settings: Mapping[str, Any]) -> Callable[[], frozenset[str]]:
         """Return a function that returns the nodes that cannot run a pod with these settings."""
         constraints = pod_constraints(settings, self._kubespawner.sorted_values)
         return (
@@ -382,9 +382,20 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             else frozenset
         )
 
-    def _ineligible_for(self, template: Template) -> Callable[[], frozenset[str]]:
-        settings = self._attempt.overrides.instead(Profile.of_template(template), CONSTRAINING)
-        return self._ineligible(settings) if settings is not None else frozenset
+    def _ineligible(self) -> Callable[[Template], Callable[[], frozenset[str]]]:
+        shared: list[Callable[[], frozenset[str]]] = []
+
+        def of(template: Template) -> Callable[[], frozenset[str]]:
+            own = template.profile_options or not template.kubespawner_override.keys().isdisjoint(CONSTRAINING)
+            if shared and not own:
+                return shared[0]
+            settings = self._attempt.overrides.instead(Profile.of_template(template), CONSTRAINING)
+            ineligible = self._ineligible_under(settings) if settings is not None else frozenset
+            if not own:
+                shared.append(ineligible)
+            return ineligible
+
+        return of
 
     async def _clear_way(self) -> None:
         await self._pod_objects.remove_leftover(self._pod(), self._stop_pod)
@@ -438,7 +449,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         if pinned_node(settings):
             return ""
         amounts = requested(settings)
-        demand = Demand(0, 0, amounts.cpu, amounts.memory, ineligible=self._ineligible(settings)())
+        demand = Demand(0, 0, amounts.cpu, amounts.memory, ineligible=self._ineligible_under(settings)())
         return await self.reservations.node_without_gpu(demand)
 
     async def _start_pod(self, attempt: PodAttempt) -> Any:

@@ -232,9 +232,9 @@ class GPUShareMixin(GPUShareBase):
         request = SpawnRequest(tenant, template)
         attempt.reserved(await self._reserve_share(request, choice.alternatives, self.queue_timeout, attempt.progress))
 
-    def _ineligible_for(self, template: Template) -> Callable[[], frozenset[str]]:
+    def _ineligible(self) -> Callable[[Template], Callable[[], frozenset[str]]]:
         # the machine has one node, and it accepts every server
-        return frozenset
+        return lambda template: frozenset
 
     def _uid(self) -> int:
         try:

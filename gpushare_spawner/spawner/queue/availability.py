@@ -92,6 +92,8 @@ class AvailabilityNow:
     _prepared: set[Demand] = field(default_factory=set, repr=False)
     _requests: dict[int, SpawnRequest] = field(default_factory=dict, repr=False)
     """Requests by the identity of their template, which the request references."""
+    _placements: dict[int, tuple[SpawnRequest, PlacementRequest]] = field(default_factory=dict, repr=False)
+    """Placement requests by the identity of the spawn's request."""
 
     def availability(self, template: Template) -> Availability:
         """Return the outcome that a spawn of this template would have now."""
@@ -129,11 +131,17 @@ class AvailabilityNow:
         """Prepare `availability` and `startable` in pieces."""
         for request in requests:
             if request.template.gpu is not None and self.check.snapshot.native(request.template):
-                placement_request = request.placement_request(self.check.snapshot)
+                placement_request = self._placement_request(request)
                 if placement_request.demand not in self._prepared:
                     self._prepared.add(placement_request.demand)
                     yield from self.check.preparing(placement_request)
                 yield None
+
+    def _placement_request(self, request: SpawnRequest) -> PlacementRequest:
+        known = self._placements.get(id(request))
+        if known is None:
+            known = self._placements[id(request)] = request, request.placement_request(self.check.snapshot)
+        return known[1]
 
     def _availability(self, request: SpawnRequest, instead_of: str = "") -> Availability:
         layers = self.check.snapshot.other_layers(request.template)
@@ -144,7 +152,7 @@ class AvailabilityNow:
 
     def _native(self, request: SpawnRequest) -> Availability:
         gpus = self.check.snapshot.suiting(request.template)
-        result = self._native_now(request.placement_request(self.check.snapshot))
+        result = self._native_now(self._placement_request(request))
         if result.layer is LayerName.MIG and result.profile is None:
             instances = [kind.mig.profile for kind in gpus if kind.mig is not None]
             result = replace(result, profile=min(instances, key=lambda instance: instance.size, default=None))
@@ -157,7 +165,7 @@ class AvailabilityNow:
         try:
             availability = self._availability(request, instead_of)
             if availability.kind == "wait" and self.check.snapshot.other_layers(template) is None:
-                return self.check.fits_without(request.placement_request(self.check.snapshot), (instead_of,))
+                return self.check.fits_without(self._placement_request(request), (instead_of,))
             return availability.kind == "now"
         except Exception as error:
             self.failed(error)

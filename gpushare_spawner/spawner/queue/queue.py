@@ -364,10 +364,12 @@ class PlacementCheck:
     """Seconds since the epoch."""
     monotonic: float = 0.0
     """Seconds on a monotonic clock."""
+    _placed: dict[PlacementRequest, tuple[int, Placement | None]] = field(default_factory=dict, repr=False)
+    """By request, the version of the capacity and the place."""
 
     def verdict(self, request: PlacementRequest) -> Verdict:
         """Return whether a request can be placed without the capacity that is kept for waiting spawns."""
-        placement = self.ledger.place(self.counted_request(request), self.strategy)
+        placement = self._place(request)
         if placement is not None:
             return Verdict(LayerOutcome.NOW, placement)
         unplaceable: Unplaceable = self.ledger.why_unplaceable(request)
@@ -385,6 +387,15 @@ class PlacementCheck:
             placement = self._ends_before_holds_start(request)
             return Verdict(LayerOutcome.NOW, placement) if placement else Verdict(LayerOutcome.WAIT, why=EARLIER_FIRST)
         return Verdict(LayerOutcome.WAIT, why=why, reason=unplaceable.reason)
+
+    def _place(self, request: PlacementRequest) -> Placement | None:
+        """Return a place for a request; it is computed once until a node changes."""
+        version = self.ledger.capacity.version
+        known = self._placed.get(request)
+        if known is None or known[0] != version:
+            known = version, self.ledger.place(self.counted_request(request), self.strategy)
+            self._placed[request] = known
+        return known[1]
 
     def length_of(self, request: PlacementRequest) -> float | None:
         """Return the expected seconds of a session, with which it may pass holds; None: unknown, or there are none."""
@@ -438,7 +449,7 @@ class PlacementCheck:
         capacity = self.ledger.capacity
         if isinstance(self.strategy, Rating):
             yield from rating_steps(capacity, counted.demand, self.strategy, NODES_AT_ONCE)
-        if self.ledger.place(counted, self.strategy) is None:
+        if self._place(request) is None:
             yield from iter(lambda: capacity.prepare_obstacles(request.demand, NODES_AT_ONCE), 0)
             # prepares the spawn's position and hold
             yield from preparing_hold(capacity, counted)

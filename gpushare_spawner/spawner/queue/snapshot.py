@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
@@ -53,6 +53,10 @@ class GpuKind:
         return single_gpu and self.mig.profile.holds(gpu.share.units, memory)
 
 
+MOST_SUITING = 2000
+"""Templates whose suitable GPUs are kept from one snapshot to the next, those of files that have changed included."""
+
+
 class GpuInventory:
     """The GPUs of all nodes. The cost of a change is proportional to the number of GPUs on its node."""
 
@@ -62,6 +66,8 @@ class GpuInventory:
         self._gpus: dict[str, GpuReport] = {}
         self._doubled: dict[str, tuple[str, ...]] = {}
         self._counted: Counter[tuple[str, int, MigInstance | None]] = Counter()
+        self._suiting: dict[int, _Suiting] = {}
+        self._suiting_of: tuple[tuple[GpuKind, ...], LayersFile] | None = None
 
     def __len__(self) -> int:
         """Return the number of nodes that report, including nodes without a GPU."""
@@ -81,6 +87,12 @@ class GpuInventory:
     def kinds(self) -> tuple[GpuKind, ...]:
         """The kinds of GPUs, in the order of their first report."""
         return tuple(GpuKind(model, memory, count, mig) for (model, memory, mig), count in self._counted.items())
+
+    def suiting(self, kinds: tuple[GpuKind, ...], rules: LayersFile) -> dict[int, _Suiting]:
+        """Return what was found for templates, by their identity: all snapshots of the same kinds share it."""
+        if self._suiting_of != (kinds, rules) or len(self._suiting) > MOST_SUITING:
+            self._suiting, self._suiting_of = {}, (kinds, rules)
+        return self._suiting
 
     def put(self, node: str, gpus: Iterable[GpuReport]) -> None:
         """Set the GPUs of a node."""
@@ -279,7 +291,6 @@ class GpuSnapshot:
     """The GPUs that other layers share; None if there are none."""
     rules: LayersFile = NO_RULES
     """The layers of these GPUs by model, if the hub places servers for all layers itself (on one machine)."""
-    _suiting: dict[int, _Suiting] = field(default_factory=dict, repr=False)
 
     @property
     def gpus(self) -> Mapping[str, GpuReport]:
@@ -305,6 +316,10 @@ class GpuSnapshot:
     def kinds(self) -> tuple[GpuKind, ...]:
         """The kinds of GPUs, in the order of their first report."""
         return self.inventory.kinds
+
+    @cached_property
+    def _suiting(self) -> dict[int, _Suiting]:
+        return self.inventory.suiting(self.kinds, self.rules)
 
     def suiting(self, template: Template) -> tuple[GpuKind, ...]:
         """Return the suitable kinds for a template; none for a template without a GPU."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -56,3 +57,19 @@ def test_what_would_start_now_counts_each_alternative_s_own_nodes(machine: Machi
     for _ in now.preparing(alternatives):
         pass
     assert now.startable(alternatives) == (other, CPU)
+
+
+def test_a_place_is_looked_for_once_until_a_node_changes(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = available(machine)
+    place = Mock(wraps=now.check.ledger.place)
+    monkeypatch.setattr(now.check.ledger, "place", place)
+    for _ in now.preparing([now.request(HALF)]):
+        pass
+    assert now.availability(HALF).kind == "now"
+    assert place.call_count == 1
+    request = now.request(HALF).placement_request(now.check.snapshot)
+    machine.hold("a", 100)
+    machine.hold("b", 100)
+    machine.check()
+    assert now.check.verdict(request).placement is None
+    assert place.call_count == 2
