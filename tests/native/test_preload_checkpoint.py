@@ -292,7 +292,7 @@ def test_without_an_agent_that_suspends_an_allocation_fails_at_once(
 def test_every_call_that_the_simulated_driver_blocks_waits_in_front_of_it() -> None:
     """Of those that say so themselves; others come to it through a function that they share."""
     words = (NATIVE / "preload" / "driver" / "driver_calls.h").read_text()
-    wait = set(re.findall(r"^(?:HELD|COUNTED|WATCHED|SINGLE)\((\w+)", words, re.MULTILINE))
+    wait = set(re.findall(r"^(?:SUSPENDABLE|COUNTED|WATCHED|SINGLE)\((\w+)", words, re.MULTILINE))
     for name in re.findall(r"^(?:STREAMED|IMPLICIT)\((\w+)", words, re.MULTILINE):
         wait |= {name, f"{name}_ptsz", f"{name}_ptds"}
     block = {

@@ -309,7 +309,7 @@ EXPORT int cuGetProcAddress_v2(const char *name, void **out, int version, uint64
 }
 """
 """A driver that says what CUDA's runtime asks it for. The runtime ends or crashes afterwards."""
-ENTRY = re.compile(r'\b(?:WRAPPED|WATCHED|HELD|COUNTED)\(\s*\w+,\s*"(\w+)",\s*(\d+),\s*([01]),')
+ENTRY = re.compile(r'\b(?:WRAPPED|WATCHED|SUSPENDABLE|COUNTED)\(\s*\w+,\s*"(\w+)",\s*(\d+),\s*([01]),')
 TWO_ENTRIES = re.compile(r'\b(?:STREAMED|IMPLICIT)\(\s*\w+,\s*"(\w+)",\s*(\d+),\s*(\d+),')
 
 

@@ -19,7 +19,7 @@
 #define WATCHED(name, symbol, version, per_thread, parameters, arguments)                                              \
     CUresult wrapped_##name parameters;                                                                                \
     CUresult suspendable_##name parameters;
-#define HELD(name, symbol, version, per_thread, parameters, arguments) CUresult suspendable_##name parameters;
+#define SUSPENDABLE(name, symbol, version, per_thread, parameters, arguments) CUresult suspendable_##name parameters;
 #define CALLED(name, parameters)
 #include "driver/driver_calls.h"
 
@@ -29,21 +29,21 @@
 #define NO_OFFSET             ".long 0\n"
 /* clang-format off */
 __asm__(".section .rodata\n.balign 4\n.globl resolve_offsets\n.hidden resolve_offsets\nresolve_offsets:\n"
-#define SINGLE(name, symbol, version, parameters, arguments, stream)         OFFSET(wrapped, name)
-#define STREAMED(name, symbol, version, twin, parameters, arguments, stream) OFFSET(wrapped, name) OFFSET(wrapped, name##_ptsz)
-#define IMPLICIT(name, symbol, version, twin, parameters, arguments)         OFFSET(wrapped, name) OFFSET(wrapped, name##_ptds)
-#define WRAPPED(name, symbol, version, per_thread, parameters)               OFFSET(wrapped, name)
-#define HELD(name, symbol, version, per_thread, parameters, arguments)       NO_OFFSET
-#define CALLED(name, parameters)                                             NO_OFFSET
+#define SINGLE(name, symbol, version, parameters, arguments, stream)          OFFSET(wrapped, name)
+#define STREAMED(name, symbol, version, twin, parameters, arguments, stream)  OFFSET(wrapped, name) OFFSET(wrapped, name##_ptsz)
+#define IMPLICIT(name, symbol, version, twin, parameters, arguments)          OFFSET(wrapped, name) OFFSET(wrapped, name##_ptds)
+#define WRAPPED(name, symbol, version, per_thread, parameters)                OFFSET(wrapped, name)
+#define SUSPENDABLE(name, symbol, version, per_thread, parameters, arguments) NO_OFFSET
+#define CALLED(name, parameters)                                              NO_OFFSET
 #include "driver/driver_calls.h"
         ".globl resolve_offsets_suspend\n.hidden resolve_offsets_suspend\nresolve_offsets_suspend:\n"
-#define SINGLE(name, symbol, version, parameters, arguments, stream)         OFFSET(wrapped, name)
-#define STREAMED(name, symbol, version, twin, parameters, arguments, stream) OFFSET(wrapped, name) OFFSET(wrapped, name##_ptsz)
-#define IMPLICIT(name, symbol, version, twin, parameters, arguments)         OFFSET(wrapped, name) OFFSET(wrapped, name##_ptds)
-#define WRAPPED(name, symbol, version, per_thread, parameters)               OFFSET(wrapped, name)
-#define WATCHED(name, symbol, version, per_thread, parameters, arguments)    OFFSET(suspendable, name)
-#define HELD(name, symbol, version, per_thread, parameters, arguments)       OFFSET(suspendable, name)
-#define CALLED(name, parameters)                                             NO_OFFSET
+#define SINGLE(name, symbol, version, parameters, arguments, stream)          OFFSET(wrapped, name)
+#define STREAMED(name, symbol, version, twin, parameters, arguments, stream)  OFFSET(wrapped, name) OFFSET(wrapped, name##_ptsz)
+#define IMPLICIT(name, symbol, version, twin, parameters, arguments)          OFFSET(wrapped, name) OFFSET(wrapped, name##_ptds)
+#define WRAPPED(name, symbol, version, per_thread, parameters)                OFFSET(wrapped, name)
+#define WATCHED(name, symbol, version, per_thread, parameters, arguments)     OFFSET(suspendable, name)
+#define SUSPENDABLE(name, symbol, version, per_thread, parameters, arguments) OFFSET(suspendable, name)
+#define CALLED(name, parameters)                                              NO_OFFSET
 #include "driver/driver_calls.h"
         ".text\n");
 /* clang-format on */

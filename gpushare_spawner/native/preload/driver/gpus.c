@@ -19,7 +19,7 @@ void gpus_read(void) {
         real.cuDeviceGetAttribute(&managed, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, gpu->device);
         gpu->can_manage = managed != 0;
         gpu->burst = 2; /* lanes start at 0: not active */
-        gpu->open = gpu->fast = 1;
+        gpu->gate_state = gpu->fast = 1;
         gpu->allowance = UINT64_MAX;
     }
     __atomic_store_n(&gpu_count, count, __ATOMIC_RELEASE); /* NVML's wrappers read it in other threads */

@@ -28,10 +28,10 @@ struct gpu {
     CUuuid uuid;
     bool can_manage; /* host and GPU may access managed memory at the same time; otherwise it is not used */
 
-    /* The gate. `open` is its state (enum gate_state) and the futex that launching threads wait on; `fast` is 1 only
+    /* The gate. `gate_state` (enum gate_state) is also the futex that launching threads wait on; `fast` is 1 only
        while a launch needs no further check: the gate is open, the lease has no pace and no stream of the process is
        being captured into a graph. */
-    _Atomic uint32_t open;
+    _Atomic uint32_t gate_state;
     _Atomic uint32_t fast;
     _Atomic bool paced;        /* the lease has a pace (pace.c) */
     _Atomic uint32_t burst;    /* number of the burst, which is copied to lanes with work */

@@ -14,7 +14,7 @@
 
 bool gate_fences;
 
-static pthread_mutex_t turning = PTHREAD_MUTEX_INITIALIZER; /* protects `open` and `fast` together */
+static pthread_mutex_t turning = PTHREAD_MUTEX_INITIALIZER; /* protects `gate_state` and `fast` together */
 
 void gate_prepare(void) {
 #ifdef GATE_ALWAYS_FENCES
@@ -27,7 +27,7 @@ void gate_prepare(void) {
 
 static void refresh(struct gpu *gpu) {
     atomic_store(&gpu->fast,
-                 atomic_load(&gpu->open) == GATE_OPEN && !atomic_load(&gpu->paced) && !captures_in_progress());
+                 atomic_load(&gpu->gate_state) == GATE_OPEN && !atomic_load(&gpu->paced) && !captures_in_progress());
 }
 
 void gate_refresh(struct gpu *gpu) {
@@ -38,16 +38,16 @@ void gate_refresh(struct gpu *gpu) {
 
 void gate_open(struct gpu *gpu) {
     pthread_mutex_lock(&turning);
-    atomic_store(&gpu->open, GATE_OPEN);
+    atomic_store(&gpu->gate_state, GATE_OPEN);
     refresh(gpu);
     pthread_mutex_unlock(&turning);
-    futex_wake(&gpu->open);
+    futex_wake(&gpu->gate_state);
 }
 
 /* Change the state. Every later launch either sees the new state or is seen inside. */
 static void leave_open_state(struct gpu *gpu, enum gate_state state) {
     pthread_mutex_lock(&turning);
-    atomic_store(&gpu->open, state);
+    atomic_store(&gpu->gate_state, state);
     refresh(gpu);
     pthread_mutex_unlock(&turning);
     if (gate_fences || syscall(SYS_membarrier, MEMBARRIER_PRIVATE_EXPEDITED, 0, 0) != 0)
@@ -64,7 +64,7 @@ void gate_rest(struct gpu *gpu) {
 
 void gate_stir(struct gpu *gpu) {
     pthread_mutex_lock(&turning);
-    if (atomic_load(&gpu->open) == GATE_RESTING) atomic_store(&gpu->open, GATE_OPEN);
+    if (atomic_load(&gpu->gate_state) == GATE_RESTING) atomic_store(&gpu->gate_state, GATE_OPEN);
     refresh(gpu);
     pthread_mutex_unlock(&turning);
     wake_up();

@@ -21,7 +21,7 @@ void gate_open(struct gpu *gpu);    /* and wake the waiting threads */
 void gate_shut(struct gpu *gpu);    /* afterwards every thread sees the gate shut or is seen inside */
 void gate_rest(struct gpu *gpu);    /* afterwards the next launch wakes the background thread or is seen inside */
 void gate_stir(struct gpu *gpu);    /* end the resting state; for the launch that wakes the background thread */
-void gate_refresh(struct gpu *gpu); /* set `fast` from `open`, the pace and the captures in progress */
+void gate_refresh(struct gpu *gpu); /* set `fast` from `gate_state`, the pace and the captures in progress */
 
 enum gate_wait_end {
     GATE_WAIT_OVER,        /* read the word again */

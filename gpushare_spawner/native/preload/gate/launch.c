@@ -140,7 +140,7 @@ struct passage *launch_pass_slowly(struct passage *passage, struct lane *lane, C
         }
         launch_mark_inside(passage, lane);
         struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
-        uint32_t state = atomic_load_explicit(&gpu->open, memory_order_relaxed);
+        uint32_t state = atomic_load_explicit(&gpu->gate_state, memory_order_relaxed);
         if (likely(state != GATE_SHUT)) {
             if (unlikely(state == GATE_RESTING)) gate_stir(gpu);
             bool through = passage->let_through && gate_lets_through(passage);
@@ -154,7 +154,7 @@ struct passage *launch_pass_slowly(struct passage *passage, struct lane *lane, C
         }
         if (!gate_lets_through(passage)) {
             stand_aside(passage);
-            if (gate_wait(&gpu->open, GATE_SHUT, gpu, passage) != GATE_WAIT_UNANSWERED) continue;
+            if (gate_wait(&gpu->gate_state, GATE_SHUT, gpu, passage) != GATE_WAIT_UNANSWERED) continue;
             launch_mark_inside(passage, lane);
         }
         launch_count(passage, lane);

@@ -338,7 +338,7 @@ bool pace_wait(struct gpu *gpu, struct lane *lane) {
     bool interrupted = false;
     sigset_t before;
     block_signals(&before); /* a signal outside ppoll would not end the wait */
-    while (!interrupted && atomic_load(&gpu->open) && atomic_load(&pace->nanoseconds)) {
+    while (!interrupted && atomic_load(&gpu->gate_state) && atomic_load(&pace->nanoseconds)) {
         captures_lock();
         pthread_mutex_lock(&pace->lock);
         bool capturing = captures_in_progress();

@@ -51,7 +51,7 @@ bool shortage_waited(struct passage *passage, unsigned tries) {
     return false;
 }
 
-void shortage_settled(struct passage *passage) {
+void shortage_ended(struct passage *passage) {
     struct gpu *gpu = passage ? passage->short_of : NULL;
     if (!gpu) return;
     passage->short_of = NULL;

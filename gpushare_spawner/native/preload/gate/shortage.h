@@ -12,7 +12,7 @@ HIDDEN _Atomic bool shortage_answered; /* the agent can suspend others. Backgrou
 bool shortage_waited(struct passage *passage, unsigned tries);
 
 /* End a call's shortage after its last attempt. */
-void shortage_settled(struct passage *passage);
+void shortage_ended(struct passage *passage);
 
 /* Wake the threads that wait here, because a lease begins or there is no agent. Background thread. */
 void shortage_over(struct gpu *gpu);

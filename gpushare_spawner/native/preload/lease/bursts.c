@@ -284,7 +284,7 @@ static void continue_earlier_work(struct gpu *gpu, uint64_t now) {
 
 uint64_t bursts_observe_step(struct gpu *gpu, uint64_t now) {
     uint64_t check_next = UINT64_MAX, next = UINT64_MAX;
-    if (!observed[gpu->index] || atomic_load(&gpu->open) == GATE_RESTING) return UINT64_MAX;
+    if (!observed[gpu->index] || atomic_load(&gpu->gate_state) == GATE_RESTING) return UINT64_MAX;
     if (bursts_earlier_work_runs(gpu, now, &check_next)) continue_earlier_work(gpu, now);
     if (check_next != UINT64_MAX) return check_next;
     burst_step(gpu, NO_LEASE, now, &next);

@@ -25,14 +25,14 @@
     GATED(name, parameters, arguments, NULL)                                                                           \
     GATED(name##_ptds, parameters, arguments, CU_STREAM_PER_THREAD)
 
-#define SUSPENDABLE(name, parameters, arguments, with_suspend, without)                                                \
+#define WITH_SUSPEND(name, parameters, arguments, with_suspend, without)                                               \
     __attribute__((used)) CUresult suspendable_##name parameters {                                                     \
         struct passage *passage = launch_enter_call();                                                                 \
         CUresult result;                                                                                               \
         unsigned tries = 0;                                                                                            \
         do result = with_suspend arguments;                                                                            \
         while (unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && shortage_waited(passage, tries++));                     \
-        if (unlikely(tries)) shortage_settled(passage);                                                                \
+        if (unlikely(tries)) shortage_ended(passage);                                                                  \
         launch_leave(passage);                                                                                         \
         return result;                                                                                                 \
     }                                                                                                                  \
@@ -42,10 +42,10 @@
 
 #define WATCHED(name, symbol, version, per_thread, parameters, arguments)                                              \
     CUresult wrapped_##name parameters;                                                                                \
-    SUSPENDABLE(name, parameters, arguments, wrapped_##name, wrapped_##name)
+    WITH_SUSPEND(name, parameters, arguments, wrapped_##name, wrapped_##name)
 #define COUNTED(name, symbol, version, per_thread, parameters, arguments)                                              \
     CUresult wrapped_##name parameters;                                                                                \
-    SUSPENDABLE(name, parameters, arguments, wrapped_##name, real.name)
-#define HELD(name, symbol, version, per_thread, parameters, arguments)                                                 \
-    SUSPENDABLE(name, parameters, arguments, real.name, real.name)
+    WITH_SUSPEND(name, parameters, arguments, wrapped_##name, real.name)
+#define SUSPENDABLE(name, symbol, version, per_thread, parameters, arguments)                                          \
+    WITH_SUSPEND(name, parameters, arguments, real.name, real.name)
 #include "driver/driver_calls.h"
