@@ -225,3 +225,69 @@ def test_process_that_is_stopped_and_goes_on_at_random_loses_no_work(simulated: 
     assert stopped.hear()[1] == 7 * 1024
     other.say(10)
     assert other.hear() < 0.3
+
+
+ENDLESS = """
+machine = Machine()
+buffer = machine.plain(2 << 20)
+stream = machine.stream()
+say(os.getpid())
+listen()
+events = []
+def launches(count, launch):
+    for _ in range(count):
+        launch()
+    events.append(machine.event())
+    check(cu.cuEventRecord(events[-1], stream))
+    if len(events) > 30:
+        check(cu.cuEventSynchronize(events.pop(0)))
+def graph(kernels):
+    check(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+    for _ in range(kernels):
+        machine.launch("spin", 200_000, stream=stream)
+    return check(cu.cuGraphInstantiate(check(cu.cuStreamEndCapture(stream)), 0))
+while True:
+    {work}
+"""
+WORK = {
+    "long kernels": 'launches(10, lambda: machine.launch("spin", 10_000_000, stream=stream))',
+    "long kernels on one page": """launches(
+        1, lambda: machine.launch("touch", buffer, 4096, 100_000_000, stream=stream)
+    )""",
+    "short kernels and events": 'launches(1, lambda: machine.launch("spin", 200_000, stream=stream))',
+    "kernels of a time slice": 'launches(1, lambda: machine.launch("spin", 2_000_000, stream=stream))',
+    "short kernels and memsets": """launches(
+        1, lambda: (machine.launch("spin", 200_000, stream=stream), cu.cuMemsetD32Async(buffer, 0, 1024, stream))
+    )""",
+    "graphs of short kernels": """whole = graph(20)
+    while True: launches(1, lambda: check(cu.cuGraphLaunch(whole, stream)))""",
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("long kernels", "short kernels and events"),
+        ("long kernels", "short kernels and memsets"),
+        ("long kernels", "graphs of short kernels"),
+        ("long kernels on one page", "long kernels"),
+        ("long kernels", "kernels of a time slice"),
+    ],
+)
+def test_second_program_gets_half_of_the_gpu_from_its_start(simulated: Start, first: str, second: str) -> None:
+    programs = [simulated(ENDLESS.format(work=WORK[kernels])) for kernels in (first, second)]
+    pids = [program.hear() for program in programs]
+    watch = simulated(LOOK + "while True: listen(); say(listed())")
+
+    def milliseconds() -> list[int]:
+        watch.say()
+        found = watch.hear()
+        return [found[str(pid)][1] for pid in pids]
+
+    programs[0].say()
+    time.sleep(0.5)
+    programs[1].say()
+    before = milliseconds()
+    time.sleep(1)
+    received = [late - early for early, late in zip(before, milliseconds(), strict=True)]
+    assert 0.4 < received[1] / sum(received) < 0.6, received

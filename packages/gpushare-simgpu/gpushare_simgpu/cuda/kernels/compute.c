@@ -26,7 +26,7 @@ static void enter(int gpu) {
 static void leave(struct stream *stream, int gpu) {
     struct line *line = &lines[gpu];
     pthread_mutex_lock(&line->lock);
-    int wanted = line->next > line->serving + 1 || stream_next_is_kernel(stream);
+    int wanted = line->next > line->serving + 1 || stream_wants_engine(stream);
     gpu_lock(driver.state, gpu);
     /* also removes the ticket that other processes gave it while it was stopped */
     if (!wanted || turns_over(driver.state, gpu, clock_now())) turns_forget(driver.state, gpu, driver.slot);
@@ -51,32 +51,31 @@ static uint64_t nth_page(const struct work *work, uint64_t n, uint64_t page) {
     return 0;
 }
 
-/* Touch pages and compute for about one time slice. Returns the duration. `device_ns`: the device time of the whole
- * work. */
+/* Touch pages and compute for about one time slice: at most one fault longer, and a rest of the work that is below 1/16
+ * slice runs too. Returns the duration. `device_ns`: the device time of the whole work. */
 static uint64_t slice(const struct work *work, int number, uint64_t pages, uint64_t device_ns, uint64_t *touched,
                       uint64_t *computed) {
     struct state *state = driver.state;
     struct gpu *gpu = &state->gpus[number];
     uint64_t budget = state->settings.slice_ns, spent = 0, fault_ns = 0;
-    while (*touched < pages && spent < budget) {
+    for (;;) {
+        /* what the touched pages allow; long work on few pages takes many slices for each page */
+        uint64_t due = *touched == pages ? device_ns : (uint64_t)((double)device_ns * (double)*touched / (double)pages);
+        uint64_t most = spent < budget ? budget - spent : 0;
+        if (due - *computed < most + budget / 16) most = due - *computed;
+        *computed += most;
+        spent += most;
+        if (*touched == pages || *computed < due || spent >= budget) break;
         struct moved moved = {0};
         residency_bring(nth_page(work, *touched, state->settings.page), number, 0, &moved);
         ++*touched;
-        uint64_t due = (uint64_t)((double)device_ns * (double)*touched / (double)pages),
-                 ns = residency_fault_ns(&moved);
-        spent += due - *computed + ns;
+        uint64_t ns = residency_fault_ns(&moved);
+        spent += ns;
         fault_ns += ns;
-        *computed = due;
         gpu->stats.faulted_in += moved.in;
         gpu->stats.fault_evicted += moved.evicted;
         gpu->stats.first_touched += moved.first_touched;
         gpu->stats.remote += moved.remote;
-    }
-    if (*touched == pages && spent < budget) {
-        uint64_t rest = device_ns - *computed, most = budget - spent;
-        if (rest > most) rest = most;
-        *computed += rest;
-        spent += rest;
     }
     gpu->stats.fault_ns += fault_ns;
     return spent;

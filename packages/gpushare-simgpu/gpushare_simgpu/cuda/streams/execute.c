@@ -84,7 +84,7 @@ uint64_t execute(struct stream *stream, const struct operation *operation, uint6
         if (!dead(stream)) ready = execute_copy(stream, &operation->copy, ready);
         if (operation->copy.staged) free((void *)(uintptr_t)operation->copy.src);
         return ready;
-    case OPERATION_SET: return dead(stream) ? ready : set(stream, operation, ready);
+    case OPERATION_SET: return set(stream, operation, ready);
     case OPERATION_PREFETCH:
         if (dead(stream)) return ready;
         return execute_prefetch(stream, operation->prefetch.address, operation->prefetch.size,

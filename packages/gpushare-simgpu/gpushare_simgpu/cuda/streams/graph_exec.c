@@ -50,8 +50,11 @@ uint64_t graph_run(struct stream *stream, struct graph_exec *exec, uint64_t read
             event_retain(operation.event.event);
             operation.event.number = __atomic_load_n(&operation.event.event->recorded, __ATOMIC_ACQUIRE);
         }
+        stream->graph_next = exec->operations + i + 1;
+        stream->graph_end = exec->operations + exec->count;
         ready = execute(stream, &operation, ready);
     }
+    stream->graph_next = stream->graph_end = NULL;
     exec_release(exec);
     return ready;
 }

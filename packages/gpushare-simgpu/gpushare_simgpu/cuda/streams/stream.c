@@ -11,6 +11,7 @@
 #include "cuda/streams/call_lock.h"
 #include "cuda/streams/capture.h"
 #include "cuda/streams/execute.h"
+#include "cuda/streams/graph.h"
 
 static uint64_t last_id;
 
@@ -227,8 +228,34 @@ CUresult stream_put_and_wait(struct stream *stream, const struct operation *oper
     return __atomic_load_n(&stream->context->error, __ATOMIC_ACQUIRE);
 }
 
-int stream_next_is_kernel(struct stream *stream) {
-    struct cell *cell = &stream->ring[stream->head % RING];
-    return __atomic_load_n(&cell->turn, __ATOMIC_ACQUIRE) == stream->head + 1 &&
-           cell->operation.kind == OPERATION_KERNEL;
+/* Whether the first of these operations that takes device time needs the compute engine; -1: none takes device time. */
+static int first_computes(const struct operation *operation, const struct operation *end) {
+    for (int found; operation < end; operation++) {
+        switch (operation->kind) {
+        case OPERATION_NOTHING:
+        case OPERATION_RECORD:
+        case OPERATION_WRITE_VALUE: break;
+        case OPERATION_KERNEL: return 1;
+        case OPERATION_SET:
+            if (operation->set.width && operation->set.height) return 1;
+            break;
+        case OPERATION_GRAPH:
+            found = first_computes(operation->graph.exec->operations,
+                                   operation->graph.exec->operations + operation->graph.exec->count);
+            if (found >= 0) return found;
+            break;
+        default: return 0;
+        }
+    }
+    return -1;
+}
+
+int stream_wants_engine(struct stream *stream) {
+    int found = first_computes(stream->graph_next, stream->graph_end);
+    for (uint64_t position = stream->head; found < 0 && position < stream->head + RING; position++) {
+        struct cell *cell = &stream->ring[position % RING];
+        if (__atomic_load_n(&cell->turn, __ATOMIC_ACQUIRE) != position + 1) return 0;
+        found = first_computes(&cell->operation, &cell->operation + 1);
+    }
+    return found > 0;
 }

@@ -37,6 +37,7 @@ struct stream {
     int marking;       /* an event is being signaled, before the stream is marked as done with it */
     uint64_t last_end; /* instant at which the last operation ended */
     int rested;        /* the queue has been empty since, so time has passed */
+    const struct operation *graph_next, *graph_end; /* the rest of the graph that runs */
 };
 
 enum stream_kind { STREAM_CREATED, STREAM_IS_LEGACY, STREAM_IS_PER_THREAD };
@@ -63,7 +64,8 @@ void stream_unlink(struct stream *stream);
 void stream_retain(struct stream *stream);
 void stream_release(struct stream *stream);
 
-/* Whether the next queued operation is a kernel, for which the compute engine is kept. Called only by the worker. */
-int stream_next_is_kernel(struct stream *stream);
+/* Whether work for the compute engine follows, events and written values aside; the engine is kept for it. Called only
+ * by the worker. */
+int stream_wants_engine(struct stream *stream);
 
 #endif
