@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushare_spawner.model.frames import FRAME_BYTES, AskKind, Frame, Kind
-from gpushare_spawner.model.share import IdleCause, Tier
+from gpushare_spawner.model.share import IdleCause, Tier, chosen
 from gpushare_spawner.model.share_status import (
     AdminMessage,
     AgentRecord,
@@ -34,6 +34,7 @@ class Script:
     """What the agent answers; tests change it while it runs."""
 
     share: int = 25
+    last: int = 0
     tier: Tier = Tier.ACTIVE
     effective: int = 25
     borrowed: int = 0
@@ -86,6 +87,7 @@ class Script:
         figures = (self.memory, self.resident, self.limit, self.lease, self.sessions, self.with_work, self.use)
         return ShareStatus(
             share_units=self.share,
+            last_units=self.last,
             tier=self.tier,
             effective_units=self.effective,
             borrowed_units=self.borrowed,
@@ -228,4 +230,6 @@ class ScriptedAgent:
         elif kind is AskKind.RELEASE:
             script.tier, script.effective, script.step = Tier.RELEASED, 0, None
         elif kind is AskKind.SHARE:
-            script.share = script.effective = script.guaranteed = value
+            share = chosen(value, len(script.gpus))
+            script.share = script.effective = script.guaranteed = share.units
+            script.last = share.last_units

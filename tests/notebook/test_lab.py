@@ -15,7 +15,7 @@ from gpushare_spawner.model.frames import AskKind, Kind
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.wording.amounts import clock, unbroken
 from tests.notebook.jupyter import TOKEN, Jupyter, running
-from tests.notebook.scripted_agent import Script, ScriptedAgent
+from tests.notebook.scripted_agent import GPU, OTHER_GPU, Script, ScriptedAgent
 from tests.present import present
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -356,6 +356,16 @@ def test_the_dialog_keeps_releases_and_stops_by_keyboard(page: Page, agent: Scri
     assert [one.fields[2] for one in agent.of_kind(Kind.ASK) if one.fields[1] == AskKind.SHARE] == [50]
     page.wait_for(".gpushare-Share", "No template that you may use has another share.")
     assert page.run("return document.querySelector('.gpushare-Share .gpushare-Row').hidden"), "nothing to choose"
+
+    # a whole GPU and a fifth of another
+    script.gpus, script.share, script.last, script.shares = [GPU, OTHER_GPU], 100, 20, (True, "[50, 150, 100]")
+    page.wait_for(".gpushare-Share option", "1.50 GPU")
+    assert page.texts(".gpushare-Share option") == [
+        unbroken(text) for text in ("2 × 0.50 GPU", "1.50 GPU", "2 GPUs (not free now)")
+    ]
+    press("Change")
+    agent.wait_for(Kind.ASK, len(agent.of_kind(Kind.ASK)) + 1)
+    assert [frame.fields[2] for frame in agent.of_kind(Kind.ASK) if frame.fields[1] == AskKind.SHARE] == [50, 150]
     page.click(DIALOG, "Close")
     assert page.errors() == []
 

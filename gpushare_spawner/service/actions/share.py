@@ -17,7 +17,7 @@ from gpushare_spawner.idle.use import Observation, use_rule
 from gpushare_spawner.model.control import ControlRefused, ResizeRequest, TierRequest
 from gpushare_spawner.model.quota import ResourceAmounts
 from gpushare_spawner.model.report import Report, SessionReport
-from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule
+from gpushare_spawner.model.share import Share, Tier, UseRule
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.request import suits
 from gpushare_spawner.quota.order import beyond_guarantee, exceeded_amounts
@@ -87,19 +87,17 @@ async def change_share(
 
 
 async def other_shares(context: ActionContext, target: Target) -> tuple[int, ...]:
-    """Return the shares that the user's templates allow, in units on each GPU, smallest first; never empty.
+    """Return the shares that the user's templates allow, smallest first, as `choice_of` writes them; never empty.
 
-    This changes nothing, and does not check whether the units are free and within the quota. JupyterLab's list has no
-    text for shares with fewer units on the last GPU.
+    This changes nothing, and does not check whether the units are free and within the quota.
     """
     session = await current(target)
     if not session.gpus:
         raise ActionRefused(words.NO_GPU, RefusalCode.BAD_REQUEST)
     choices = other_units(session, await _choices(context, session, await context.reports()))
-    units = tuple(choice for choice in choices if choice <= UNITS_PER_GPU)
-    if not units:
-        raise ActionRefused(words.not_allowed(choices, len(session.gpus)), RefusalCode.LIMIT)
-    return units
+    if not choices:
+        raise ActionRefused(words.not_allowed(()), RefusalCode.LIMIT)
+    return choices
 
 
 async def _explained(context: ActionContext, target: Target, actor: Actor, reason: str, text: str) -> ActionOutcome:

@@ -260,7 +260,7 @@ async def test_share_of_several_gpus_changes_on_each_of_them(acting: Acting, tem
     assert outcome.text.startswith("The share is now 1.20 GPU (previously 2 × 0.50 GPU).")
     assert acting.agent.sessions["ann"].share == Share(100, 2, 20)
     templates["more"] = Template(name="more", display_name="More", gpu={"fraction": 1.5})
-    assert await share.other_shares(acting.actions, acting.seen()) == (50, 100)
+    assert await share.other_shares(acting.actions, acting.seen()) == (50, 150, 100)
     assert (await share.change_share(acting.actions, acting.seen(), ANN, 1.5)).changed
     refusal = await refusal_of(share.change_share(acting.actions, acting.seen(), ROOT, 2.5))
     assert refusal.text.startswith("A share of 2.50 GPU is on 3 GPUs, and the session has 2.")

@@ -1,6 +1,6 @@
 /** The shares that the user may change to. The service determines them from the templates, which takes some seconds. */
 
-import { AskKind, IAskAnswer } from './status';
+import { AskKind, IAskAnswer, IShareStatus } from './status';
 
 /** Templates rarely change. */
 const FRESH_MS = 300_000;
@@ -8,7 +8,7 @@ const FRESH_MS = 300_000;
 const AGAIN_MS = 15_000;
 
 export interface IShareChoices {
-  /** Units of 1 %, smallest first; empty: unknown. */
+  /** Units of 1 % on each GPU, or 150 for a whole GPU and half of another, smallest first; empty: unknown. */
   units: number[];
   /** Why there are no choices. */
   text: string;
@@ -22,13 +22,13 @@ export class ShareChoices {
   ) {}
 
   /**
-   * Return the choices of a session with this share: the same object until the service is asked again, some minutes
+   * Return the choices of a session with this share (see `ownChoice`): the same object until the service is asked again, some minutes
    * after a list, some seconds after a refusal. Throws nothing.
    */
-  of(shareUnits: number): Promise<IShareChoices> {
+  of(share: number): Promise<IShareChoices> {
     const known = this._known;
-    if (known === undefined || known.shareUnits !== shareUnits || this._now() - known.at >= known.freshMs) {
-      const asked = { shareUnits, at: this._now(), freshMs: FRESH_MS, choices: this._choices() };
+    if (known === undefined || known.share !== share || this._now() - known.at >= known.freshMs) {
+      const asked = { share, at: this._now(), freshMs: FRESH_MS, choices: this._choices() };
       this._known = asked;
       void asked.choices.then(choices => {
         asked.freshMs = choices.units.length ? FRESH_MS : AGAIN_MS;
@@ -43,12 +43,28 @@ export class ShareChoices {
     return { units, text: units.length ? '' : answer.text };
   }
 
-  private _known: { shareUnits: number; at: number; freshMs: number; choices: Promise<IShareChoices> } | undefined;
+  private _known: { share: number; at: number; freshMs: number; choices: Promise<IShareChoices> } | undefined;
 }
 
-/** Return the next larger free share; undefined if there is none. `largest`: units that the session can have now. */
-export function preselected(units: readonly number[], share: number, largest: number): number | undefined {
-  return units.find(one => one > share && one <= largest);
+/** The part of a status by which shares are compared. */
+export type IOwnShare = Pick<IShareStatus, 'share_units' | 'last_units' | 'largest_share_units' | 'gpus'>;
+
+/** Return the session's share as a choice. */
+export function ownChoice(own: IOwnShare): number {
+  return own.last_units ? own.share_units * (own.gpus.length - 1) + own.last_units : own.share_units;
+}
+
+/** Return whether the session can have the share now. Beside whole GPUs only the last one can lack units. */
+export function isFree(choice: number, own: IOwnShare): boolean {
+  const most = choice < 100 ? choice : 100;
+  return (own.share_units === 100 ? choice % 100 || most : most) <= own.largest_share_units;
+}
+
+/** Return the next larger free share; undefined if there is none. */
+export function preselected(choices: readonly number[], own: IOwnShare): number | undefined {
+  const total = (choice: number) => (choice > 100 ? choice : choice * own.gpus.length);
+  const held = own.last_units ? ownChoice(own) : total(own.share_units);
+  return choices.find(choice => total(choice) > held && isFree(choice, own));
 }
 
 /** Return the units in a JSON list; none for other text. */

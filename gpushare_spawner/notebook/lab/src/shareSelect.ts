@@ -1,7 +1,7 @@
 /** The part of the dialog that changes the share: a list of the shares that the user may have, and a button. */
 
 import { button, element } from './elements';
-import { IShareChoices, preselected, ShareChoices } from './shareChoices';
+import { IOwnShare, IShareChoices, isFree, ownChoice, preselected, ShareChoices } from './shareChoices';
 import { IShareStatus } from './status';
 import * as words from './words';
 
@@ -33,14 +33,13 @@ export class ShareSelect {
   readonly nodes: HTMLElement[];
 
   showStatus(status: IShareStatus): void {
-    this._largest = status.largest_share_units;
-    this._share = status.share_units;
-    if (this._largest) {
-      void this._askFor(status.share_units);
+    this._own = status;
+    if (status.largest_share_units) {
+      void this._askFor(ownChoice(status));
     }
     // free units change while the list is open: update the texts, and the selection unless the user has chosen
     for (const option of Array.from(this._select.options)) {
-      const text = words.shareChoice(Number(option.value), this._largest);
+      const text = this._text(Number(option.value), status);
       if (option.textContent !== text) {
         option.textContent = text;
       }
@@ -48,9 +47,10 @@ export class ShareSelect {
     this._preselect();
   }
 
-  private async _askFor(shareUnits: number): Promise<void> {
-    const choices = await this._choices.of(shareUnits);
-    if (choices === this._shown || shareUnits !== this._share) {
+  private async _askFor(share: number): Promise<void> {
+    const choices = await this._choices.of(share);
+    const own = this._own;
+    if (own === undefined || choices === this._shown || share !== ownChoice(own)) {
       return; // the share was changed in the meantime
     }
     this._shown = choices;
@@ -58,7 +58,7 @@ export class ShareSelect {
     this._isChosen = false;
     this._select.replaceChildren(
       ...choices.units.map(units => {
-        const option = element('option', '', words.shareChoice(units, this._largest));
+        const option = element('option', '', this._text(units, own));
         option.value = String(units);
         return option;
       })
@@ -69,16 +69,19 @@ export class ShareSelect {
 
   /** Preselect the next larger free share, which most users want, or none. */
   private _preselect(): void {
-    if (!this._isChosen) {
-      const units = preselected(this._shown?.units ?? [], this._share, this._largest);
+    if (!this._isChosen && this._own !== undefined) {
+      const units = preselected(this._shown?.units ?? [], this._own);
       this._select.value = units === undefined ? '' : String(units);
     }
   }
 
+  private _text(choice: number, own: IOwnShare): string {
+    return words.shareChoice(choice, own.gpus.length, isFree(choice, own));
+  }
+
   private _shown: IShareChoices | undefined;
   private _isChosen = false;
-  private _share = 0;
-  private _largest = 0;
+  private _own: IOwnShare | undefined;
   private readonly _select = element('select', 'jp-mod-styled');
   private readonly _choice = element('span', 'gpushare-Row');
   private readonly _why = element('span', '');

@@ -69,6 +69,8 @@ export interface IShareStatus {
   /** The largest share that the session can be changed to, in units of 1 %; 0: it cannot be changed. */
   largest_share_units: number;
   share_units: number;
+  /** Units on the last GPU if these are fewer than on each of the others; 0: as many. */
+  last_units: number;
   /** The current messages, earliest first. */
   messages: IMessage[];
 }

@@ -42,10 +42,12 @@ export function kept(time: string): string {
   return `kept until ${time}`;
 }
 
-/** A share that the user may have. `largest`: units that are free for the session now. */
-export function shareChoice(units: number, largest: number): string {
-  const share = `${units % 100 ? (units / 100).toFixed(2) : units / 100}\u00a0GPU`;
-  return units > largest ? `${share} (not free now)` : share;
+/** A share that the user may have: units on each of its GPUs; 150 is a whole GPU and half of another. */
+export function shareChoice(choice: number, gpus: number, isFree: boolean): string {
+  const units = choice === 100 ? choice * gpus : choice;
+  const number = units % 100 ? (units / 100).toFixed(2) : units / 100;
+  const each = choice < 100 && gpus > 1 ? `${gpus} × ` : '';
+  return `${each}${number}\u00a0GPU${units > 100 && !(units % 100) ? 's' : ''}${isFree ? '' : ' (not free now)'}`;
 }
 
 /** Text for users who cannot see the plot. */

@@ -2,7 +2,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 
-import { preselected, ShareChoices } from '../lib/shareChoices.js';
+import { isFree, ownChoice, preselected, ShareChoices } from '../lib/shareChoices.js';
+import { shareChoice } from '../lib/words.js';
 
 function asking(...answers) {
   const asked = { count: 0, now: 0 };
@@ -14,6 +15,10 @@ function asking(...answers) {
     () => asked.now
   );
   return { asked, choices };
+}
+
+function own(units, largest, gpus = 1, last = 0) {
+  return { share_units: units, last_units: last, largest_share_units: largest, gpus: Array(gpus).fill({}) };
 }
 
 test('the service is asked again after five minutes, or for another share', async () => {
@@ -49,10 +54,31 @@ test('many who want the list while its answer is under way ask once', async () =
 });
 
 test('the next larger share that is free is chosen for the user, or none', () => {
-  assert.equal(preselected([10, 50, 100], 25, 75), 50);
-  assert.equal(preselected([10, 50, 100], 25, 40), undefined);
-  assert.equal(preselected([10], 25, 100), undefined);
-  assert.equal(preselected([50, 100], 25, 25), undefined);
+  assert.equal(preselected([10, 50, 100], own(25, 75)), 50);
+  assert.equal(preselected([10, 50, 100], own(25, 40)), undefined);
+  assert.equal(preselected([10], own(25, 100)), undefined);
+  assert.equal(preselected([50, 100], own(25, 25)), undefined);
+});
+
+test('shares of several GPUs are compared by all their units', () => {
+  const choices = [50, 150, 100]; // half of each of two GPUs, one and a half, two
+  const text = (choice, of) => shareChoice(choice, 2, isFree(choice, of)).replaceAll('\u00a0', ' ');
+  const halves = own(50, 75, 2);
+  assert.deepEqual([ownChoice(halves), preselected(choices, halves)], [50, undefined]);
+  assert.deepEqual(
+    choices.map(choice => text(choice, halves)),
+    ['2 × 0.50 GPU', '1.50 GPU (not free now)', '2 GPUs (not free now)']
+  );
+  assert.equal(preselected(choices, own(50, 100, 2)), 150);
+  // beside a whole GPU only the last one can lack units
+  const more = own(100, 75, 2, 20);
+  assert.deepEqual([ownChoice(more), preselected(choices, more)], [120, 150]);
+  assert.deepEqual(
+    choices.map(choice => text(choice, more)),
+    ['2 × 0.50 GPU', '1.50 GPU', '2 GPUs (not free now)']
+  );
+  assert.equal(preselected(choices, own(100, 100, 2)), undefined);
+  assert.equal(shareChoice(250, 3, true), '2.50\u00a0GPU');
 });
 
 test('an answer that is no list of units gives no choices', async () => {
