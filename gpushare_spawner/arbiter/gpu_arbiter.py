@@ -719,10 +719,10 @@ class GpuArbiter:
         coming = session.total if session.presence is Presence.AWAY else 0
         if client.forced_in or client.displaced:
             missing = self._residency.missing(client, capacity)
-            hand_off = self._cost.of_whole(session.id, coming) if whole else self._cost.both_ways_at_once(missing)
+            hand_off = self._cost.of_whole(session.id, coming) if whole else self._cost.overlapped(missing)
             part = time_slices.part_of_gpu([client], self._roster.staying)
             self._schedule.credit(client.early).spend(part * hand_off)
-        client.paging_until = self._roster.now + (2 * self._cost.one_after_the_other(prefetch) if prefetch else 0.0)
+        client.paging_until = self._roster.now + (2 * self._cost.sequential(prefetch) if prefetch else 0.0)
         if coming:
             session.coming_until = self._roster.now + 2 * self._cost.of_whole(session.id, coming)
         if coming or session.presence is Presence.COMING:

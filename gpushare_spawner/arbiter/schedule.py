@@ -104,7 +104,7 @@ class Schedule:
                 moving = [_moving(client, excess) for client in wanting]
                 amount = min(sum(moving), vram)
                 if amount not in seconds_by_amount:
-                    seconds_by_amount[amount] = self._cost.one_after_the_other(amount)
+                    seconds_by_amount[amount] = self._cost.sequential(amount)
                 costs[session.id] = seconds_by_amount[amount]
         self.bound = time_slices.bound(self._roster.asking, self._settings)
         self.lengths = TimeSliceLengths.plan(weights, costs, self._settings, self.bound)
@@ -245,7 +245,7 @@ class Schedule:
         moving, session = _moving(client, excess), client.session
         if session.moves_whole:
             return self._cost.of_whole(session.id, moving)
-        return self._cost.one_after_the_other(moving)
+        return self._cost.sequential(moving)
 
     def pauses(self, client: Client) -> bool:
         """Return whether a quiet client, with or without its lease, is in a pause that is worth waiting for."""

@@ -131,7 +131,7 @@ class HandOffCost:
         for measured in (self.bandwidth_in, self.bandwidth_out, self.suspend, self.resume):
             measured.forget(session)
 
-    def one_after_the_other(self, amount: int) -> float:
+    def sequential(self, amount: int) -> float:
         """Return the seconds to move `amount` bytes in and out again without overlap: the cost of a time slice."""
         return self._settings.switch_seconds + amount / self.bandwidth_in.value + amount / self.bandwidth_out.value
 
@@ -140,7 +140,7 @@ class HandOffCost:
         moves = self.resume.seconds(session, amount) + self.suspend.seconds(session, amount)
         return self._settings.switch_seconds + moves
 
-    def both_ways_at_once(self, amount: int) -> float:
+    def overlapped(self, amount: int) -> float:
         """Return the seconds that the GPU is idle while `amount` bytes move in and as many others move out."""
         slower = min(self.bandwidth_in.value, self.bandwidth_out.value)
         return self._settings.switch_seconds + amount / slower

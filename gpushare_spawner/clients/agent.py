@@ -88,7 +88,7 @@ class AgentClient:
         """Return whether the tier has changed: always true, because the agent answers after the change."""
         return True
 
-    async def asked(self, within: float) -> bool:
+    async def wait_for_ask(self, within: float) -> bool:
         """Return whether notebook servers have requests for the service.
 
         Waits for the first request, at most ``within`` seconds.

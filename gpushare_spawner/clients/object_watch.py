@@ -130,7 +130,7 @@ class Watched(Background, Generic[Part]):
         """Set after the first list has arrived or failed."""
 
     @property
-    def known(self) -> bool:
+    def current(self) -> bool:
         """Whether `objects` is current, or was recently."""
         return self._heard is not None and time.monotonic() - self._heard < LOST_AFTER
 

@@ -173,11 +173,11 @@ async def _reports(namespace: str) -> list[Report]:
     """Return the agents' readable reports in the hub's namespace."""
     api = await ClusterApi.connect()
     try:
-        found = await api.list(f"/api/v1/namespaces/{namespace}/configmaps", labelSelector=REPORT_SELECTOR)
+        config_maps = await api.list(f"/api/v1/namespaces/{namespace}/configmaps", labelSelector=REPORT_SELECTOR)
     finally:
         await api.close()
     reports = []
-    for config_map in found.items():
+    for config_map in config_maps.items():
         with contextlib.suppress(ValidationError):
             report = read_report(config_map)
             if misplaced_report(config_map["metadata"]["name"], report) is None:

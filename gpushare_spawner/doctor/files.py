@@ -163,8 +163,8 @@ def check_templates(
 
 def template_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> list[Finding]:
     """Return the findings on the templates for a machine with these GPUs."""
-    wrong = [found for found in policy.problems if found.file not in RESERVED]
-    results = [problem(*_problem_texts(folder, found)) for found in wrong]
+    wrong = [fault for fault in policy.problems if fault.file not in RESERVED]
+    results = [problem(*_problem_texts(folder, fault)) for fault in wrong]
     if not policy.templates and not wrong:
         results.append(problem(str(folder), "has no templates, so the form is empty", _COPY))
     for template in policy.templates:
@@ -180,7 +180,11 @@ def template_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> li
 
 def _mps_findings(folder: Path, policy: Policy, machine: Machine) -> list[Finding]:
     """Return a finding on the program that MPS needs; no finding if no template names MPS."""
-    named = [found.name for found in policy.templates if found.gpu is not None and found.gpu.layer is LayerName.MPS]
+    named = [
+        template.name
+        for template in policy.templates
+        if template.gpu is not None and template.gpu.layer is LayerName.MPS
+    ]
     if not named:
         return []
     program = machine.program(MPS_PROGRAM)
@@ -230,8 +234,8 @@ def _beside_findings(folder: Path, policy: Policy, gpus: tuple[Gpu, ...]) -> Ite
             remedy = "Nothing to do if you intend that. The reference of sharing layers says what each layer can do."
             for text in (*layer_notes(policy), *legacy_notes(policy)):
                 yield note(str(folder / name), text, remedy)
-        wrong_fields = [found for found in policy.problems if found.file == name]
-        yield from (problem(*_problem_texts(folder, found)) for found in wrong_fields)
+        wrong_fields = [fault for fault in policy.problems if fault.file == name]
+        yield from (problem(*_problem_texts(folder, fault)) for fault in wrong_fields)
         if content is not None and not wrong_fields:
             yield ok(str(folder / name), _VALID[name])
 

@@ -152,7 +152,7 @@ class TemplateGpu(FilePart):
     given: any GPU."""
 
     @model_validator(mode="after")
-    def _one_of(self) -> TemplateGpu:
+    def _gives_amount(self) -> TemplateGpu:
         if self.fraction is None and self.count is None:
             raise ValueError("give fraction (a part of a GPU), count (whole GPUs), or both (a part of each of several)")
         if (self.fraction or 0) > 1 and self.count is not None:

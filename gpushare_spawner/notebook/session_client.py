@@ -110,9 +110,9 @@ def ask_service(ask: ServiceAsk, path: str | None = None, timeout: float = ANSWE
         connection.send(Kind.ASK, *ask.fields)
         sent = True
         # answers go to all notebook servers of the session
-        while (found := connection.record().answer) is None or found.number != ask.number:
+        while (answered := connection.record().answer) is None or answered.number != ask.number:
             pass
-        return found
+        return answered
 
     try:
         return with_agent(path, timeout, answer)

@@ -134,12 +134,12 @@ class Departures:
 
     def follow(self, now: float) -> None:
         """Record the lengths of sessions that have ended since the last call."""
-        known = now - self._followed_at <= MOST_UNSEEN_SECONDS
+        seen_recently = now - self._followed_at <= MOST_UNSEEN_SECONDS
         self._followed_at = now
         for session in self._changed:
             if session not in self._ledger.allocations and session in self._opened:
                 template, opened_at = self._opened.pop(session)
-                if known and opened_at > 0:
+                if seen_recently and opened_at > 0:
                     self.lengths.ended(template, now - opened_at)
         self._changed.clear()
 
@@ -161,7 +161,7 @@ class Departures:
             for departure in self._leaving(self._ledger.allocations[session], now, notices.get(session))
         ]
         resources = self._resources_free(node, demand, leaving, now)
-        found = []
+        starts_by_model = []
         for model, gpus in node.healthy.items():
             able = [gpu for gpu in gpus if gpu.capacity >= demand.units and gpu.can_ever_meet(demand.conditions)]
             if not demand.count or not demand.accepts(model) or len(able) < demand.count:
@@ -176,8 +176,8 @@ class Departures:
             likely = ({gpu: TimeRange.of(times[gpu]).likely for gpu in able} for times in (free, last))
             uuids = tuple(gpu.uuid for gpu in _first(able, demand.count, *likely))
             at = TimeRange.of(starts)
-            found.append(ExpectedStart(NodeHold(node.name, uuids, demand, at.likely), at))
-        return min(found, key=lambda start: start.at.likely, default=None)
+            starts_by_model.append(ExpectedStart(NodeHold(node.name, uuids, demand, at.likely), at))
+        return min(starts_by_model, key=lambda start: start.at.likely, default=None)
 
     def _leaving(self, allocation: Allocation, now: float, notice: Notice | None) -> Iterable[_Departure]:
         """Yield what a session is expected to give up."""

@@ -423,8 +423,8 @@ class Ledger:
     def guaranteed(self, session: str) -> int:
         """Return the guaranteed units of a session: the least over its GPUs. Raises KeyError for an unknown session."""
         held = self._allocations[session]
-        known = [gpu for gpu in held.gpus if gpu in self.capacity.gpus]
-        return held.least_of({gpu: self._guaranteed[gpu][session] for gpu in known})
+        gpus = [gpu for gpu in held.gpus if gpu in self.capacity.gpus]
+        return held.least_of({gpu: self._guaranteed[gpu][session] for gpu in gpus})
 
     # -- counting --
 

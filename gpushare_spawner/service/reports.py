@@ -196,7 +196,7 @@ class MachineAgents:
         """Wait until notebook servers have asks. Query the agent once every `LONG_POLL` seconds."""
         while True:
             try:
-                if await self._agent.asked(LONG_POLL):
+                if await self._agent.wait_for_ask(LONG_POLL):
                     return [self._agent]
             except ControlRefused:
                 # an older agent without this request, which may be updated later

@@ -74,7 +74,7 @@ class FileKind(Generic[Content]):
         return f"the last valid version of the {self.content} stays in force"
 
     @property
-    def one_document(self) -> str:
+    def second_document(self) -> str:
         """The advice for a second document."""
         return f"write the {self.content} in one document" if self.content else "write each template in its own file"
 
@@ -191,7 +191,7 @@ def _guard(kind: FileKind[Any], text: str) -> None:
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                raise _Refused(line, "a second document starts here", kind.one_document)
+                raise _Refused(line, "a second document starts here", kind.second_document)
         elif isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             total += 1

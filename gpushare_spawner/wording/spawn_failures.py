@@ -130,7 +130,7 @@ PLACING_FAILED = (
 NO_REPORT_YET = "No GPU agent has reported yet."
 AGENT_SILENT = "The GPU agent of this machine does not answer"
 ALLOCATIONS_UNKNOWN = "The allocations on the cluster's GPUs are unknown"
-"""Why nothing can be placed, without a period, see `nothing_known`."""
+"""Why nothing can be placed, without a period, see `cannot_place`."""
 _SMALLER = "Choose a template with a smaller share."
 
 
@@ -216,11 +216,11 @@ def _kept_apart(why: Unplaceable) -> str:
         f"without a session labelled {either(rules.apart_from)}" if rules.apart_from else "",
         f"with sessions that accept the label {either(others)}" if others else "",
     ]
-    wanted = " and ".join(filter(None, conditions))
+    condition = " and ".join(filter(None, conditions))
     return (
-        f"{subject} has {amount} free, and the template asks for a GPU {wanted}."
+        f"{subject} has {amount} free, and the template asks for a GPU {condition}."
         if subject
-        else f"No GPU {wanted} has {amount} free."
+        else f"No GPU {condition} has {amount} free."
     )
 
 
@@ -304,7 +304,7 @@ def nodes_without_reports(nodes: Sequence[str], age: float) -> str:
     return f"{subject} no reports; the last one is {elapsed(age)} old."
 
 
-def nothing_known(unavailable: str) -> str:
+def cannot_place(unavailable: str) -> str:
     """Return that nothing can be placed. ``unavailable``: the part that does not answer, without a period."""
     return (
         f"{unavailable}, so no server with a GPU can start. "

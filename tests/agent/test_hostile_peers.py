@@ -443,7 +443,7 @@ async def hand_off_after(agent: Agent, lies: list[tuple[Kind, int, int]]) -> flo
     eve.send(Kind.MEMORY, 12 * GIB, 0, gpu=FIRST.uuid)
     bob.send(Kind.REQUEST, 12 * GIB, 0, 2, gpu=FIRST.uuid)
     await asyncio.sleep(0.05)
-    return agent.node.arbitrations[FIRST.uuid]._arbiter._cost.one_after_the_other(8 * GIB)
+    return agent.node.arbitrations[FIRST.uuid]._arbiter._cost.sequential(8 * GIB)
 
 
 @pytest.mark.parametrize(

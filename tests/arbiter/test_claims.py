@@ -66,11 +66,11 @@ def test_a_transfer_that_nobody_ordered_teaches_nothing() -> None:
     arbiter.add_session("eve", 50, 0.0)
     arbiter.connect("eve", "eve", 0.0)
     arbiter.request("eve", 12 * GIB, 0, 0.0)
-    guess = arbiter._cost.one_after_the_other(GIB)
+    guess = arbiter._cost.sequential(GIB)
     for now in (10.0, 20.0):
         arbiter.paged_in("eve", 2**63, 2.0**64 / 1e9, now)
         arbiter.paged_out("eve", 2**63, 1e-9, now)
-    assert arbiter._cost.one_after_the_other(GIB) == guess
+    assert arbiter._cost.sequential(GIB) == guess
 
 
 def test_a_claimed_time_counts_only_up_to_the_time_since_the_order() -> None:

@@ -331,7 +331,7 @@ class Mixed(RuleBasedStateMachine):
         if self.sessions[session] != "managed":
             return max(0.2, cost.of_whole(session, self.total(session)))
         processes = sum(peer.session == session for peer in self.peers.values())
-        return processes * self.settings.switch_seconds + cost.one_after_the_other(self.total(session))
+        return processes * self.settings.switch_seconds + cost.sequential(self.total(session))
 
 
 Mixed.TestCase.settings = settings(

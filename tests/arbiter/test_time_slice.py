@@ -101,13 +101,13 @@ def hand_off(rate_in: float, rate_out: float) -> HandOffCost:
 @pytest.mark.parametrize(("rate_in", "rate_out"), [(4e9, 16e9), (16e9, 4e9)])
 def test_a_hand_off_one_way_after_the_other_takes_both_times_and_the_switch(rate_in: float, rate_out: float) -> None:
     cost = hand_off(rate_in, rate_out)
-    assert cost.one_after_the_other(16 * 10**9) == pytest.approx(0.5 + 4 + 1)
-    assert cost.one_after_the_other(0) == 0.5
+    assert cost.sequential(16 * 10**9) == pytest.approx(0.5 + 4 + 1)
+    assert cost.sequential(0) == 0.5
 
 
 @pytest.mark.parametrize(("rate_in", "rate_out"), [(4e9, 16e9), (16e9, 4e9)])
-def test_a_hand_off_both_ways_at_once_takes_the_time_of_the_slower_way(rate_in: float, rate_out: float) -> None:
-    assert hand_off(rate_in, rate_out).both_ways_at_once(16 * 10**9) == pytest.approx(0.5 + 4)
+def test_a_hand_off_overlapped_takes_the_time_of_the_slower_way(rate_in: float, rate_out: float) -> None:
+    assert hand_off(rate_in, rate_out).overlapped(16 * 10**9) == pytest.approx(0.5 + 4)
 
 
 def test_the_credit_is_full_at_first_and_refills_at_the_rate_of_the_overhead_bound_up_to_its_size() -> None:

@@ -52,7 +52,7 @@ async def test_an_object_that_cannot_be_read_does_not_hide_the_others(caplog: py
     watched.start()
     try:
         assert await watched.loaded(5.0)
-        assert watched.known
+        assert watched.current
         assert (watched.problem, list(watched.objects)) == ("", ["good"])
         # also while it is watched: what was read before stays
         api.changes("MODIFIED", queue("good", "none", "10"))

@@ -202,11 +202,11 @@ class BypassWatch:
 
     def _pretending(self, sessions: Mapping[str, Session]) -> dict[str, set[int]]:
         """Return, by session, the connected processes that hold much more memory than they have stated."""
-        whose = {connection.peer.pid: name for name, session in sessions.items() for connection in session.cuda}
+        session_of = {connection.peer.pid: name for name, session in sessions.items() for connection in session.cuda}
         pretending: dict[str, set[int]] = {}
         for (pid, _), amount in self._unstated.amounts.items():
-            if pid in whose and amount > UNSTATED_SLACK:
-                pretending.setdefault(whose[pid], set()).add(pid)
+            if pid in session_of and amount > UNSTATED_SLACK:
+                pretending.setdefault(session_of[pid], set()).add(pid)
         return pretending
 
 
@@ -363,8 +363,8 @@ class UnstatedMemory:
 
         ``shown``: the driver's figure, in bytes.
         """
-        known = self._gpus.get(gpu)  # the list of GPUs can have changed since the driver's answer
-        context = 0 if known is not None and known.simulated else self._context_bytes + UNSTATED_SLACK
+        device = self._gpus.get(gpu)  # the list of GPUs can have changed since the driver's answer
+        context = 0 if device is not None and device.simulated else self._context_bytes + UNSTATED_SLACK
         return max(0, shown - context - self._figures.get((pid, gpu), _Figures()).stated)
 
     def update(self, states: Mapping[str, GpuState], sessions: Collection[Session]) -> None:

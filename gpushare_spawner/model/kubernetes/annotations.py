@@ -316,7 +316,7 @@ def _listed(values: Iterable[object]) -> str:
     return ",".join(map(str, values))
 
 
-def _one_of(choices: Iterable[_Choice]) -> Callable[[str], _Choice]:
+def _choice_parser(choices: Iterable[_Choice]) -> Callable[[str], _Choice]:
     by_text = {choice.value: choice for choice in choices}
 
     def parse(text: str) -> _Choice:
@@ -404,7 +404,9 @@ _ANNOTATIONS = {
     GPU: _Annotation("gpus", _uuids, _listed),
     GPU_INDEX: _Annotation("gpu_indices", _indices, _listed),
     BORROWED: _Annotation("borrowed_units", _units_from(0), always=True),
-    TIER: _Annotation("tier", _one_of(tier for tier in Tier if tier is not Tier.STOPPED), _written_tier, always=True),
+    TIER: _Annotation(
+        "tier", _choice_parser(tier for tier in Tier if tier is not Tier.STOPPED), _written_tier, always=True
+    ),
     TIER_SINCE: _Annotation("tier_since", _instant, _written_instant),
     EFFECTIVE_SHARE: _Annotation("effective_units", _units_from(0)),
     IDLE_SINCE: _Annotation("idle_since", _instant, _written_guard),
@@ -414,7 +416,7 @@ _ANNOTATIONS = {
     TIME_LIMIT: _Annotation("time_limit_units", _units_from(1)),
     MEMORY_LIMIT: _Annotation("memory_limit", parse_percent_or_bytes),
     OVERSUBSCRIBE: _Annotation("oversubscribe", _truth, _written_truth),
-    ENGINE: _Annotation("engine", _one_of(MemoryEngine), str),
+    ENGINE: _Annotation("engine", _choice_parser(MemoryEngine), str),
     QUOTA: _Annotation("quota", str),
     USER_UNITS: _Annotation("user_units", _units_from(1)),
     NOTICE: _json("notice", Notice),

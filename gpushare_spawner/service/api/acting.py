@@ -336,10 +336,10 @@ async def _on_place(
     """Act on the GPU or node in the request's path. Raises ApiError if it does not exist."""
     node, gpu = call.path["node"], call.path.get("uuid", "")
     snapshots = (await call.services.snapshots.current()).snapshots
-    found = [(seen.agent, seen.report) for seen in snapshots if seen.report is not None and seen.report.node == node]
-    if not found:
+    nodes = [(seen.agent, seen.report) for seen in snapshots if seen.report is not None and seen.report.node == node]
+    if not nodes:
         raise ApiError(404, "unknown", words.unknown_node(node))
-    agent, report = found[0]
+    agent, report = nodes[0]
     if gpu and gpu not in {reported_gpu.uuid for reported_gpu in report.gpus}:
         raise ApiError(404, "unknown", words.unknown_gpu(gpu, node))
     place = CordonTarget(agent, node, gpu)

@@ -87,8 +87,8 @@ def matching_rows(snapshot: ServiceSnapshot, query: SessionsQuery, viewer: Calle
     if query.own or not viewer.sees_all:
         rows = [row for row in rows if row.session.user == viewer.name]
     for name, value_of in _FILTERED.items():
-        if wanted := getattr(query, name):
-            rows = [row for row in rows if value_of(row) == wanted]
+        if value := getattr(query, name):
+            rows = [row for row in rows if value_of(row) == value]
     if search_text := query.q.casefold():
         rows = [row for row in rows if search_text in _text(row, snapshot)]
     return rows

@@ -39,7 +39,7 @@ class BypassNotices:
     def __init__(self, actions: ActionContext) -> None:
         self._actions = actions
         self._notified: dict[_Key, float] = {}
-        self._asked: dict[_Key, float] = {}
+        self._requested: dict[_Key, float] = {}
         """The times of the requests to stop processes."""
 
     def due(
@@ -49,7 +49,9 @@ class BypassNotices:
         confirmed = [decision for decision in decisions if decision.session.confirmed]
         current = {key for decision in confirmed for key in _keys(decision)}
         self._notified = {key: min(at, now) for key, at in self._notified.items() if key in current}
-        self._asked = {key: at for key, at in self._asked.items() if key in current and 0 <= now - at < STOP_AGAIN}
+        self._requested = {
+            key: at for key, at in self._requested.items() if key in current and 0 <= now - at < STOP_AGAIN
+        }
         for decision in confirmed:
             message, text = decision.session.message_of(MessageCause.BYPASS), _notice(decision)
             if text is None:
@@ -67,7 +69,7 @@ class BypassNotices:
     def clock_was_set(self, by: float) -> None:
         """Adjust the times by a step of the clock."""
         self._notified = {key: at + by for key, at in self._notified.items()}
-        self._asked = {key: at + by for key, at in self._asked.items()}
+        self._requested = {key: at + by for key, at in self._requested.items()}
 
     def next_stop(self, decisions: Sequence[SessionDecision], now: float) -> float | None:
         """Return the time at which the next process is stopped; None if there is none."""
@@ -82,7 +84,7 @@ class BypassNotices:
 
     def _due(self, decision: SessionDecision, now: float) -> list[_Key]:
         grace = consequence(decision).grace
-        keys = [key for key in _keys(decision) if key in self._notified and key not in self._asked]
+        keys = [key for key in _keys(decision) if key in self._notified and key not in self._requested]
         return [key for key in keys if now - self._notified[key] >= grace]
 
     def _was_notified(self, decision: SessionDecision, now: float) -> None:
@@ -104,7 +106,7 @@ class BypassNotices:
                 return False
             with refusals():
                 await decision.agent.send(StopProcessesRequest(id=session.id, processes=named))
-        self._asked |= dict.fromkeys(due, now)
+        self._requested |= dict.fromkeys(due, now)
         reasons = [words.process_stopped(process.pid, session.memory_limit_bytes) for process in named]
         for reason in reasons:
             self._actions.log.session(session, decision.node, STOP_PROCESS, reason=reason)

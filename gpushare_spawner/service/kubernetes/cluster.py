@@ -147,7 +147,7 @@ class Cluster:
             await watched.close()
 
     def __iter__(self) -> Iterator[NodeAgent]:
-        lost = [watched for watched in self._watched if not watched.known]
+        lost = [watched for watched in self._watched if not watched.current]
         with_pods = {node for node, pods in self._pods_by_node().items() if pods.sessions}
         names = {"?"} if lost else set(self._reports()) | with_pods
         return iter([NodeAgent(name, self, self._clock) for name in sorted(names)])
@@ -178,7 +178,7 @@ class Cluster:
         AgentUnreachable if there is no report or only an old one.
         """
         for watched in self._watched:
-            if not watched.known:
+            if not watched.current:
                 raise AgentUnreachable(watched.problem or f"no news of {watched.what} from the API server")
         name, read = self._reports().get(node, ("", None))
         here = self._pods_by_node().get(node, _NodePods())

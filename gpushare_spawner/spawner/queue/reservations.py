@@ -375,7 +375,7 @@ class Reservations(ABC, Generic[Reserved]):
             ticket.says(ticket.ahead or 0, self._why_nothing_is_placed(error))
             ticket.publish(now)
             if now - max(ticket.joined, self._unavailable_since) >= self.patience:
-                message = spawn_failures.nothing_known(self.unavailable)
+                message = spawn_failures.cannot_place(self.unavailable)
                 described = f"{self.unavailable}: {error}"
                 ticket.refuse(
                     SpawnRefused(message, reason="agent-unavailable", status=503, retry_after=60, log_message=described)

@@ -283,9 +283,9 @@ class OneQuestion(MachineAgent):
         super().__init__(agent.path)
         self.questions = 0
 
-    async def asked(self, within: float) -> bool:
+    async def wait_for_ask(self, within: float) -> bool:
         self.questions += 1
-        return await super().asked(within)
+        return await super().wait_for_ask(within)
 
 
 async def test_agents_that_are_older_or_gone_are_asked_seldom(

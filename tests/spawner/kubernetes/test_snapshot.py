@@ -59,8 +59,8 @@ class Cluster:
         self.capacity = ClusterResources(None, LOG)  # type: ignore[arg-type]
         self.free: dict[str, Any] = {}
         self.bound: dict[str, Any] = {}
-        self.capacity._nodes = SimpleNamespace(known=True, objects=self.free)  # type: ignore[assignment]
-        self.capacity._pods = SimpleNamespace(known=True, objects=self.bound)  # type: ignore[assignment]
+        self.capacity._nodes = SimpleNamespace(current=True, objects=self.free)  # type: ignore[assignment]
+        self.capacity._pods = SimpleNamespace(current=True, objects=self.bound)  # type: ignore[assignment]
         reflectors = {KEY: self.reports, (PODS, "hub"): self.pods}
         self.snapshots = ClusterSnapshots(reflectors, KEY, 1, LOG, self.capacity)
         self.reservations = PodReservations(self.snapshots, LOG)
@@ -647,9 +647,9 @@ async def test_free_cpu_is_forgotten_when_the_reader_knows_nothing_any_more() ->
     cluster = Cluster()
     cluster.bind("other", "n", 4000)
     assert (await cluster.ledger()).capacity.nodes["n"].resources.cpu == 60_000
-    cluster.capacity._nodes.known = False  # type: ignore[union-attr, misc]
+    cluster.capacity._nodes.current = False  # type: ignore[union-attr, misc]
     assert (await cluster.ledger()).capacity.nodes["n"].resources == NodeResources()
-    cluster.capacity._nodes.known = True  # type: ignore[union-attr, misc]
+    cluster.capacity._nodes.current = True  # type: ignore[union-attr, misc]
     assert (await cluster.ledger()).capacity.nodes["n"].resources.cpu == 60_000
 
 

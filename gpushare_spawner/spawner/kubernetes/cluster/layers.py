@@ -475,6 +475,6 @@ class LayerReader:
         late = {
             field_name
             for field_name, watched in self._watched.items()
-            if not watched.known and now - self._since[field_name] > UNREADABLE_AFTER
+            if not watched.current and now - self._since[field_name] > UNREADABLE_AFTER
         }
         return frozenset(layer for layer in layers if late & _PUBLISHED.get(layer, {}).keys())

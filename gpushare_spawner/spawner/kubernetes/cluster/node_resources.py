@@ -130,7 +130,7 @@ class ClusterResources:
         Returns the same object until something changes. See `keep_facts`.
         """
         nodes, pods = self._nodes, self._pods
-        if not self._keeps_facts or nodes is None or pods is None or not (nodes.known and pods.known):
+        if not self._keeps_facts or nodes is None or pods is None or not (nodes.current and pods.current):
             return None
         if self._cluster_facts is None:
             running = (pod["facts"] for pod in pods.objects.values())
@@ -153,7 +153,7 @@ class ClusterResources:
     def gpu_devices(self, node: str) -> Mapping[int, int] | None:
         """Return the number of devices of each GPU in a node's status, by the GPU's index; None if unknown."""
         nodes = self._nodes
-        if nodes is None or not nodes.known or (item := nodes.objects.get(node)) is None:
+        if nodes is None or not nodes.current or (item := nodes.objects.get(node)) is None:
             return None
         devices: Mapping[int, int] = item["gpus"]
         return devices
@@ -161,7 +161,7 @@ class ClusterResources:
     def count(self) -> Iterator[None]:
         """Count the changes in pieces."""
         nodes, pods = self._nodes, self._pods
-        if nodes is None or pods is None or not (nodes.known and pods.known):
+        if nodes is None or pods is None or not (nodes.current and pods.current):
             self._forget()
             return
         for changed in self._pods_seen.pieces(lambda: pods.objects):
