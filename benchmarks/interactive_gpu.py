@@ -119,7 +119,7 @@ class InteractiveGpu:
     def session(self, name: str, weight: int) -> None:
         """A session comes."""
         whole = self._checkpoints is not None
-        self._apply(self.arbiter.add_session(name, weight, self._clock.now, whole=whole))
+        self._apply(self.arbiter.add_session(name, weight, self._clock.now, suspends=whole))
 
     def weigh(self, session: str, weight: int) -> None:
         """The session's weight changes; 0: released."""

@@ -92,20 +92,22 @@ class GpuArbiter:
         weight: int,
         now: float,
         *,
-        whole: bool = False,
-        away: bool = False,
+        suspends: bool = False,
+        suspended: bool = False,
         time_limit: int = UNITS_PER_GPU,
     ) -> list[Decision]:
         """Add a session with a share of `weight` units (0: released). Raises ValueError if it exists.
 
-        `whole`: the session's memory leaves the GPU only as a whole, while the session is suspended (`suspensions`).
-        `away`: the session is suspended now. `time_limit`: see `set_time_limit`.
+        `suspends`: the session's memory leaves the GPU only by suspension, all at once (`suspensions`).
+        `suspended`: the session is suspended now. `time_limit`: see `set_time_limit`.
         """
         if session in self._roster.sessions:
             raise ValueError(f"session {session!r} is on this GPU already")
         _check("a weight", weight)
         self._advance(now)
-        added = ArbitratedSession(session, weight, whole=whole, presence=Presence.AWAY if away else Presence.ON_GPU)
+        added = ArbitratedSession(
+            session, weight, suspends=suspends, presence=Presence.SUSPENDED if suspended else Presence.ON_GPU
+        )
         self._roster.sessions[session] = added
         self._accounts.add(session, added.weight)
         return self.set_time_limit(session, time_limit, now)
@@ -122,8 +124,8 @@ class GpuArbiter:
     def set_weight(self, session: str, weight: int, now: float) -> list[Decision]:
         """Change the session's weight. 0 releases the session and revokes its leases.
 
-        The pages of a released session stay on the GPU until another client needs the memory. A session whose memory
-        moves as a whole is suspended as soon as it has no lease. A released session that requests a lease has weight 1
+        The pages of a released session stay on the GPU until another client needs the memory. A suspendable
+        session is suspended as soon as it has no lease. A released session that requests a lease has weight 1
         until a weight is set.
         """
         _check("a weight", weight)
@@ -219,7 +221,7 @@ class GpuArbiter:
     def request(self, client: ClientId, managed: int, plain: int, now: float, short: int = 0) -> list[Decision]:
         """Handle a client's request for a lease. A client with a lease receives the same grant again.
 
-        If the session's memory moves as a whole, `plain` may include the next memory allocation: the driver has
+        If the session is suspendable, `plain` may include the next memory allocation: the driver has
         rejected `short` bytes of it for lack of memory. If these bytes do not fit next to memory that cannot leave the
         GPU (other than briefly), or do not fit within `MEMORY_TIMEOUT` and `LONGEST_MEMORY_WAIT`, the client gets the
         lease without them, or a refusal.
@@ -298,10 +300,10 @@ class GpuArbiter:
             self._cost.bandwidth_out.learn(record.session.id, answer.amount, answer.seconds)
         return self._decide()
 
-    # -- sessions that move as a whole -------------------------------------------------------------------------------
+    # -- suspendable sessions ----------------------------------------------------------------------------------------
 
     def suspensions(self) -> list[str]:
-        """Return the sessions whose suspension was ordered since the last call.
+        """Return the sessions with a suspension ordered since the last call.
 
         None of their clients has a lease or gets one until `suspended` or `not_suspended`. A `LeaseGrant` to a client
         of a suspended session first requires the session's resumption: the grant is valid after `resumed`, and void
@@ -312,15 +314,15 @@ class GpuArbiter:
     def suspended(self, session: str, amount: int, seconds: float, now: float) -> list[Decision]:
         """Record an ordered suspension that freed the session's memory: `amount` bytes moved in `seconds`."""
         record = self._session(session, now)
-        if record.presence is Presence.LEAVING:
+        if record.presence is Presence.SUSPENDING:
             self._cost.suspend.learn(session, amount, seconds)
-            self._roster.set_presence(record, Presence.AWAY)
+            self._roster.set_presence(record, Presence.SUSPENDED)
         return self._decide()
 
     def not_suspended(self, session: str, now: float) -> list[Decision]:
         """Record a failed suspension; the session stays on the GPU. `set_suspendable` prevents another order."""
         record = self._session(session, now)
-        if record.presence is Presence.LEAVING:
+        if record.presence is Presence.SUSPENDING:
             record.margin = 0
             self._roster.set_presence(record, Presence.ON_GPU)
         return self._decide()
@@ -344,7 +346,7 @@ class GpuArbiter:
         The move of `amount` bytes took `seconds`.
         """
         record = self._session(session, now)
-        if record.presence in (Presence.COMING, Presence.AWAY):
+        if record.presence in (Presence.RESUMING, Presence.SUSPENDED):
             self._cost.resume.learn(session, amount, seconds)
             record.margin = 0
             self._roster.set_presence(record, Presence.ON_GPU)
@@ -359,7 +361,7 @@ class GpuArbiter:
         """
         _check("an amount of memory", lacking)
         record = self._session(session, now)
-        if record.presence not in (Presence.COMING, Presence.LEAVING) or lacking <= record.margin:
+        if record.presence not in (Presence.RESUMING, Presence.SUSPENDING) or lacking <= record.margin:
             return self._decide()  # the bytes are already being freed
         more, record.margin = lacking - record.margin, lacking
         capacity = self._roster.vram_budget().for_managed
@@ -373,10 +375,10 @@ class GpuArbiter:
         The next attempt follows after at least `retry_in` seconds.
         """
         record = self._session(session, now)
-        if record.presence is not Presence.COMING:
+        if record.presence is not Presence.RESUMING:
             return self._decide()
         record.retry_at = self._roster.now + retry_in
-        self._roster.set_presence(record, Presence.AWAY)
+        self._roster.set_presence(record, Presence.SUSPENDED)
         for client in record.clients.values():
             if client.lease:
                 self._roster.end_of_lease(client)
@@ -515,7 +517,7 @@ class GpuArbiter:
         self._schedule.pass_on_time_slice()
         decisions += self._apply(self._schedule.choose())
         # a suspended session without a grant cannot be resumed now
-        decisions += self._refuse(lambda client: client.session.presence is Presence.AWAY)
+        decisions += self._refuse(lambda client: client.session.presence is Presence.SUSPENDED)
         self._wakeup = self._due()
         return decisions
 
@@ -525,7 +527,7 @@ class GpuArbiter:
             limited = (session for session in self._roster.sessions.values() if session.id in self._time_limits)
             instants.append(self._time_limits.due(limited, self._roster.now))
         instants += [
-            session.retry_at for session in self._roster.sessions.values() if session.presence is Presence.AWAY
+            session.retry_at for session in self._roster.sessions.values() if session.presence is Presence.SUSPENDED
         ]
         instants += [c.keeps_place_until for c in self._roster.clients if c.parked and not c.lease and not c.waiting]
         instants += map(self._roster.memory_due, self._roster.short)
@@ -611,8 +613,8 @@ class GpuArbiter:
             for client in choice.group
             if self._quiet_too_long(client) or (client.session.at_limit and client.held and not client.bursting)
         ]
-        # Memory that moves as a whole is also moved for others during a pause that is worth waiting for.
-        pausing = {c for c in leaving if c.session.moves_whole and self._schedule.pauses(c)}
+        # A suspendable session also makes way for others during a pause that is worth waiting for.
+        pausing = {c for c in leaving if c.session.suspendable and self._schedule.pauses(c)}
         for client in leaving:
             client.displaced = client.displaced or (client in pausing and not client.held)
             client.parked = False
@@ -620,7 +622,7 @@ class GpuArbiter:
         self._suspensions.order_for(choice.group)
         self._suspensions.order_released()
         need = min(budget.for_managed, sum(self._residency.missing(client, budget.for_managed) for client in incoming))
-        if not need and any(client.session.moves_whole for client in incoming):
+        if not need and any(client.session.suspendable for client in incoming):
             need = 1  # its next memory allocation counts as on the GPU
         doubted = [client for client in choice.group if client.held and client.doubted]
         if not incoming and roster.holder_grew:
@@ -634,7 +636,7 @@ class GpuArbiter:
         # would receive the order repeatedly.
         orders = self._free_memory(need, incoming, outgoing, choice.group) if need else []
         page_outs = self._page_outs(orders)
-        amounts = {client: amount for client, amount in orders if not client.session.moves_whole}
+        amounts = {client: amount for client, amount in orders if not client.session.suspendable}
         if need and not incoming and outgoing:
             for client in doubted:
                 self._residency.filled(client, budget.for_managed)
@@ -664,7 +666,7 @@ class GpuArbiter:
             client.early = client.early or early
             others = [other for other in roster.clients if other.occupies_memory and other is not client]
             if (
-                client.session.presence is not Presence.LEAVING
+                client.session.presence is not Presence.SUSPENDING
                 and budget.fits([*others, client])
                 and self._suspensions.can_come(client)
             ):
@@ -690,9 +692,9 @@ class GpuArbiter:
         bystanders = [
             client
             for client in self._roster.clients
-            if not client.lease and client not in incoming and not client.session.moves_whole
+            if not client.lease and client not in incoming and not client.session.suspendable
         ]
-        # for memory that moves as a whole, the session's most recently used client represents the session
+        # a suspendable session is represented by its most recently used client
         bystanders += [
             max(session.clients.values(), key=lambda client: client.last_used)
             for session in self._suspensions.candidates(group)
@@ -700,33 +702,35 @@ class GpuArbiter:
         ]
         bandwidth = self._cost.bandwidth_in.value
         order = page_out_order(bystanders, self._residency, capacity, bandwidth, now, self._settings)
-        last = ((client, capacity) for client in outgoing if not client.session.moves_whole)
+        last = ((client, capacity) for client in outgoing if not client.session.suspendable)
         return self._residency.free_memory(need, capacity, chain(order, last), now)
 
     def _page_outs(self, orders: list[tuple[Client, int]]) -> list[PageOut]:
-        """Apply the choice of `_free_memory`. Sessions that move as a whole are suspended."""
+        """Apply the choice of `_free_memory`. Suspendable sessions are suspended."""
         for client, _ in orders:
-            if client.session.moves_whole:
+            if client.session.suspendable:
                 self._suspensions.order(client.session)
-        return [PageOut(client.id, amount) for client, amount in orders if not client.session.moves_whole]
+        return [PageOut(client.id, amount) for client, amount in orders if not client.session.suspendable]
 
     def _grant(self, client: Client, crowded: bool) -> LeaseGrant:
         """Grant a lease to a client whose turn it is, with its prefetch, time slice and pace."""
         beside_others = bool(self._roster.staying)
         session, capacity = client.session, self._roster.vram_budget().for_managed
-        whole = session.moves_whole
-        prefetch = 0 if whole else self._residency.prefetch(client, capacity)
-        coming = session.total if session.presence is Presence.AWAY else 0
+        suspendable = session.suspendable
+        prefetch = 0 if suspendable else self._residency.prefetch(client, capacity)
+        resuming = session.total if session.presence is Presence.SUSPENDED else 0
         if client.forced_in or client.displaced:
             missing = self._residency.missing(client, capacity)
-            hand_off = self._cost.of_whole(session.id, coming) if whole else self._cost.overlapped(missing)
+            hand_off = (
+                self._cost.suspend_and_resume(session.id, resuming) if suspendable else self._cost.overlapped(missing)
+            )
             part = time_slices.part_of_gpu([client], self._roster.staying)
             self._schedule.credit(client.early).spend(part * hand_off)
         client.paging_until = self._roster.now + (2 * self._cost.sequential(prefetch) if prefetch else 0.0)
-        if coming:
-            session.coming_until = self._roster.now + 2 * self._cost.of_whole(session.id, coming)
-        if coming or session.presence is Presence.COMING:
-            client.paging_until = session.coming_until
+        if resuming:
+            session.resuming_until = self._roster.now + 2 * self._cost.suspend_and_resume(session.id, resuming)
+        if resuming or session.presence is Presence.RESUMING:
+            client.paging_until = session.resuming_until
         self._roster.granted(client, next(self._leases))
         self._schedule.granted(client, beside_others)
         time_slice = self._schedule.time_slice

@@ -44,7 +44,7 @@ class _Order:
 @dataclass
 class _Pages:
     resident: int = 0
-    away: int = 0
+    in_host_memory: int = 0
     """Bytes paged out on an order and not fetched since.
 
     Other memory that is not on the GPU was probably never there: a fetch would only populate it.
@@ -73,10 +73,10 @@ class Residency:
         """Return the client's managed bytes on the GPU."""
         return self._pages[client].resident
 
-    def away(self, client: Client) -> int:
+    def in_host_memory(self, client: Client) -> int:
         """Return the client's bytes that were paged out and not fetched since, without page-outs in progress."""
         pages = self._pages[client]
-        return max(0, pages.away - sum(order.amount for order in pages.outward if not order.superseded))
+        return max(0, pages.in_host_memory - sum(order.amount for order in pages.outward if not order.superseded))
 
     def missing(self, client: Client, capacity: int) -> int:
         """Return the missing bytes of the part of the client's working set that fits into `capacity` bytes."""
@@ -84,7 +84,7 @@ class Residency:
 
     def prefetch(self, client: Client, capacity: int) -> int:
         """Return the missing bytes that were once paged out: memory that was never used is not fetched."""
-        return min(self.missing(client, capacity), self._pages[client].away)
+        return min(self.missing(client, capacity), self._pages[client].in_host_memory)
 
     def free(self, capacity: int) -> int:
         """Return the bytes of `capacity` without managed pages; negative: the model exceeds the capacity."""
@@ -94,13 +94,13 @@ class Residency:
         """Update a client's changed memory. `used_now`: a holder's new bytes, which it will use on the GPU."""
         pages = self._pages[client]
         pages.resident = min(client.working_set, capacity, pages.resident + used_now)
-        pages.away = max(0, min(pages.away, client.allocated - pages.resident))
+        pages.in_host_memory = max(0, min(pages.in_host_memory, client.allocated - pages.resident))
 
     def presence_changed(self, client: Client) -> None:
-        """Update the pages of a client whose session moves as a whole: all or none are on the GPU."""
+        """Update the pages of a suspendable session's client: all or none are on the GPU."""
         pages, presence = self._pages[client], client.session.presence
-        pages.resident = client.working_set if presence in (Presence.ON_GPU, Presence.COMING) else 0
-        pages.away = client.working_set if presence is Presence.AWAY else 0
+        pages.resident = client.working_set if presence in (Presence.ON_GPU, Presence.RESUMING) else 0
+        pages.in_host_memory = client.working_set if presence is Presence.SUSPENDED else 0
         pages.outward.clear()
         pages.inward = None
 
@@ -108,7 +108,7 @@ class Residency:
         """Record a grant: the client's working set is paged in."""
         pages = self._pages[client]
         fetched = self.prefetch(client, capacity)
-        pages.away -= fetched
+        pages.in_host_memory -= fetched
         pages.inward = _Order(fetched, now) if fetched else None
         pages.resident = min(client.working_set, capacity)
         for order in pages.outward:
@@ -120,13 +120,13 @@ class Residency:
 
     def order_out(self, client: Client, amount: int, now: float) -> int:
         """Order a client to page out `amount`, or all that it has. Return the order's bytes."""
-        if client.session.moves_whole:
+        if client.session.suspendable:
             return amount  # `Suspensions` orders it
         pages = self._pages[client]
         amount = min(amount, self._can_leave(client))
         if amount > 0:
             pages.resident -= amount
-            pages.away += amount
+            pages.in_host_memory += amount
             pages.outward.append(_Order(amount, now))
         return amount
 
@@ -145,7 +145,7 @@ class Residency:
         answer = order.answered(amount, seconds, now)
         stayed = order.amount - answer.amount
         if stayed and not order.superseded:
-            pages.away = max(0, pages.away - stayed)
+            pages.in_host_memory = max(0, pages.in_host_memory - stayed)
             pages.resident = min(client.working_set, pages.resident + stayed)
         return answer
 
@@ -155,7 +155,7 @@ class Residency:
         """Order page-outs so that `need` bytes of `capacity` are free. Return each client with its bytes.
 
         `order`: clients with the maximum bytes that each pages out at this point; a repeated client pages out more. The
-        orders count as sent. A session that moves as a whole is chosen once, with all its memory.
+        orders count as sent. A suspendable session is chosen once, with all its memory.
         """
         amounts: dict[Client, int] = {}
         lacking = need - self.free(capacity)
@@ -163,7 +163,7 @@ class Residency:
             if lacking <= 0:
                 break
             had = amounts.get(client, 0)
-            if client.session.moves_whole:
+            if client.session.suspendable:
                 if not had:
                     amounts[client] = client.session.present
                     lacking -= client.session.present
@@ -183,7 +183,7 @@ class Residency:
 
 
 def together(clients: Iterable[Client]) -> int:
-    """Return the bytes that clients need on the GPU together. A session that moves as a whole counts once."""
+    """Return the bytes that clients need on the GPU together. A suspendable session counts once."""
     return sum({client.unit: client.footprint for client in clients}.values())
 
 
@@ -260,7 +260,7 @@ def page_out_order(
     First come idle clients whose page-in is already noticeable, with all their memory. Then come idle clients up to the
     unnoticed amount, then all clients. Within each step the least recently used client comes first; waiting and parked
     clients come last. `capacity`: bytes for managed pages. `page_in_bandwidth`: bytes per second. The client of a
-    session that moves as a whole represents the session.
+    suspendable session represents the session.
     """
     order = sorted(clients, key=lambda client: (client.parked, client.waiting, client.last_used))
     idle = [
@@ -274,7 +274,7 @@ def page_out_order(
         if lacking[client] > unnoticed:
             yield client, capacity
     for client in idle:
-        if client.session.moves_whole:
+        if client.session.suspendable:
             if client.session.present <= unnoticed:
                 yield client, client.session.present
         elif lacking[client] < unnoticed:

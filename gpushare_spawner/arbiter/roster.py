@@ -80,7 +80,7 @@ class Roster:
             if client.waiting
             and not client.parked
             and not client.session.at_limit
-            and not (client.session.whole and (self.stuck(client.session) or client.waits_for_a_pin))
+            and not (client.session.suspends and (self.stuck(client.session) or client.waits_for_a_pin))
         ]
 
     def stuck(self, session: ArbitratedSession) -> bool:
@@ -89,7 +89,7 @@ class Roster:
         Memory that cannot leave the GPU leaves too little space for the session's memory, or the last attempt has just
         failed. Later memory allocations by its processes do not count: they may never succeed.
         """
-        if session.presence is not Presence.AWAY:
+        if session.presence is not Presence.SUSPENDED:
             return False
         return self.now < session.retry_at or min(self.vram, session.present) > self.vram_budget().for_managed
 
@@ -120,7 +120,7 @@ class Roster:
         self.residency.remove(client)
         self._vram_budget = None
         session = client.session
-        if not session.clients and session.presence in (Presence.AWAY, Presence.COMING):
+        if not session.clients and session.presence in (Presence.SUSPENDED, Presence.RESUMING):
             session.presence, session.margin = Presence.ON_GPU, 0  # nothing is left to resume
 
     def vram_budget(self) -> VramBudget:
@@ -158,7 +158,7 @@ class Roster:
         """
         if managed < 0 or plain < 0 or short < 0:
             raise ValueError(f"amounts of memory must be at least 0, not {managed}, {plain} and {short}")
-        self._set_short(client, min(short, plain) if client.session.whole else 0)
+        self._set_short(client, min(short, plain) if client.session.suspends else 0)
         grown = max(0, managed - client.stated_managed)
         if grown:
             client.grown_at = self.now
@@ -181,11 +181,11 @@ class Roster:
 
     def working_set(self, client: Client, resident: int) -> None:
         """Record an upper bound on the client's managed bytes on the GPU."""
-        if client.session.moves_whole:
+        if client.session.suspendable:
             return
         before = client.working_set
         client.shown = resident
-        client.touched = max(client.touched or 0, resident + self.residency.away(client))
+        client.touched = max(client.touched or 0, resident + self.residency.in_host_memory(client))
         self._notice_crowd()
         since = max(client.grown_at, client.granted_at, self.crowded_at)
         at_work = client.bursting and self.now - since >= self._settings.proven_after
@@ -203,7 +203,7 @@ class Roster:
         The interval is short if clients fit together only because of unproven use, and longer if because of proven use.
         """
         wanting = [client for client in self._clients.values() if client.wants_memory]
-        moving = [client for client in wanting if not client.session.moves_whole]
+        moving = [client for client in wanting if not client.session.suspendable]
         at_most = sum(min(client.allocated, self.vram) + self._fixed(client) - client.plain for client in wanting)
         if len(wanting) < 2 or not moving or at_most <= self.vram_budget().for_managed:
             return None
@@ -234,8 +234,8 @@ class Roster:
 
     def _reckon(self, client: Client, used_now: int = 0) -> None:
         """Compute the client's memory figures. `used_now`: bytes that a holder has begun to use."""
-        if client.session.moves_whole:
-            self._reckon_whole(client)
+        if client.session.suspendable:
+            self._reckon_suspendable(client)
             return
         client.allocated = client.stated_managed
         fixed = min(client.stated_plain - client.short + self._settings.context_bytes, self.vram)
@@ -256,8 +256,8 @@ class Roster:
         """Return the stated bytes that cannot leave the GPU, with the CUDA context."""
         return min(client.stated_plain + self._settings.context_bytes, self.vram)
 
-    def _reckon_whole(self, client: Client) -> None:
-        """Compute the figures of a client whose memory moves as a whole, including a CUDA context not yet shown."""
+    def _reckon_suspendable(self, client: Client) -> None:
+        """Compute the figures of a suspendable session's client, including a CUDA context not yet shown."""
         if client.plain:
             client.plain = 0
             self._vram_budget = None
@@ -345,12 +345,12 @@ class Roster:
         self._reckon(client)
 
     def set_presence(self, session: ArbitratedSession, presence: Presence) -> None:
-        """Set the location of the memory of a session that moves as a whole."""
+        """Set the location of a suspendable session's memory."""
         session.presence = presence
         self._reckon_all(session)
 
     def set_pin(self, session: ArbitratedSession, pin: Pin) -> None:
-        """Set whether a `whole` session's memory can leave the GPU."""
+        """Set whether the memory of a session with `suspends` can leave the GPU."""
         if session.pin is not pin:
             session.pin = pin
             self._reckon_all(session)
@@ -433,10 +433,10 @@ class Roster:
 
     def granted(self, client: Client, lease: int) -> None:
         """Record a grant; the working set is paged in."""
-        if not client.session.moves_whole:
+        if not client.session.suspendable:
             self.residency.granted(client, self.vram_budget().for_managed, self.now)
-        elif client.session.presence is Presence.AWAY:
-            self.set_presence(client.session, Presence.COMING)
+        elif client.session.presence is Presence.SUSPENDED:
+            self.set_presence(client.session, Presence.RESUMING)
         if client.waiting:
             client.session.waits.add(self.now - client.waiting_since)
         client.lease, client.waiting = lease, False
@@ -477,11 +477,11 @@ class Roster:
             gpu_seconds=record.gpu_seconds + unreported,
             last_activity=now if running or stopped else record.last_activity,
             delivered=Delivered(entitled, delivered, record.waits.counts),
-            paged_out_bytes=sum(self.residency.away(client) for client in clients),
+            paged_out_bytes=sum(self.residency.in_host_memory(client) for client in clients),
         )
 
     def _resident(self, client: Client) -> int:
         resident = self.residency.of(client)
-        if client.session.moves_whole:
+        if client.session.suspendable:
             return min(resident, client.stated_managed + client.stated_plain)  # without its contexts
         return resident + min(client.stated_plain, self.vram)

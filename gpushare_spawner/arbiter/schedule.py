@@ -98,7 +98,7 @@ class Schedule:
             wanting = [client for client in session.clients.values() if client.wants_memory]
             if wanting:
                 weights[session.id] = session.weight
-                if session.moves_whole:
+                if session.suspendable:
                     costs[session.id] = self.hand_off_seconds(wanting[0], excess)
                     continue
                 moving = [_moving(client, excess) for client in wanting]
@@ -229,7 +229,7 @@ class Schedule:
         """
         staying = self._roster.staying
         leaving = any(client.revoked is not None and not client.overdue for client in self._roster.leaseholders)
-        leaving = leaving or any(session.presence is Presence.LEAVING for session in self._roster.sessions.values())
+        leaving = leaving or any(session.presence is Presence.SUSPENDING for session in self._roster.sessions.values())
         if self.time_slice is not None and self.time_slice.start is None and staying and not leaving:
             self.time_slice = TimeSlice(staying[0].session, self._roster.now)
 
@@ -243,8 +243,8 @@ class Schedule:
     def hand_off_seconds(self, client: Client, excess: int) -> float:
         """Return the cost of a hand-off to the client and later to another if at most `excess` bytes must move."""
         moving, session = _moving(client, excess), client.session
-        if session.moves_whole:
-            return self._cost.of_whole(session.id, moving)
+        if session.suspendable:
+            return self._cost.suspend_and_resume(session.id, moving)
         return self._cost.sequential(moving)
 
     def pauses(self, client: Client) -> bool:
@@ -268,14 +268,16 @@ class Schedule:
         return client.quiet_since + client.gaps.patience(cost)
 
     def pausing_until(self, client: Client) -> float:
-        """Return the expected end of a short pause of a client whose session moves as a whole.
+        """Return the expected end of a short pause of a suspendable session's client.
 
         A short pause is shorter than the session's moves, with or without a lease. Returns an instant in the past for
         other clients.
         """
         if client.last_quiet is None:
             return -NEVER
-        return client.last_quiet + client.gaps.patience(self._cost.of_whole(client.session.id, client.session.total))
+        return client.last_quiet + client.gaps.patience(
+            self._cost.suspend_and_resume(client.session.id, client.session.total)
+        )
 
     def _time_slice_over_at(self) -> float:
         """Return the end of the holders' time slice if a client waits."""
@@ -364,7 +366,7 @@ class Schedule:
 
 
 def _moving(client: Client, excess: int) -> int:
-    """Return the bytes that move for the client, given `excess` bytes; all or none if its memory moves as a whole."""
-    if client.session.moves_whole:
+    """Return the bytes that move for the client, given `excess` bytes; all or none for a suspendable session."""
+    if client.session.suspendable:
         return client.session.total if excess else 0
     return min(client.working_set, excess)

@@ -223,19 +223,19 @@ Decision: TypeAlias = LeaseGrant | Revoke | PageOut | Refuse
 
 
 class Presence(Enum):
-    """Location of a session's memory that moves as a whole."""
+    """Location of a suspendable session's memory."""
 
     ON_GPU = auto()
-    LEAVING = auto()
+    SUSPENDING = auto()
     """A suspension is ordered. The memory is on the GPU until the suspension."""
-    AWAY = auto()
+    SUSPENDED = auto()
     """The session is suspended: no memory is on the GPU, not even its CUDA contexts."""
-    COMING = auto()
+    RESUMING = auto()
     """A client has a lease, and the session is being resumed."""
 
 
 class Pin(Enum):
-    """Obstacle that keeps memory that moves as a whole on the GPU."""
+    """Obstacle that keeps a session from being suspended."""
 
     NONE = auto()
     BRIEF = auto()
@@ -265,7 +265,7 @@ class Client:
     stated_managed: int = 0
     """Managed memory, as stated by the client."""
     allocated: int = 0
-    """Memory that can leave the GPU: managed memory, or all memory if the session's memory moves as a whole."""
+    """Memory that can leave the GPU: managed memory, or all memory of a suspendable session."""
     working_set: int = 0
     """Part of `allocated` that counts as used, at most the GPU's memory."""
     stated: int = 0
@@ -288,7 +288,7 @@ class Client:
     short: int = 0
     """Part of the stated memory that is missing and for which calls wait.
 
-    Used only if the session's memory leaves the GPU as a whole.
+    Used only if the session `suspends`.
     """
     short_since: float = 0.0
     """Start of the shortage."""
@@ -372,14 +372,14 @@ class Client:
     def footprint(self) -> int:
         """Bytes that must fit into the GPU's memory while it works, in addition to memory that is always there.
 
-        If the session's memory moves as a whole: all of its memory.
+        For a suspendable session: all of its memory.
         """
-        return self.session.total if self.session.moves_whole else self.working_set + self.unconfirmed
+        return self.session.total if self.session.suspendable else self.working_set + self.unconfirmed
 
     @property
     def unit(self) -> Client | ArbitratedSession:
         """Owner of the footprint, which counts once for all the owner's clients."""
-        return self.session if self.session.moves_whole else self
+        return self.session if self.session.suspendable else self
 
     @property
     def waits_for_a_pin(self) -> bool:
@@ -442,10 +442,10 @@ class ArbitratedSession:
     """Last time at which one of its clients was doubted."""
     waits: WaitCounts = field(default_factory=WaitCounts)
     """Its clients' waits from the request to the lease."""
-    whole: bool = False
+    suspends: bool = False
     """Whether its memory leaves the GPU only as a whole, including CUDA contexts, by suspending all processes."""
     pin: Pin = Pin.NONE
-    """Obstacle that keeps a `whole` session's memory on the GPU."""
+    """Obstacle that keeps its memory on the GPU if it `suspends`."""
     presence: Presence = Presence.ON_GPU
     need: Need = Need.POSSIBLE
     """Whether it can get the memory that its clients lack."""
@@ -453,7 +453,7 @@ class ArbitratedSession:
     """Bytes, beyond its own, that a failed resumption lacked."""
     retry_at: float = float("-inf")
     """Earliest time of the next resumption after a failed attempt."""
-    coming_until: float = 0.0
+    resuming_until: float = 0.0
     """Expected end of its resumption."""
     revoke_timeout: float | None = None
     """GPU seconds that it may receive after REVOKE before others get leases; None: the usual time."""
@@ -466,9 +466,9 @@ class ArbitratedSession:
         return max(1, self.assigned_weight)
 
     @property
-    def moves_whole(self) -> bool:
-        """Whether its memory leaves the GPU and returns only as a whole."""
-        return self.whole and (self.pin is Pin.NONE or self.presence is not Presence.ON_GPU)
+    def suspendable(self) -> bool:
+        """Whether it is or can be suspended. Its memory then leaves the GPU and returns only as a whole."""
+        return self.suspends and (self.pin is Pin.NONE or self.presence is not Presence.ON_GPU)
 
     @property
     def short_of_memory(self) -> bool:
@@ -477,7 +477,7 @@ class ArbitratedSession:
 
     @property
     def total(self) -> int:
-        """Bytes that must be free or its own before one of its clients works, if its memory moves as a whole."""
+        """Bytes that must be free or its own before one of its clients works, if it is suspendable."""
         return sum(client.working_set for client in self.clients.values()) + self.margin
 
     @property

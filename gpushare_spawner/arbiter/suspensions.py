@@ -1,6 +1,6 @@
-"""Suspensions of sessions whose memory leaves the GPU only as a whole, and the check whether a session fits again.
+"""Suspensions of sessions, and the check whether a session fits again. A suspended session has no memory on the GPU.
 
-The driver evicts managed pages by itself if memory is short, but never such a session. Therefore these sessions must
+The driver evicts managed pages by itself if memory is short, but never a suspendable session. Such sessions must
 fit next to the clients that have the GPU, and only a suspension frees their memory. agent/suspend carries out
 suspensions and resumptions.
 """
@@ -29,7 +29,7 @@ class Suspensions:
 
     def order(self, session: ArbitratedSession) -> None:
         """Order the suspension of a session."""
-        self._roster.set_presence(session, Presence.LEAVING)
+        self._roster.set_presence(session, Presence.SUSPENDING)
         self._ordered.append(session.id)
 
     def candidates(self, group: Collection[Client]) -> list[ArbitratedSession]:
@@ -41,7 +41,7 @@ class Suspensions:
         return [
             session
             for session in self._roster.sessions.values()
-            if session.moves_whole
+            if session.suspendable
             and session.presence is Presence.ON_GPU
             and session not in inside
             and not session.occupies_gpu
@@ -56,12 +56,12 @@ class Suspensions:
         suspended last, and only for a client that is served before it.
         """
         inside = {client.session for client in group}
-        present = (Presence.ON_GPU, Presence.COMING)
+        present = (Presence.ON_GPU, Presence.RESUMING)
         comes = any(client.waiting for client in group)
         outside = [
             session
             for session in self._roster.sessions.values()
-            if session.moves_whole
+            if session.suspendable
             and session.presence in present
             and session not in inside
             and session.present
@@ -101,13 +101,13 @@ class Suspensions:
                 self.order(session)
 
     def can_come(self, client: Client) -> bool:
-        """Return whether the client now fits next to the sessions on the GPU that move as a whole."""
+        """Return whether the client now fits next to the suspendable sessions on the GPU."""
         using = [other for other in self._roster.clients if other.occupies_memory and other is not client]
         counted = {other.session for other in using} | {client.session}
         beside = sum(
             session.present
             for session in self._roster.sessions.values()
-            if session.moves_whole and session not in counted and self._in_the_way(session, client)
+            if session.suspendable and session not in counted and self._in_the_way(session, client)
         )
         capacity = self._roster.vram_budget().for_managed
         return not beside or min(capacity, together([*using, client])) + beside <= capacity
@@ -115,25 +115,25 @@ class Suspensions:
     def keep_on_gpu(self, client: Client, until: float) -> None:
         """Keep the place of a client that returned its lease on its own, after a second without work.
 
-        This applies to sessions that move as a whole, as long as the pause can be shorter than a suspension's moves.
+        This applies to suspendable sessions, as long as the pause can be shorter than a suspension's moves.
         Otherwise such a session would be moved during each pause.
         """
-        if client.session.moves_whole and client.session.presence is Presence.ON_GPU:
+        if client.session.suspendable and client.session.presence is Presence.ON_GPU:
             client.pausing_until = until
             client.parked = client.parked or self._roster.now < until
 
     def _in_the_way(self, session: ArbitratedSession, client: Client) -> bool:
-        if session.presence is Presence.AWAY:
+        if session.presence is Presence.SUSPENDED:
             return False
         # others stop waiting for a session that ignores REVOKE, unless they need memory that only that session can free
         overdue = any(member.lease for member in session.clients.values())
-        needs = client.session.moves_whole or (client.short and client.session.need is Need.POSSIBLE)
+        needs = client.session.suspendable or (client.short and client.session.need is Need.POSSIBLE)
         return bool(needs) or session.presence is not Presence.ON_GPU or not overdue
 
     def _contexts_to_come(self, inside: Collection[ArbitratedSession]) -> int:
         """Return the bytes of CUDA contexts to come, for connected processes that the driver does not show yet."""
         waiting = sum(
-            client.device_memory is None and client.session not in inside and not client.session.moves_whole
+            client.device_memory is None and client.session not in inside and not client.session.suspendable
             for client in self._roster.clients
         )
         return waiting * self._settings.context_bytes

@@ -74,7 +74,7 @@ class _Moves:
     seconds: float
 
 
-class WholeMoves:
+class SuspensionTimes:
     """Seconds that suspensions, or resumptions, take. The agent measures them itself.
 
     A move takes a time per byte plus a time that does not depend on the size. Only sums over the sessions are
@@ -123,8 +123,8 @@ class HandOffCost:
         self._settings = settings
         self.bandwidth_in = Bandwidth(settings)
         self.bandwidth_out = Bandwidth(settings)
-        self.suspend = WholeMoves(settings)
-        self.resume = WholeMoves(settings)
+        self.suspend = SuspensionTimes(settings)
+        self.resume = SuspensionTimes(settings)
 
     def forget(self, session: str) -> None:
         """Remove a session and its measurements."""
@@ -135,7 +135,7 @@ class HandOffCost:
         """Return the seconds to move `amount` bytes in and out again without overlap: the cost of a time slice."""
         return self._settings.switch_seconds + amount / self.bandwidth_in.value + amount / self.bandwidth_out.value
 
-    def of_whole(self, session: str, amount: int) -> float:
+    def suspend_and_resume(self, session: str, amount: int) -> float:
         """Return the seconds to resume and suspend a session with `amount` bytes."""
         moves = self.resume.seconds(session, amount) + self.suspend.seconds(session, amount)
         return self._settings.switch_seconds + moves

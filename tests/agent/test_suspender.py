@@ -101,12 +101,12 @@ def test_allocation_waits_only_for_a_neighbour_that_is_busy_for_a_moment(
             bench._answers(connection, Frame(Kind.SUSPEND_READY, fields))
 
         ann.answers = answer
-        arbitration.add_session("ann", 50, whole=True)
+        arbitration.add_session("ann", 50, suspends=True)
         bench.suspender.opened(bench.session)
         arbitration.join(ann, "ann")
         arbitration.receive(ann, Frame(Kind.MEMORY, (0, 12 * GIB, 0)))
         arbitration.device_memory({1: 12 * GIB}, {})
-        arbitration.add_session("ben", 50, whole=True)
+        arbitration.add_session("ben", 50, suspends=True)
         arbitration.join(ben, "ben")
         arbitration.receive(ben, Frame(Kind.REQUEST, (0, 8 * GIB, 1, 8 * GIB)))
         await asyncio.sleep(100.0)

@@ -47,7 +47,7 @@ class SuspendingGpu(VirtualGpu):
     def session(self, name: str, weight: int, whole: bool = True) -> None:
         if whole:
             self.whole.add(name)
-        self._apply(self.arbiter.add_session(name, weight, self.now, whole=whole))
+        self._apply(self.arbiter.add_session(name, weight, self.now, suspends=whole))
 
     def start(self, job: Job) -> Job:
         if job.session not in self.whole:

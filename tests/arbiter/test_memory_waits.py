@@ -97,7 +97,7 @@ class Gpu:
 
     def session(self, name: str, kind: str = "good", weight: int = 25) -> None:
         self.kinds[name] = KINDS[kind]
-        self._apply(self.arbiter.add_session(name, weight, self.now, whole=True))
+        self._apply(self.arbiter.add_session(name, weight, self.now, suspends=True))
         if not KINDS[kind].suspendable:
             self.pin(name)
 

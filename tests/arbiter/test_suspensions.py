@@ -42,7 +42,7 @@ class Gpu:
         """A client that has so much memory; managed where it is not `whole`. Its session where it has none yet."""
         amount = int(gib * GIB)
         if not session:
-            self.tell(self.arbiter.add_session(name, weight, self.now, whole=whole))
+            self.tell(self.arbiter.add_session(name, weight, self.now, suspends=whole))
         self.tell(self.arbiter.connect(name, session or name, self.now))
         self.sizes[name] = (0, amount) if whole else (amount, 0)
 
@@ -345,7 +345,7 @@ def test_session_is_not_granted_between_the_order_and_its_suspension() -> None:
 
 def test_session_that_was_suspended_before_the_agent_began_comes_back() -> None:
     gpu = Gpu()
-    gpu.tell(gpu.arbiter.add_session("a", 25, gpu.now, whole=True, away=True))
+    gpu.tell(gpu.arbiter.add_session("a", 25, gpu.now, suspends=True, suspended=True))
     gpu.join("a", 10, session="a")
     assert gpu.arbiter.session_snapshot("a").resident_bytes == 0
     gpu.ask("a")

@@ -126,7 +126,7 @@ class Mixed(RuleBasedStateMachine):
         self.names += 1
         self.sessions[name] = "on" if whole else "managed"
         self.weights[name] = weight
-        self.obey(self.arbiter.add_session(name, weight, self.now, whole=whole))
+        self.obey(self.arbiter.add_session(name, weight, self.now, suspends=whole))
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data(), size=SIZES)
@@ -329,7 +329,7 @@ class Mixed(RuleBasedStateMachine):
         """Seconds of the session's moves, there and back, at most."""
         cost = self.arbiter._cost
         if self.sessions[session] != "managed":
-            return max(0.2, cost.of_whole(session, self.total(session)))
+            return max(0.2, cost.suspend_and_resume(session, self.total(session)))
         processes = sum(peer.session == session for peer in self.peers.values())
         return processes * self.settings.switch_seconds + cost.sequential(self.total(session))
 

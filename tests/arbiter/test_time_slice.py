@@ -14,8 +14,8 @@ from gpushare_spawner.arbiter.time_slices import (
     Bandwidth,
     HandOffCost,
     HandOffCredit,
+    SuspensionTimes,
     TimeSliceLengths,
-    WholeMoves,
 )
 
 MIB = 2**20
@@ -152,7 +152,7 @@ def test_a_time_slice_lasts_for_the_least_time_beyond_its_own_hand_off() -> None
 
 
 def test_moves_of_whole_sessions_cost_what_each_session_measured() -> None:
-    moves = WholeMoves(SETTINGS)
+    moves = SuspensionTimes(SETTINGS)
     assert moves.seconds("new", 8 * 10**9) == pytest.approx(8e9 / SETTINGS.bandwidth_guess)
     for name, amount, seconds in (("large", 15 * 10**9, 3.5), ("small", 10**8, 0.52)):
         moves.learn(name, amount, seconds)

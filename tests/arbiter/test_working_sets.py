@@ -26,7 +26,9 @@ def memory_poll_interval(device: VirtualGpu, seconds: float, touched: dict[str, 
         for name, amount in touched.items():
             job = device.jobs[name]
             if job.gpu_seconds:
-                resident = max(0, amount - device.arbiter._residency.away(device.arbiter._roster.client(name)))
+                resident = max(
+                    0, amount - device.arbiter._residency.in_host_memory(device.arbiter._roster.client(name))
+                )
                 device._apply(device.arbiter.working_set(name, resident, device.now))
         device.after(seconds, look)
 

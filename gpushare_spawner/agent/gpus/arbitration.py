@@ -276,7 +276,7 @@ class GpuArbitration:
         self.resume: Callable[[str], None] = _ignore
         """Callback for each suspended session with a client that was granted a lease; the reply is `resumed` or
         `not_resumed`."""
-        self._away: dict[str, list[Decision] | None] = {}
+        self._suspended: dict[str, list[Decision] | None] = {}
         """Suspended sessions. Sessions that are being resumed have decisions to send to their clients afterwards."""
         self._waits: dict[int, float] = {}
         """Time of the last frame about each client's request, earliest first."""
@@ -295,16 +295,25 @@ class GpuArbitration:
         self._observed.add(session, self._clock())
 
     def add_session(
-        self, session: str, weight: int, whole: bool = False, away: bool = False, time_limit: int = UNITS_PER_GPU
+        self,
+        session: str,
+        weight: int,
+        suspends: bool = False,
+        suspended: bool = False,
+        time_limit: int = UNITS_PER_GPU,
     ) -> None:
         """Add a session. `weight`, `time_limit`: in share units.
 
-        `whole`: the session's memory leaves the GPU only while it is suspended. `away`: the session is suspended now.
+        `suspends`: the session's memory leaves the GPU only by suspension. `suspended`: it is suspended now.
         """
-        if away:
-            self._away[session] = None
+        if suspended:
+            self._suspended[session] = None
         now = self._clock()
-        self._carry_out(self._arbiter.add_session(session, weight, now, whole=whole, away=away, time_limit=time_limit))
+        self._carry_out(
+            self._arbiter.add_session(
+                session, weight, now, suspends=suspends, suspended=suspended, time_limit=time_limit
+            )
+        )
 
     def set_time_limit(self, session: str, units: int) -> None:
         """Set the maximum units of the GPU's time that the session gets, even when it is alone."""
@@ -325,14 +334,14 @@ class GpuArbitration:
             self._observed.remove(session)
             return
         self._pids.forget(session)
-        self._away.pop(session, None)
+        self._suspended.pop(session, None)
         self._carry_out(self._arbiter.remove_session(session, self._clock()))
 
-    # -- sessions whose memory moves as a whole ----------------------------------------------------------------------
+    # -- suspendable sessions ----------------------------------------------------------------------------------------
 
     def suspended(self, session: str, amount: int, seconds: float) -> None:
         """Record that a session was suspended as requested: `amount` bytes became free within `seconds`."""
-        self._away[session] = None
+        self._suspended[session] = None
         self._carry_out(self._arbiter.suspended(session, amount, seconds, self._clock()))
 
     def not_suspended(self, session: str) -> None:
@@ -349,14 +358,14 @@ class GpuArbitration:
 
         Its clients now receive their held decisions.
         """
-        held_back = self._away.pop(session, None) or []
+        pending = self._suspended.pop(session, None) or []
         decisions = self._arbiter.resumed(session, amount, seconds, self._clock())
-        self._carry_out([*held_back, *decisions])
+        self._carry_out([*pending, *decisions])
 
     def not_resumed(self, session: str, retry_in: float) -> None:
         """Record a failed resumption; the session waits. The next attempt is made in `retry_in` seconds."""
-        if session in self._away:
-            self._away[session] = None
+        if session in self._suspended:
+            self._suspended[session] = None
         self._carry_out(self._arbiter.not_resumed(session, retry_in, self._clock()))
 
     def short_of_memory(self, session: str, lacking: int) -> None:
@@ -380,8 +389,8 @@ class GpuArbitration:
             self._observed.leave(client.number, self._clock())
         elif (left := self._clients.pop(client.number, None)) is not None:
             self._waits.pop(client.number, None)
-            if (held := self._away.get(left.session)) is not None:
-                self._away[left.session] = [decision for decision in held if decision.client != client.number]
+            if (pending := self._suspended.get(left.session)) is not None:
+                self._suspended[left.session] = [decision for decision in pending if decision.client != client.number]
             alive = self._pids.left(client.number)
             self._carry_out(self._arbiter.disconnect(client.number, self._clock(), alive=alive))
             self._check_in = CHECK_AGAIN
@@ -537,12 +546,12 @@ class GpuArbitration:
             if isinstance(decision, Refuse):  # suspended processes receive it too
                 send(Kind.GRANT, 0, 0, 0, 0, 1)
                 continue
-            if client.session in self._away:
-                held = self._away[client.session]
-                if held is None:
-                    held = self._away[client.session] = []
+            if client.session in self._suspended:
+                pending = self._suspended[client.session]
+                if pending is None:
+                    pending = self._suspended[client.session] = []
                     resuming.append(client.session)
-                held.append(decision)
+                pending.append(decision)
                 self._waits.setdefault(number, self._clock())
                 continue
             match decision:
@@ -560,7 +569,7 @@ class GpuArbitration:
             assert isinstance(change.client, int)
             client = self._clients[change.client]
             # a client that is being resumed receives its pace with its lease
-            if client.paced and client.session not in self._away:
+            if client.paced and client.session not in self._suspended:
                 pace = round(change.seconds * NANOSECONDS)
                 client.process.send(Kind.GRANT, change.lease, 0, 0, pace, gpu=self._raw)
         if self._delivery is not None and self._arbiter.measured:
@@ -615,4 +624,4 @@ class GpuArbitration:
 
 
 def _ignore(session: str) -> None:
-    """Ignore a request, because there are no sessions whose memory moves as a whole."""
+    """Ignore a request, because no session can be suspended."""

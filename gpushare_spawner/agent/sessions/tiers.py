@@ -133,10 +133,10 @@ class Shares:
             if session.observed:
                 self.arbitrations[gpu.uuid].add_observed_session(session.id)
                 continue
-            away = session.record.suspension is not None
+            suspended = session.record.suspension is not None
             weight = session.record.request.on(gpu.uuid, session.weight)
             self.arbitrations[gpu.uuid].add_session(
-                session.id, weight, session.suspends, away, session.time_limit_units
+                session.id, weight, session.suspends, suspended, session.time_limit_units
             )
         return self._recount(session)
 

@@ -220,28 +220,28 @@ class ResumeSteps:
         left = {name: size for name, size in sizes if processes.alive(name)}
         if stopped := next((name.pid for name in left if processes.stopped(name.pid)), None):
             raise CannotRestore(reason_of(CheckpointResult(Code.STOPPED), f"Process {stopped} cannot be restored"))
-        back: list[ProcessName] = []
+        restored: list[ProcessName] = []
         if await self._free(gpu) < sum(left.values()):
             # the driver can have completed a restore after its timeout
-            back = [name for name in left if await self._is_there(name)]
-        away = {name: size for name, size in left.items() if name not in back}
-        async with self._memory(session, gpu, sum(away.values()), SPARE * len(away)):
-            for name, size in away.items():
+            restored = [name for name in left if await self._is_there(name)]
+        still_suspended = {name: size for name, size in left.items() if name not in restored}
+        async with self._memory(session, gpu, sum(still_suspended.values()), SPARE * len(still_suspended)):
+            for name, size in still_suspended.items():
                 answer = await self._checkpoints.restore(name, size)
                 if answer.ok or await self._is_there(name):
-                    back.append(name)
+                    restored.append(name)
                 elif answer.code in _NOT_NOW:
-                    for other in back:
+                    for other in restored:
                         await self._checkpoints.checkpoint(other, left[other])
                     raise CannotRestore(reason_of(answer, f"Process {name.pid} cannot be restored"))
                 elif answer.code not in (Code.INVALID_VALUE, Code.ENDED):
                     _failed(session, name.pid, str(answer), failed)
-        for name in back:
+        for name in restored:
             if (await self._checkpoints.unlock(name)).ok:
                 continue
             if (failure := await self.attempt(session, gpu, name, left[name])) is not None:
                 _failed(session, name.pid, failure, failed)
-        return sum(left[name] for name in back)
+        return sum(left[name] for name in restored)
 
     async def each(self, session: str, gpu: Gpu, suspension: Suspension, failed: Failed) -> None:
         """Make each process run, from any state. Waits until there is enough memory for it.

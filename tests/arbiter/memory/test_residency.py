@@ -26,7 +26,7 @@ class Pages(Residency):
 
     def state(self, name: str) -> tuple[int, int]:
         """Bytes of a client on the GPU, and bytes that were paged out."""
-        return self.of(self[name]), self.away(self[name])
+        return self.of(self[name]), self.in_host_memory(self[name])
 
 
 def test_a_new_client_has_nothing_there_and_nothing_to_fetch() -> None:
@@ -53,7 +53,7 @@ def test_only_what_was_paged_out_is_fetched() -> None:
     pages.granted(pages["a"], 100, 0.0)
     assert pages.order_out(pages["a"], 25, 1.0) == 25
     assert pages.of(pages["a"]) == 35
-    assert pages.away(pages["a"]) == 0  # still on its way
+    assert pages.in_host_memory(pages["a"]) == 0  # still on its way
     assert pages.paged_out(pages["a"], 25, 0.5, 2.0) == Answered(25, 0.5)
     assert pages.state("a") == (35, 25)
     assert pages.prefetch(pages["a"], 100) == 25
