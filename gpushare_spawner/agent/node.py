@@ -631,7 +631,7 @@ def report_of_session(
         "gpu_busy": now.busy,
         "last_gpu_activity": now.last,
         "gpu_seconds": now.gpu_seconds,
-        "delivered": DeliveredReport.of(now.delivered),
+        "delivered": DeliveredReport.of(now.delivered, request.gpus),
     }
     return SessionReport(
         **stored | current,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import islice, zip_longest
 from typing import Annotated, Any, Literal, Self
@@ -72,6 +72,8 @@ class Delivered:
     """GPU seconds that it received in that time."""
     waits: tuple[int, ...] = ()
     """Number of waits for a lease in each range of `BOUNDS`."""
+    gpus: Mapping[str, Delivered] = field(default_factory=dict)
+    """The sums on each GPU by UUID, if the session has several."""
 
     def plus(self, other: Delivered, sign: int = 1) -> Delivered:
         """Return the sums of both."""
@@ -80,6 +82,10 @@ class Delivered:
             max(0.0, self.entitled_seconds + sign * other.entitled_seconds),
             max(0.0, self.delivered_seconds + sign * other.delivered_seconds),
             tuple(max(0, ours + sign * theirs) for ours, theirs in islice(waits, len(BOUNDS))),
+            {
+                gpu: self.gpus.get(gpu, NOTHING).plus(other.gpus.get(gpu, NOTHING), sign)
+                for gpu in {**self.gpus, **other.gpus}
+            },
         )
 
     def minus(self, other: Delivered) -> Delivered:
@@ -212,28 +218,40 @@ class Notice(MessagePart):
         return self.cause is None or self.cause.averted_by_work
 
 
-class DeliveredReport(MessagePart):
-    """GPU time that a session was entitled to and received while others competed for its GPUs."""
+class GpuTime(MessagePart):
+    """GPU time that a session was entitled to and received while others competed."""
 
     entitled_seconds: Seconds = 0.0
     """GPU seconds that its guaranteed units entitled it to during the competition."""
     delivered_seconds: Seconds = 0.0
     """GPU seconds that it received in that time."""
+
+
+class DeliveredReport(GpuTime):
+    """GPU time and waits of a session on all its GPUs, while others competed for them."""
+
     waits: Count = 0
     """Number of times that its GPU work waited for a lease."""
     wait_p50_seconds: Seconds = 0.0
     """Median wait, which can be up to 50 % too high."""
     wait_p95_seconds: Seconds = 0.0
+    gpus: tuple[GpuTime, ...] = ()
+    """The time on each of several GPUs, in the order of the session's `gpus`. Empty: one GPU, or an agent that does not
+    send it."""
 
     @classmethod
-    def of(cls, delivered: Delivered) -> DeliveredReport:
-        """Return the report of these sums."""
+    def of(cls, delivered: Delivered, gpus: Sequence[str] = ()) -> DeliveredReport:
+        """Return the report of these sums. ``gpus``: UUIDs of the session's GPUs."""
+        each = [delivered.gpus.get(gpu, NOTHING) for gpu in gpus] if len(gpus) > 1 else []
         return cls(
             entitled_seconds=delivered.entitled_seconds,
             delivered_seconds=delivered.delivered_seconds,
             waits=delivered.wait_count,
             wait_p50_seconds=delivered.wait_quantile(0.5),
             wait_p95_seconds=delivered.wait_quantile(0.95),
+            gpus=tuple(
+                GpuTime(entitled_seconds=on.entitled_seconds, delivered_seconds=on.delivered_seconds) for on in each
+            ),
         )
 
 

@@ -52,16 +52,24 @@ class GpuStatus:
 
 
 @dataclass(frozen=True)
-class DeliveredStatus:
-    """GPU time that the session was entitled to and received while others competed for its GPUs."""
+class GpuTimeStatus:
+    """GPU time that the session was entitled to and received while others competed."""
 
     entitled_seconds: float
     """GPU seconds that its guaranteed share entitled it to."""
     delivered_seconds: float
+
+
+@dataclass(frozen=True)
+class DeliveredStatus(GpuTimeStatus):
+    """GPU time and waits on all its GPUs, while others competed for them."""
+
     waits: int
     """Number of times that its GPU work waited for a lease."""
     wait_p50_seconds: float
     wait_p95_seconds: float
+    gpus: tuple[GpuTimeStatus, ...] = ()
+    """The time on each of several GPUs; empty: one GPU, or the agent does not send it."""
 
 
 @dataclass(frozen=True)

@@ -221,6 +221,8 @@ def delivered(status: ShareStatus) -> list[tuple[str, str]]:
     if got is not None and got.entitled_seconds >= 1:
         time = received_time(got.delivered_seconds, got.entitled_seconds)
         rows.append(("GPU time", f"received {time} while other sessions competed"))
+    for number, gpu in enumerate(got.gpus if rows and got is not None else ()):
+        rows.append((f"GPU {number}: GPU time", on_gpu(gpu.delivered_seconds, gpu.entitled_seconds)))
     if got is not None and got.waits:
         half, most = latency(got.wait_p50_seconds), latency(got.wait_p95_seconds)
         rows.append(("waits", f"{got.waits}: half under {half}, 95 % under {most}"))
@@ -232,6 +234,11 @@ def received_time(received: float, entitled: float) -> str:
     if received >= entitled or elapsed(received) == elapsed(entitled):
         return f"all that it was entitled to ({elapsed(entitled)})"
     return f"{elapsed(received)} of the {elapsed(entitled)} that it was entitled to"
+
+
+def on_gpu(received: float, entitled: float) -> str:
+    """Return the received and entitled time on one of several GPUs, both in seconds."""
+    return f"received {received_time(received, entitled)}" if entitled >= 1 else "no competition yet"
 
 
 def _memory(of: ShareStatus | GpuStatus) -> str:

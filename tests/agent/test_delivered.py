@@ -6,17 +6,19 @@ import asyncio
 
 from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.frames import Kind, Role
-from gpushare_spawner.model.report import DeliveredReport
+from gpushare_spawner.model.report import DeliveredReport, GpuTime
 from tests.agent.conftest import Agent
-from tests.agent.peers import FIRST, Peer
+from tests.agent.peers import FIRST, SECOND, Peer
 from tests.present import present
 
 
-async def wait_for_a_neighbour(agent: Agent, seconds: float) -> tuple[Peer, Peer]:
-    """Let bob wait so long for a lease that ada holds. Returns both processes."""
+async def wait_for_a_neighbour(
+    agent: Agent, seconds: float, gpus: tuple[str, ...] = (FIRST.uuid,)
+) -> tuple[Peer, Peer]:
+    """Let bob wait so long for a lease that ada holds, who has these GPUs. Returns both processes."""
     await agent.stop()
     await agent.start(arbiter=ArbiterSettings(exclusive=True))
-    ada, bob = await agent.peer(agent.open("ada")), await agent.peer(agent.open("bob"))
+    ada, bob = await agent.peer(agent.open("ada", gpus=gpus)), await agent.peer(agent.open("bob"))
     ada.send(Kind.REQUEST, 0, 0, 1, gpu=FIRST.uuid)
     lease = (await ada.until(Kind.GRANT)).fields[0]
     bob.send(Kind.REQUEST, 0, 0, 1, gpu=FIRST.uuid)
@@ -66,3 +68,22 @@ async def test_a_session_that_is_opened_again_begins_with_an_empty_record(agent:
     await agent.stop()
     await agent.start()
     assert delivered(agent, "bob") == DeliveredReport()
+
+
+async def test_time_of_a_session_on_two_gpus_is_reported_for_each(agent: Agent) -> None:
+    """Ada has both GPUs, and competes with bob on the first only."""
+    await wait_for_a_neighbour(agent, 0.2, (FIRST.uuid, SECOND.uuid))
+    before = delivered(agent, "ada")
+    first, second = before.gpus
+    assert (first.entitled_seconds, first.delivered_seconds) == (before.entitled_seconds, before.delivered_seconds)
+    assert first.delivered_seconds >= 0.1
+    assert second == GpuTime()
+    assert delivered(agent, "bob").gpus == (), "it has one GPU"
+    server = await agent.peer(str(present(agent.node.sessions["ada"].socket).path), Role.NOTEBOOK)
+    told = present((await server.status()).delivered).gpus
+    assert [gpu.delivered_seconds for gpu in told] == [first.delivered_seconds, 0.0]
+    await agent.stop()
+    await agent.start()
+    assert delivered(agent, "ada") == before
+    agent.open("ada", gpus=(FIRST.uuid, SECOND.uuid))
+    assert delivered(agent, "ada").gpus == (GpuTime(), GpuTime())

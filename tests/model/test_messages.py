@@ -48,6 +48,7 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
     hit = {"limit": "session", "at": 991.0, "requested_bytes": 4, "allocated_bytes": 46, "pid": 8}
     delivered = {
         "entitled_seconds": 5.0, "delivered_seconds": 4.0, "waits": 3, "wait_p50_seconds": 0.1, "wait_p95_seconds": 0.2,
+        "gpus": [{"entitled_seconds": 5.0, "delivered_seconds": 4.0}],
     }  # fmt: skip
     gpu = {
         "index": 0, "uuid": "GPU-1", "model": "Simulated", "memory_bytes": 64, "memory_used_bytes": 32,

@@ -18,6 +18,7 @@ from gpushare_spawner.model.share_status import (
     ControlsStatus,
     DeliveredStatus,
     GpuStatus,
+    GpuTimeStatus,
     LimitHit,
     PendingAction,
     ServiceAnswer,
@@ -54,6 +55,7 @@ class Script:
     delivered: tuple[float, float, int, float, float] | None = None
     """Seconds entitled and delivered, number of waits, and two quantiles of them in seconds; None: it does not say."""
 
+    delivered_on: tuple[GpuTimeStatus, ...] = ()
     refused: int = 0
     """Allocations that the session's limit refused; the last one was of 2 GiB."""
     use: float | None = None
@@ -97,7 +99,7 @@ class Script:
             gpus=tuple(GpuStatus(uuid, *figures) for uuid in self.gpus),
             notice=step,
             limit_hit=hit,
-            delivered=DeliveredStatus(*self.delivered) if self.delivered is not None else None,
+            delivered=DeliveredStatus(*self.delivered, self.delivered_on) if self.delivered is not None else None,
             layer=self.layer,
             layer_gpus=self.layer_gpus if self.layer else 0,
             layer_trouble=self.layer_trouble,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from gpushare_spawner.model.share_status import (
     AgentRecord,
     ControlsStatus,
     DeliveredStatus,
+    GpuTimeStatus,
     PendingAction,
     ShareStatus,
 )
@@ -125,6 +127,19 @@ def test_status_shows_what_the_share_delivered_beside_what_it_promised(agent: Sc
         "GPU time: received 24 min of the 25 min that it was entitled to while other sessions competed." in explanation
     )
     assert "Waits: 12: half under 22 ms, 95 % under 1.9 s." in explanation
+
+
+def test_status_shows_what_the_share_delivered_on_each_gpu(agent: ScriptedAgent) -> None:
+    agent.script.gpus, agent.script.delivered = [GPU, OTHER_GPU], (1500.0, 1482.0, 12, 0.0224, 1.94)
+    agent.script.delivered_on = (GpuTimeStatus(1500.0, 1482.0), GpuTimeStatus(0.0, 0.0))
+    now = status()
+    assert present(now.delivered).gpus == agent.script.delivered_on
+    assert now.as_json()["delivered"]["gpus"][1] == {"entitled_seconds": 0.0, "delivered_seconds": 0.0}
+    assert share_status.delivered(now)[1:3] == [
+        ("GPU 0: GPU time", "received 24 min of the 25 min that it was entitled to"),
+        ("GPU 1: GPU time", "no competition yet"),
+    ]
+    assert re.search(r"^GPU 1: GPU time +no competition yet$", str(now), re.MULTILINE)
 
 
 def test_without_competition_or_with_an_older_agent_status_says_nothing_of_gpu_time() -> None:

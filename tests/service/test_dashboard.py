@@ -12,7 +12,7 @@ from gpushare_spawner.idle.use import Observation, RecentUse
 from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import BypassingProcess, GpuReport, HostMemoryReport
+from gpushare_spawner.model.report import BypassingProcess, DeliveredReport, GpuReport, GpuTime, HostMemoryReport
 from gpushare_spawner.model.share import Tier, UseRule
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.api.entries import problems
@@ -47,6 +47,20 @@ def test_the_page_says_of_each_session_what_it_has_and_does() -> None:
     assert "0.25 GPU borrowed" in text
     assert "Bypassing: 1 process does GPU work with the library removed." in text
     assert "simulated" in text
+
+
+def test_page_says_of_a_session_on_two_gpus_what_it_received_on_each() -> None:
+    time = [GpuTime(entitled_seconds=1500, delivered_seconds=1482), GpuTime(entitled_seconds=60, delivered_seconds=60)]
+    total = DeliveredReport(entitled_seconds=1560, delivered_seconds=1542, gpus=tuple(time))
+    two = session("fay", gpus=("GPU-1", "GPU-0"), share_units=100, last_units=50, delivered=total)
+    assert (
+        "received 25 min of the 26 min that it was entitled to "
+        "GPU 1: received 24 min of the 25 min that it was entitled to "
+        "GPU 0: received all that it was entitled to (1 min)"
+    ) in plain(page(afternoon(two)))
+    # a report of another length than the session's GPUs shows the sum only
+    odd = two.model_copy(update={"delivered": total.model_copy(update={"gpus": tuple(time) * 2})})
+    assert "GPU 0: received" not in plain(page(afternoon(odd)))
 
 
 def test_users_see_themselves_and_anonymous_totals() -> None:

@@ -29,6 +29,7 @@ from gpushare_spawner.model.share_status import (
     ControlsStatus,
     DeliveredStatus,
     GpuStatus,
+    GpuTimeStatus,
     LimitHit,
     PendingAction,
     ProcessMemory,
@@ -398,7 +399,8 @@ class Conversation:
                 self._limits.hits.count,
             ),
             delivered=DeliveredStatus(
-                got.entitled_seconds, got.delivered_seconds, got.waits, got.wait_p50_seconds, got.wait_p95_seconds
+                got.entitled_seconds, got.delivered_seconds, got.waits, got.wait_p50_seconds, got.wait_p95_seconds,
+                tuple(GpuTimeStatus(gpu.entitled_seconds, gpu.delivered_seconds) for gpu in got.gpus),
             ),
             controls=ControlsStatus.of(record.controls, record.messages, now, largest_share),
             takes_asks=True,

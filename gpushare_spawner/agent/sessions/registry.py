@@ -273,7 +273,9 @@ class SessionRegistry:
         record.opened_at, record.clock_moved = self.clock(), 0.0
         session.past = Past(
             gpu_seconds=session.past.gpu_seconds - self.activity(session).gpu_seconds,
-            delivered_before=counted(self.arbitrations[gpu.uuid].snapshot(session.id) for gpu in session.gpus),
+            delivered_before=counted(
+                {gpu.uuid: self.arbitrations[gpu.uuid].snapshot(session.id) for gpu in session.gpus}
+            ),
         )
         record.controls, record.messages = NO_CONTROLS, ()
         session.asks = PendingAsks(self.clock)

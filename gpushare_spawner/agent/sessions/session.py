@@ -10,7 +10,7 @@ few per minute reach the service; the agent itself answers the others. The servi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
@@ -376,14 +376,18 @@ def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], clock
         memory_bytes=sum(snapshot.memory_bytes for _, snapshot in snapshots),
         resident_bytes=sum(snapshot.resident_bytes for _, snapshot in snapshots),
         delivered=session.past.delivered.plus(
-            counted(snapshot for _, snapshot in snapshots).minus(session.past.delivered_before)
+            counted({gpu.uuid: snapshot for gpu, (_, snapshot) in zip(session.gpus, snapshots, strict=True)}).minus(
+                session.past.delivered_before
+            )
         ),
     )
 
 
-def counted(snapshots: Iterable[SessionView]) -> Delivered:
-    """Add up the counts of the arbiters of a session's GPUs."""
+def counted(snapshots: Mapping[str, SessionView]) -> Delivered:
+    """Add up the counts of the arbiters of a session's GPUs, given by UUID."""
     total = NOTHING
-    for snapshot in snapshots:
+    for snapshot in snapshots.values():
         total = total.plus(snapshot.delivered)
-    return total
+    if len(snapshots) < 2:
+        return total
+    return replace(total, gpus={gpu: snapshot.delivered for gpu, snapshot in snapshots.items()})

@@ -34,7 +34,7 @@ from gpushare_spawner.wording.amounts import (
     unbroken,
     utc,
 )
-from gpushare_spawner.wording.share_status import received_time
+from gpushare_spawner.wording.share_status import on_gpu, received_time
 from gpushare_spawner.wording.spawn_failures import cancelled_unless_started, estimated_wait
 
 log = logging.getLogger("gpushare.service.dashboard")
@@ -113,6 +113,7 @@ def page_environment(prefix: str, theme: HubTheme, has_history: bool = False) ->
         "has_history": has_history,
         "closed": lambda cordon: closed(cordon.drain, cordon.by, cordon.reason),
         "received_time": lambda received, entitled: unbroken(received_time(received, entitled)),
+        "on_gpu": lambda received, entitled: unbroken(on_gpu(received, entitled)),
     }
     return pages
 
