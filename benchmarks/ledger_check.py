@@ -18,7 +18,7 @@ def check_ledger(ledger: Ledger) -> None:
             raise LedgerError(f"{where}: {owned} units are owned, its capacity is {gpu.capacity}")
         if guaranteed > gpu.capacity:
             raise LedgerError(f"{where}: {guaranteed} units are guaranteed, its capacity is {gpu.capacity}")
-        kept = ledger.kept_units(uuid)
+        kept = ledger.held_units(uuid)
         if (gpu.unowned, gpu.free) != (gpu.capacity - owned - kept, gpu.capacity - guaranteed - kept):
             raise LedgerError(
                 f"{where}: {gpu.unowned} unowned and {gpu.free} free units are out of step with its sessions"

@@ -41,13 +41,13 @@ RATED_AT_ONCE = 100
 
 @dataclass(frozen=True)
 class NodeHold:
-    """GPUs of a node that are kept for a request. No other request gets units that become free there."""
+    """GPUs of a node that are held for a request. No other request gets units that become free there."""
 
     node: str
     gpus: tuple[str, ...]
     """UUIDs."""
     demand: Demand
-    """The demand of the request. A GPU with sessions of another layer is kept whole: these sessions must end. So is
+    """The demand of the request. A GPU with sessions of another layer is held entirely: these sessions must end. So is
     each GPU of a request that would be alone, or apart from other sessions."""
     start: float = field(default=0.0, compare=False)
     """The time at which the request is expected to start, in seconds since the epoch: sessions that end before may use
@@ -214,7 +214,7 @@ class Ledger:
         return MappingProxyType(self._holds)
 
     def hold(self, name: str, hold: NodeHold | None) -> None:
-        """Keep GPUs of a node for a waiting request, in place of this name's earlier hold; None: keep nothing.
+        """Hold GPUs of a node for a waiting request, in place of this name's earlier hold; None: hold none.
 
         A hold counts like an allocation. It can exceed the free units: then it also keeps units that become free.
         """
@@ -239,8 +239,8 @@ class Ledger:
 
     def fits_without(self, request: PlacementRequest, names: Collection[str]) -> bool:
         """Return whether a request would fit on a node of these holds without them. Unknown names are ignored."""
-        kept = {self._holds[name].node for name in names if name in self._holds} - request.left_out
-        nodes = [self.capacity.nodes[name] for name in kept if name in self.capacity.nodes]
+        held_nodes = {self._holds[name].node for name in names if name in self._holds} - request.left_out
+        nodes = [self.capacity.nodes[name] for name in held_nodes if name in self.capacity.nodes]
         nodes = [self._without(node, names) for node in nodes if request.node in ("", node.name)]
         demand = self.capacity.resolved(request.demand)
         return any(fits(demand, node.left_for(demand)) for node in nodes)
@@ -418,7 +418,7 @@ class Ledger:
         Raises KeyError for an unknown GPU.
         """
         effective = sum(allocation.effective_units for allocation in self._on_gpu.get(gpu, {}).values())
-        return units + effective + self.kept_units(gpu) - self.capacity.gpus[gpu].capacity
+        return units + effective + self.held_units(gpu) - self.capacity.gpus[gpu].capacity
 
     def guaranteed(self, session: str) -> int:
         """Return the guaranteed units of a session: the least over its GPUs. Raises KeyError for an unknown session."""
@@ -464,22 +464,22 @@ class Ledger:
         if gpu is None:
             self._guaranteed.pop(uuid, None)
             return
-        kept = self.kept_units(uuid)
+        held_units = self.held_units(uuid)
         if not held:
             self._guaranteed.pop(uuid, None)
-            self.capacity.update(uuid, gpu.capacity - kept, gpu.capacity - kept)
+            self.capacity.update(uuid, gpu.capacity - held_units, gpu.capacity - held_units)
             return
         guaranteed = self._guaranteed[uuid] = guaranteed_units(gpu.capacity, held.values())
         owned, taken = taken_units(gpu, held.values(), guaranteed)
-        unowned, free = gpu.capacity - owned - kept, gpu.capacity - taken - kept
+        unowned, free = gpu.capacity - owned - held_units, gpu.capacity - taken - held_units
         neighbours = NeighbourRules.together(allocation.neighbours for allocation in held.values())
         self.capacity.update(uuid, unowned, free, next(iter(held.values())).layer, neighbours)
 
-    def kept_units(self, uuid: str) -> int:
-        """Return the units of a GPU that holds keep."""
-        return sum(self._kept(hold, uuid) for hold in self._holds_of.get(uuid, {}).values())
+    def held_units(self, uuid: str) -> int:
+        """Return the units of a GPU on hold."""
+        return sum(self._units_of_hold(hold, uuid) for hold in self._holds_of.get(uuid, {}).values())
 
-    def _kept(self, hold: NodeHold, uuid: str) -> int:
+    def _units_of_hold(self, hold: NodeHold, uuid: str) -> int:
         """Return the units that a hold keeps on one of its GPUs."""
         held, gpu = self._on_gpu.get(uuid), self.capacity.gpus[uuid]
         layer = next(iter(held.values())).layer if held else LayerName.NATIVE
@@ -492,12 +492,15 @@ class Ledger:
     def _without(self, node: NodeCapacity, names: Collection[str]) -> NodeCapacity:
         """Return a copy of a node without these holds."""
         holds = [hold for name, hold in self._holds_of.get(node.name, {}).items() if name in names]
-        kept: Counter[str] = Counter()
+        held_units: Counter[str] = Counter()
         for hold in holds:
-            kept.update({uuid: self._kept(hold, uuid) for uuid in hold.gpus if uuid in self.capacity.gpus})
+            held_units.update(
+                {uuid: self._units_of_hold(hold, uuid) for uuid in hold.gpus if uuid in self.capacity.gpus}
+            )
         healthy = {
             model: tuple(
-                replace(gpu, unowned=gpu.unowned + kept[gpu.uuid], free=gpu.free + kept[gpu.uuid]) for gpu in gpus
+                replace(gpu, unowned=gpu.unowned + held_units[gpu.uuid], free=gpu.free + held_units[gpu.uuid])
+                for gpu in gpus
             )
             for model, gpus in node.healthy.items()
         }
@@ -517,8 +520,8 @@ class Ledger:
             for gpu in node.gpus
             for allocation in self._on_gpu.get(gpu.uuid, {}).values()
         }
-        kept = [hold.requested for hold in self._holds_of.get(name, {}).values()]
-        self.capacity.set_resources(name, reported.less(Requested.total([*here.values(), *kept])))
+        held_resources = [hold.requested for hold in self._holds_of.get(name, {}).values()]
+        self.capacity.set_resources(name, reported.less(Requested.total([*here.values(), *held_resources])))
 
 
 def taken_units(gpu: GpuCapacity, held: Collection[Allocation], guaranteed: Mapping[str, int]) -> tuple[int, int]:

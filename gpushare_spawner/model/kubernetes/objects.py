@@ -283,7 +283,7 @@ def pinned(affinity: Mapping[str, Any] | None, node: str) -> dict[str, Any]:
     return required_of_node(affinity, "matchFields", [_field("In", node)])
 
 
-def kept_off(affinity: Mapping[str, Any] | None, nodes: Iterable[str]) -> dict[str, Any]:
+def excluding(affinity: Mapping[str, Any] | None, nodes: Iterable[str]) -> dict[str, Any]:
     """Return a pod's affinity that also excludes ``nodes``, at least one."""
     # the API server accepts only one value per field (kubernetes pkg/apis/core/validation)
     return required_of_node(affinity, "matchFields", [_field("NotIn", node) for node in sorted(nodes)])
@@ -415,12 +415,12 @@ def _matches(term: Mapping[str, Any], node: NodeFacts) -> bool:
     expressions, fields = term.get("matchExpressions") or [], term.get("matchFields") or []
     # a term without a condition matches no node (kubernetes component-helpers/scheduling/corev1/nodeaffinity)
     return bool(expressions or fields) and (
-        all(_holds(each, node.labels) for each in expressions)
-        and all(_holds(each, {NAME_FIELD: node.name}) for each in fields)
+        all(_satisfies(each, node.labels) for each in expressions)
+        and all(_satisfies(each, {NAME_FIELD: node.name}) for each in fields)
     )
 
 
-def _holds(condition: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+def _satisfies(condition: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     value, values = labels.get(condition["key"]), condition.get("values") or []
     match condition["operator"]:
         case "In":

@@ -36,7 +36,7 @@ from gpushare_spawner.model.kubernetes.objects import (
     SESSION_FILES_FOLDER,
     PodConstraints,
     claim_name,
-    kept_off,
+    excluding,
     session_files_volume,
 )
 from gpushare_spawner.model.layers import LAYER_VARIABLE, LAYERS, ObservedBy
@@ -91,9 +91,9 @@ def rendered_elsewhere(pod: PodSpec, share: PodReservation, offer: LayerOffer, s
         mounts=[{"name": _VOLUME, "mountPath": SESSION_FILES_FOLDER, "readOnly": True}],
     ).apply(made)
     made = with_last_word(pod, made, request.template.kubespawner_override)
-    if offer.kept_off:
+    if offer.excluded_nodes:
         # even if the template sets its own affinity; otherwise an earlier spawn would wait forever
-        affinity = kept_off(made["spec"].get("affinity"), offer.kept_off)
+        affinity = excluding(made["spec"].get("affinity"), offer.excluded_nodes)
         made = {**made, "spec": {**made["spec"], "affinity": affinity}}
     metadata = made["metadata"]
     return {

@@ -164,7 +164,7 @@ class PodReservations(Reservations[PodReservation]):
         self._in_flight[token] = allocation_elsewhere(
             f"{request.session}#{token}", request.share, request.tenant, request.template.name, time.time()
         )
-        self._elsewhere[token] = Pending(offer.layer, request.share.total_units, offer.kept_off)
+        self._elsewhere[token] = Pending(offer.layer, request.share.total_units, offer.excluded_nodes)
         ticket.result.set_result(PodReservation(request, placement, (), token, offer=offer))
         return self._in_flight[token]
 

@@ -33,7 +33,14 @@ from gpushare_spawner.spawner.queue.queue import (
     Verdict,
     WaitInterval,
 )
-from gpushare_spawner.spawner.queue.snapshot import GpuKind, GpuSnapshot, Kept, LayerOutcome, OtherLayers, SpawnRequest
+from gpushare_spawner.spawner.queue.snapshot import (
+    GpuKind,
+    GpuSnapshot,
+    LayerHolds,
+    LayerOutcome,
+    OtherLayers,
+    SpawnRequest,
+)
 from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording.spawn_form import gpu_models, not_on_one_machine
 
@@ -180,7 +187,7 @@ class AvailabilityNow:
 
     def _by_layers(self, request: SpawnRequest, layers: OtherLayers, instead_of: str) -> Availability:
         template = request.template
-        verdict = layers.verdict(request, Kept(self.queue.kept_elsewhere(instead_of)))
+        verdict = layers.verdict(request, LayerHolds(self.queue.held_elsewhere(instead_of)))
         native = self._native(request) if layers.native(template) else None
         gpus = (*(native.gpus if native is not None else ()), *verdict.gpus)
         if native is not None and native.kind == "now" and verdict.outcome is not LayerOutcome.NOW:

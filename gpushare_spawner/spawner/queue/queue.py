@@ -2,9 +2,9 @@
 
 `SpawnQueue` defines the order of the spawns. `PlacementCheck` decides on one snapshot whether a share can be placed
 now, later or never, for the queue and for the form's cards. `Positions` counts the earlier spawns that compete with a
-spawn. `KeptNodes` keeps nodes of other sharing layers free for overtaken spawns: the ledger does not contain these
-GPUs, and their layer's scheduler chooses the GPU, so a whole node is kept. GPUs with an agent are kept by holds, see
-`Placer.hold`. Positions, KeptNodes and Placer live for one pass over the queue. `LoopBreaks` divides long work so that
+spawn. `HeldNodes` holds nodes of other sharing layers for overtaken spawns: the ledger does not contain these GPUs,
+and their layer's scheduler chooses the GPU, so a whole node is held. GPUs with an agent are held in the ledger, see
+`Placer.hold`. Positions, HeldNodes and Placer live for one pass over the queue. `LoopBreaks` divides long work so that
 the event loop is not blocked.
 
 This module reserves nothing and reads no clock: see `reservations`. The texts of refusals are in
@@ -44,7 +44,7 @@ from gpushare_spawner.placement.strategy import Strategy
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.snapshot import (
     GpuSnapshot,
-    Kept,
+    LayerHolds,
     LayerOffer,
     LayerOutcome,
     OtherLayers,
@@ -131,14 +131,14 @@ class Ticket:
     """Set once a pass over the queue has decided on it while the GPUs were available."""
     offer: LayerOffer | None = None
     """The offer of another sharing layer, once the spawn has a place; None on GPUs with an agent."""
-    kept: str = ""
-    """The node of the GPUs most recently kept for it; empty: none."""
+    held_node: str = ""
+    """The node of the GPUs most recently held for it; empty: none."""
     moves: int = 0
     """The number of times that this node has changed."""
     overtaken: int = 0
     """Number of later spawns that another layer has placed on nodes that suit this spawn."""
-    kept_elsewhere: str = ""
-    """The node of another layer that is kept for it now; empty: none."""
+    held_elsewhere: str = ""
+    """The node of another layer that is held for it now; empty: none."""
     elsewhere: bool = False
     """Whether only other layers can serve it."""
     nodes: tuple[str, ...] | None = None
@@ -153,16 +153,16 @@ class Ticket:
     """When its wait ends."""
 
     def may_hold(self, now: float, wall_time: float) -> bool:
-        """Return whether GPUs may be kept for the spawn.
+        """Return whether GPUs may be held for the spawn.
 
         ``now``: seconds on a monotonic clock; ``wall_time``: seconds since the epoch.
-        They are kept until some time after the expected start. Then the estimate was wrong, and others may use the
-        GPUs for `PAUSE_SECONDS`. Nothing is kept for a spawn whose wait ends before its earliest expected start.
+        They are held until some time after the expected start. Then the estimate was wrong, and others may use the
+        GPUs for `PAUSE_SECONDS`. Nothing is held for a spawn whose wait ends before its earliest expected start.
         """
         if self.start is not None and self.start.at.earliest - wall_time > self.ends - now:
             return False
         if self.hold_ends is not None and now >= self.hold_ends:
-            self.hold_ends, self.holds_again, self.kept = None, now + PAUSE_SECONDS, ""
+            self.hold_ends, self.holds_again, self.held_node = None, now + PAUSE_SECONDS, ""
         if now < self.holds_again:
             return False
         if self.hold_ends is None:
@@ -176,10 +176,10 @@ class Ticket:
         """The name of its hold in the ledger."""
         return f"{self.request.session}#{id(self)}"
 
-    def keeps(self, node: str) -> None:
-        """Record the node with the GPUs that are kept for this spawn."""
-        self.moves += self.kept not in ("", node)
-        self.kept = node
+    def record_hold(self, node: str) -> None:
+        """Record the node with the GPUs that are held for this spawn."""
+        self.moves += self.held_node not in ("", node)
+        self.held_node = node
 
     def says(self, ahead: int, hint: str) -> None:
         """Record the position and the reason for the wait. `publish` shows them to the user."""
@@ -215,7 +215,7 @@ class SpawnQueue:
     """Spawns in the order of service: first come, first served, unless quotas change the order (`arrange`).
 
     Policy: first come, first served among the spawns that fit. Later spawns that fit pass a spawn that does not fit.
-    Meanwhile GPUs are kept for the first spawn that could use some node: see `Placer`.
+    Meanwhile GPUs are held for the first spawn that could use some node: see `Placer`.
     """
 
     def __init__(self, length: int) -> None:
@@ -241,12 +241,12 @@ class SpawnQueue:
         waiting = (ticket for ticket in self if ticket.ahead is not None and not ticket.result.done())
         return sum(map(competes, waiting)) >= self.length
 
-    def kept_elsewhere(self, besides: str = "") -> frozenset[str]:
-        """Return the nodes of other layers that are kept for spawns. ``besides``: the hold of a spawn to exclude."""
+    def held_elsewhere(self, besides: str = "") -> frozenset[str]:
+        """Return the nodes of other layers that are held for spawns. ``besides``: the hold of a spawn to exclude."""
         return frozenset(
-            ticket.kept_elsewhere
+            ticket.held_elsewhere
             for ticket in self
-            if ticket.kept_elsewhere and not ticket.result.done() and ticket.hold_name != besides
+            if ticket.held_elsewhere and not ticket.result.done() and ticket.hold_name != besides
         )
 
     def join(self, request: SpawnRequest, now: float) -> Ticket:
@@ -368,7 +368,7 @@ class PlacementCheck:
     """By request, the version of the capacity and the place."""
 
     def verdict(self, request: PlacementRequest) -> Verdict:
-        """Return whether a request can be placed without the capacity that is kept for waiting spawns."""
+        """Return whether a request can be placed without the capacity that is held for waiting spawns."""
         placement = self._place(request)
         if placement is not None:
             return Verdict(LayerOutcome.NOW, placement)
@@ -404,7 +404,7 @@ class PlacementCheck:
         return self.departures.lengths.expected(request.template)
 
     def _ends_before_holds_start(self, request: PlacementRequest) -> Placement | None:
-        """Return a place on GPUs that holds keep, if a session like this ends before these are expected to be used."""
+        """Return a place on GPUs on hold, if a session like this ends before these are expected to be used."""
         length = self.length_of(request)
         if length is None:
             return None
@@ -531,45 +531,45 @@ class Positions:
 
 
 MOST_OVERTAKEN = 5
-"""Number of later spawns that may be placed before a waiting spawn until a node is kept for it. Our value: a kept node
+"""Number of later spawns that may be placed before a waiting spawn until a node is held for it. Our value: a held node
 stays partly empty, and most spawns wait only until the next session ends.
 """
 
 
-class KeptNodes:
-    """Nodes of other layers that are kept for tickets. Call its methods for each ticket in queue order.
+class HeldNodes:
+    """Nodes of other layers that are held for tickets. Call its methods for each ticket in queue order.
 
     ``may_hold``: see `Ticket.may_hold`.
     """
 
     def __init__(self, may_hold: Callable[[Ticket], bool] = lambda ticket: True) -> None:
         self._may_hold = may_hold
-        self._kept: set[str] = set()
+        self._held: set[str] = set()
         self._reached: set[str] = set()
-        """Nodes that the spawns with a kept node could use."""
+        """Nodes that the spawns with a held node could use."""
         self._waiting: list[tuple[Ticket, frozenset[str]]] = []
         """Earlier waiting tickets, each with the nodes that it could use."""
 
-    def seen_by(self, ticket: Ticket) -> Kept:
-        """Return the nodes that a ticket must leave to earlier tickets, and the node that is kept for it."""
-        return Kept(frozenset(self._kept), ticket.kept_elsewhere)
+    def seen_by(self, ticket: Ticket) -> LayerHolds:
+        """Return the nodes that a ticket must leave to earlier tickets, and the node that is held for it."""
+        return LayerHolds(frozenset(self._held), ticket.held_elsewhere)
 
     def waits(self, ticket: Ticket, able: frozenset[str], least_used: Callable[[Set[str]], str]) -> None:
-        """Record a ticket without a place; keep a node for it if enough later spawns have overtaken it.
+        """Record a ticket without a place; hold a node for it if enough later spawns have overtaken it.
 
-        ``able``: the nodes that could serve it. At most one node of each kind is kept: a spawn gets no node if earlier
-        spawns with a kept node could use all of its nodes.
+        ``able``: the nodes that could serve it. At most one node of each kind is held: a spawn gets no node if earlier
+        spawns with a held node could use all of its nodes.
         """
         self._waiting.append((ticket, able))
-        before, ticket.kept_elsewhere = ticket.kept_elsewhere, ""
+        before, ticket.held_elsewhere = ticket.held_elsewhere, ""
         if ticket.overtaken < MOST_OVERTAKEN or able <= self._reached:
             return
         self._reached |= able
         if not self._may_hold(ticket):
             return
-        left = able - self._kept
-        ticket.kept_elsewhere = before if before in left else least_used(left)
-        self._kept.add(ticket.kept_elsewhere)
+        left = able - self._held
+        ticket.held_elsewhere = before if before in left else least_used(left)
+        self._held.add(ticket.held_elsewhere)
 
     def placed(self, able: frozenset[str]) -> None:
         """Record that a ticket got a place on one of these nodes.
@@ -601,7 +601,7 @@ class Placer:
         self._queue = queue
         self._where = where
         self._positions = Positions(check, queue)
-        self._kept = KeptNodes(lambda ticket: ticket.may_hold(check.monotonic, check.now))
+        self._held_nodes = HeldNodes(lambda ticket: ticket.may_hold(check.monotonic, check.now))
         self._reached: set[str] = set()
         """Nodes that the spawns with a hold could use if the nodes were empty."""
         self._yielding: dict[Hashable, tuple[int, tuple[str, ...] | None]] = {}
@@ -634,10 +634,10 @@ class Placer:
 
     def _place_by_layers(self, ticket: Ticket, layers: OtherLayers) -> Placement | None:
         request = ticket.request
-        elsewhere = layers.verdict(request, self._kept.seen_by(ticket))
+        elsewhere = layers.verdict(request, self._held_nodes.seen_by(ticket))
         if elsewhere.outcome is LayerOutcome.NOW:
             ticket.offer = elsewhere.offer
-            self._kept.placed(elsewhere.able)
+            self._held_nodes.placed(elsewhere.able)
             return NOT_BY_THE_HUB
         native = None
         if layers.native(request.template):
@@ -656,7 +656,7 @@ class Placer:
             ticket.elsewhere = not layers.native(request.template)
             # if GPUs with an agent can serve the ticket, `hold` keeps some of these for it
             only_here = native is None or native.outcome is LayerOutcome.NEVER
-            self._kept.waits(ticket, elsewhere.able if only_here else frozenset(), layers.least_used)
+            self._held_nodes.waits(ticket, elsewhere.able if only_here else frozenset(), layers.least_used)
         return None
 
     def _refused_by_full_queue(self, ticket: Ticket) -> bool:
@@ -705,7 +705,7 @@ class Placer:
             # also during a pause: a later spawn must not take the GPUs that are open to all then
             self._reached |= able
         if holds:
-            ticket.keeps(hold.node)
+            ticket.record_hold(hold.node)
             self._feed.hold(ticket.hold_name, hold)
 
     async def _expect_start(
@@ -713,17 +713,21 @@ class Placer:
     ) -> None:
         """Find the node on which the ticket is expected to start first. ``hold``: where idle actions make it fit first.
 
-        ``able``: the nodes that could take it if their sessions ended; the node kept so far may no longer be one.
+        ``able``: the nodes that could take it if their sessions ended; the node held so far may no longer be one.
         A hold moves to another node only if the wait there is expected to be half as long, and at most `MOST_MOVES`
         times.
         """
         departures, now = self._check.departures, self._check.now
         if departures is None:
             return
-        names = {*candidates(self._check.ledger.capacity, request), ticket.kept, hold.node if hold is not None else ""}
+        names = {
+            *candidates(self._check.ledger.capacity, request),
+            ticket.held_node,
+            hold.node if hold is not None else "",
+        }
         names &= able
-        if ticket.moves >= MOST_MOVES and ticket.kept in able:
-            names = {ticket.kept}
+        if ticket.moves >= MOST_MOVES and ticket.held_node in able:
+            names = {ticket.held_node}
         starts = []
         for name in sorted(names):
             await breaks.pause_if_due()
@@ -732,7 +736,7 @@ class Placer:
                 starts.append(start)
         ticket.start = min(
             starts,
-            key=lambda start: (start.at.likely - now) * (0.5 if start.hold.node == ticket.kept else 1.0),
+            key=lambda start: (start.at.likely - now) * (0.5 if start.hold.node == ticket.held_node else 1.0),
             default=None,
         )
 

@@ -202,8 +202,8 @@ class LayerOffer:
     layer: LayerName
     request: LayerRequest
     """The request to the layer, on these nodes."""
-    kept_off: frozenset[str] = frozenset()
-    """The nodes among these that are kept for earlier spawns; the pod must not run there."""
+    excluded_nodes: frozenset[str] = frozenset()
+    """The nodes among these that are held for earlier spawns; the pod must not run there."""
 
 
 @dataclass(frozen=True)
@@ -228,16 +228,16 @@ class LayerVerdict:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The nodes that are kept for spawns in the queue, as seen by one spawn."""
+class LayerHolds:
+    """The nodes that are held for spawns in the queue, as seen by one spawn."""
 
     for_others: frozenset[str] = frozenset()
-    """Nodes kept for earlier spawns; this spawn's server must not run there."""
+    """Nodes held for earlier spawns; this spawn's server must not run there."""
     own: str = ""
-    """The node kept for this spawn; empty: none."""
+    """The node held for this spawn; empty: none."""
 
 
-NOTHING_KEPT = Kept()
+NO_HOLDS = LayerHolds()
 
 
 class OtherLayers(Protocol):
@@ -249,7 +249,7 @@ class OtherLayers(Protocol):
     def native(self, template: Template) -> bool:
         """Return whether GPUs with an agent can serve a template."""
 
-    def verdict(self, request: SpawnRequest, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
+    def verdict(self, request: SpawnRequest, holds: LayerHolds = NO_HOLDS) -> LayerVerdict:
         """Return the outcome for a spawn."""
 
     def starts_by(self, request: SpawnRequest, servers: int) -> float | None:

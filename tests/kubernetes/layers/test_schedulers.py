@@ -96,7 +96,7 @@ async def test_a_spawn_for_a_whole_gpu_starts_though_smaller_ones_keep_coming(
         await hub.stop_server("ada")
         await hub.started("cem")
         (big,) = [one for one in hub.reservations.queue if one.request.session == "big"]
-        await until(lambda: big.kept_elsewhere != "")
+        await until(lambda: big.held_elsewhere != "")
         await hub.stop_server("ben")
         (small,) = [one for one in hub.reservations.queue if one is not big]
         await until(lambda: small.hint == EARLIER_FIRST)

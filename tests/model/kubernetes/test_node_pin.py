@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, kept_off, node_of, pinned
+from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, excluding, node_of, pinned
 
 NAMED = {"key": "metadata.name", "operator": "In", "values": ["node-a"]}
 ZONE = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
@@ -31,8 +31,8 @@ def test_the_name_goes_into_every_term(before: Any, after: Any) -> None:
 
 def test_pods_are_kept_off_nodes_by_one_field_for_each() -> None:
     off = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("node-a", "node-b")]
-    assert kept_off(None, {"node-b", "node-a"}) == required({"matchFields": off})
-    affinity = kept_off(pinned(required(ZONE), "node-c"), {"node-a", "node-b"})
+    assert excluding(None, {"node-b", "node-a"}) == required({"matchFields": off})
+    affinity = excluding(pinned(required(ZONE), "node-c"), {"node-a", "node-b"})
     assert affinity == required({**ZONE, "matchFields": [{**NAMED, "values": ["node-c"]}, *off]})
     assert node_of({"affinity": affinity}) == "node-c"
 

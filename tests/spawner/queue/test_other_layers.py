@@ -23,9 +23,9 @@ from gpushare_spawner.spawner.queue.availability import (
 )
 from gpushare_spawner.spawner.queue.queue import LoopBreaks, PlacementCheck, Placer, Ticket
 from gpushare_spawner.spawner.queue.snapshot import (
-    NOTHING_KEPT,
+    NO_HOLDS,
     GpuSnapshot,
-    Kept,
+    LayerHolds,
     LayerOffer,
     LayerOutcome,
     LayerVerdict,
@@ -58,7 +58,7 @@ class Layers:
     def least_used(self, nodes: Set[str]) -> str:
         return min(nodes)
 
-    def verdict(self, asked: SpawnRequest, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
+    def verdict(self, asked: SpawnRequest, holds: LayerHolds = NO_HOLDS) -> LayerVerdict:
         offer = LayerOffer(LayerName.KAI, LayerRequest(asked.tenant, asked.template, LayerOptions()))
         return LayerVerdict(self.outcome, offer, self.why, self.known, profile=PROFILES["2g.20gb"])
 

@@ -42,9 +42,9 @@ from gpushare_spawner.sharing.base import (
 from gpushare_spawner.spawner.kubernetes.cluster.node_resources import ClusterResources
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.queue.snapshot import (
-    NOTHING_KEPT,
+    NO_HOLDS,
     GpuKind,
-    Kept,
+    LayerHolds,
     LayerOffer,
     LayerOutcome,
     LayerVerdict,
@@ -110,7 +110,7 @@ class Pending:
     layer: LayerName
     units: int
     """Units on all its GPUs in total."""
-    kept_off: frozenset[str] = frozenset()
+    excluded_nodes: frozenset[str] = frozenset()
     """Nodes on which it cannot be placed."""
 
 
@@ -250,13 +250,13 @@ class ClusterLayers:
         others = (rule for rule in self.file.rules if LAYERS[rule.layer].places is PlacedBy.SCHEDULER)
         return sum(node.gpu_count or 0 for rule in others for node in self._nodes_of(rule))
 
-    def verdict(self, server: SpawnRequest, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
+    def verdict(self, server: SpawnRequest, holds: LayerHolds = NO_HOLDS) -> LayerVerdict:
         """Return the outcome for a server, from the first layer and rule with a place for it now."""
         best: LayerVerdict | None = None
         able: frozenset[str] = frozenset()
         layers = self.names(server.template)
         for layer in layers:
-            for verdict in self._verdicts(layer, server, kept):
+            for verdict in self._verdicts(layer, server, holds):
                 if best is None or (best.outcome is LayerOutcome.NEVER and verdict.outcome is not LayerOutcome.NEVER):
                     best = verdict
                 if verdict.outcome is LayerOutcome.NOW:
@@ -302,7 +302,7 @@ class ClusterLayers:
             facts, options = self._facts_on(rule, server), self.file.options_of(layer, rule)
             yield LayerOffer(layer, LayerRequest(server.tenant, server.template, options, facts, rule))
 
-    def _verdicts(self, layer: LayerName, server: SpawnRequest, kept: Kept) -> Iterator[LayerVerdict]:
+    def _verdicts(self, layer: LayerName, server: SpawnRequest, holds: LayerHolds) -> Iterator[LayerVerdict]:
         if self.facts is None and layer not in self.unreadable:
             yield LayerVerdict(LayerOutcome.WAIT, why=words.NOT_READ_YET)
             return
@@ -319,7 +319,7 @@ class ClusterLayers:
             if offer.request.facts.nodes:
                 capacity = self._capacity(offer)
                 profile = capacity.profile if isinstance(capacity, LayerCapacity) else None
-                yield replace(self._free_for(offer, kept), gpus=self._gpus_of(offer.request), profile=profile)
+                yield replace(self._free_for(offer, holds), gpus=self._gpus_of(offer.request), profile=profile)
 
     def _gpus_of(self, request: LayerRequest) -> tuple[GpuKind, ...]:
         key = (id(request.facts), request.gpu.models)
@@ -334,19 +334,21 @@ class ClusterLayers:
         named = template.gpu is not None and template.gpu.layer is layer
         return [*rules, None] if named else rules
 
-    def _free_for(self, offer: LayerOffer, kept: Kept) -> LayerVerdict:
+    def _free_for(self, offer: LayerOffer, holds: LayerHolds) -> LayerVerdict:
         request, title = offer.request, LAYERS[offer.layer].title
         capacity = self._capacity(offer)
         if isinstance(capacity, str):
             return LayerVerdict(LayerOutcome.NEVER, offer, capacity)
         share, on_nodes = request.gpu.share, sum(capacity.by_node.values())
-        kept_off = kept.for_others & capacity.able
-        left = on_nodes - sum(capacity.by_node.get(name, 0) for name in kept_off)
+        excluded_nodes = holds.for_others & capacity.able
+        left = on_nodes - sum(capacity.by_node.get(name, 0) for name in excluded_nodes)
         taken = self._taken(offer.layer, share.total_units)
-        # servers that cannot be placed on this spawn's kept node take none of the node's capacity
-        own = min(capacity.servers, capacity.by_node.get(kept.own, 0))
-        if min(capacity.servers, left) > taken or own > self._taken(offer.layer, share.total_units, kept.own):
-            return LayerVerdict(LayerOutcome.NOW, replace(offer, kept_off=kept_off), able=capacity.able - kept_off)
+        # servers that cannot be placed on this spawn's held node take none of the node's capacity
+        own = min(capacity.servers, capacity.by_node.get(holds.own, 0))
+        if min(capacity.servers, left) > taken or own > self._taken(offer.layer, share.total_units, holds.own):
+            return LayerVerdict(
+                LayerOutcome.NOW, replace(offer, excluded_nodes=excluded_nodes), able=capacity.able - excluded_nodes
+            )
         if capacity.servers > taken:
             return LayerVerdict(LayerOutcome.WAIT, offer, EARLIER_FIRST, able=capacity.able)
         if capacity.at_most > 0:
@@ -379,7 +381,7 @@ class ClusterLayers:
         return sum(
             -(-reservation.units // units)
             for reservation in counted
-            if reservation.layer is layer and node not in reservation.kept_off
+            if reservation.layer is layer and node not in reservation.excluded_nodes
         )
 
     @cached_property

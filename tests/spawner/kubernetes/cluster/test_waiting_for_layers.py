@@ -95,7 +95,7 @@ class Cluster:
         fitting = [
             name
             for name in self.nodes
-            if used[name] + units <= self.units and name not in ticket.offer.kept_off and self.suits(name, ticket)
+            if used[name] + units <= self.units and name not in ticket.offer.excluded_nodes and self.suits(name, ticket)
         ]
         self.running[ticket.request.session] = max(fitting, key=lambda name: used[name]), units
         self.machine.queue.leave(ticket)
@@ -164,7 +164,7 @@ async def test_later_spawns_are_placed_on_other_nodes_and_wait_where_there_are_n
     cluster = busy()
     del cluster.running["s0"]
     big = await overtaken(cluster)
-    assert big.kept_elsewhere == "a"
+    assert big.held_elsewhere == "a"
     small = cluster.waits("small", fraction=0.5)
     assert cluster.look() == []
     assert (small.ahead, small.hint) == (1, "Earlier spawns are placed first.")
@@ -176,7 +176,7 @@ async def test_later_spawns_are_placed_on_other_nodes_and_wait_where_there_are_n
     del cluster.running["s2"]
     assert cluster.look() == ["small"]
     assert small.offer is not None
-    assert small.offer.kept_off == {"a"}
+    assert small.offer.excluded_nodes == {"a"}
     assert cluster.running["small"][0] == "b"
     del cluster.running["s1"]
     assert cluster.look() == ["big"]
@@ -186,13 +186,13 @@ async def test_later_spawns_are_placed_on_other_nodes_and_wait_where_there_are_n
 async def test_a_node_of_a_layer_is_kept_for_a_stated_time_and_again_after_a_pause() -> None:
     cluster = busy()
     big = await overtaken(cluster)
-    assert big.kept_elsewhere == "a"
+    assert big.held_elsewhere == "a"
     cluster.machine.now = UNKNOWN_HOLD_SECONDS
     cluster.look()
-    assert big.kept_elsewhere == ""
+    assert big.held_elsewhere == ""
     cluster.machine.now += PAUSE_SECONDS
     cluster.look()
-    assert big.kept_elsewhere == "a"
+    assert big.held_elsewhere == "a"
 
 
 async def test_spawns_in_flight_elsewhere_do_not_hold_up_the_one_that_the_node_is_kept_for() -> None:
@@ -202,7 +202,7 @@ async def test_spawns_in_flight_elsewhere_do_not_hold_up_the_one_that_the_node_i
     cluster.pending["small"] = Pending(LayerName.KUBESHARE, 50)
     assert cluster.look() == []
     cluster.pending["small"] = Pending(LayerName.KUBESHARE, 50, frozenset({"a"}))
-    assert big.kept_elsewhere == "a"
+    assert big.held_elsewhere == "a"
     assert cluster.look() == ["big"]
 
 
@@ -220,10 +220,10 @@ async def test_one_node_of_a_kind_is_kept_at_a_time_and_for_the_first() -> None:
     cluster = busy()
     first = await overtaken(cluster, "first")
     second = await overtaken(cluster, "second")
-    assert (first.kept_elsewhere, second.kept_elsewhere) == ("a", "")
+    assert (first.held_elsewhere, second.held_elsewhere) == ("a", "")
     cluster.machine.queue.leave(first)
     cluster.look()
-    assert second.kept_elsewhere == "a"
+    assert second.held_elsewhere == "a"
 
 
 async def test_spawns_for_other_nodes_do_not_overtake_it() -> None:
@@ -233,22 +233,22 @@ async def test_spawns_for_other_nodes_do_not_overtake_it() -> None:
     for number in range(2 * MOST_OVERTAKEN):
         cluster.waits(f"small{number}", fraction=0.1, models=["*L4*"])
     assert len(cluster.look()) == 2 * MOST_OVERTAKEN
-    assert (big.overtaken, big.kept_elsewhere) == (0, "")
+    assert (big.overtaken, big.held_elsewhere) == (0, "")
 
 
 async def test_the_node_with_the_least_sessions_is_kept_and_stays_the_one() -> None:
     cluster = busy()
     del cluster.running["s2"]
     big = await overtaken(cluster)
-    assert big.kept_elsewhere == "b"
+    assert big.held_elsewhere == "b"
     del cluster.running["s0"], cluster.running["s1"]
     cluster.running["s4"] = "a", 20
     cluster.look()
-    assert big.kept_elsewhere == "b"
+    assert big.held_elsewhere == "b"
     # it is gone: another one is kept
     cluster.nodes = ("a",)
     cluster.look()
-    assert big.kept_elsewhere == "a"
+    assert big.held_elsewhere == "a"
 
 
 @pytest.mark.parametrize(("models", "kept"), [([], ""), (["*L4*"], "a")])
@@ -258,7 +258,7 @@ async def test_no_node_is_kept_where_gpus_with_an_agent_are(models: list[str], k
     for gpu in ("a", "b"):
         cluster.machine.hold(gpu, 100)
     ticket = await overtaken(cluster, "both", count=1, layer=None, models=models)
-    assert ticket.kept_elsewhere == kept
+    assert ticket.held_elsewhere == kept
 
 
 # -- estimates --

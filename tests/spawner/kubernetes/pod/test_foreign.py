@@ -23,14 +23,14 @@ from gpushare_spawner.spawner.queue.snapshot import LayerOffer, SpawnRequest
 def built(
     scheduler: str | None = None,
     labels: dict[str, str] | None = None,
-    kept_off: frozenset[str] = frozenset(),
+    excluded_nodes: frozenset[str] = frozenset(),
     **template: Any,
 ) -> V1Pod:
     """A pod for half a GPU of KAI."""
     values = {"name": "half", "display_name": "Half", "gpu": {"fraction": 0.5}, **template}
     asked = Template.model_validate(values)
     tenant = Tenant("ada", quota="group:ml")
-    offer = LayerOffer(LayerName.KAI, LayerRequest(tenant, asked, KaiOptions(queue="notebooks")), kept_off)
+    offer = LayerOffer(LayerName.KAI, LayerRequest(tenant, asked, KaiOptions(queue="notebooks")), excluded_nodes)
     share = PodReservation(SpawnRequest(tenant, asked), Placement("", ()), (), "token-1", offer=offer)
     pod = V1Pod(
         metadata=V1ObjectMeta(annotations={"theirs": "kept"}, labels=labels or {}),
@@ -68,7 +68,7 @@ def test_the_server_reads_its_own_notices_and_no_other_annotations() -> None:
 
 def test_a_node_that_is_kept_for_an_earlier_spawn_is_ruled_out() -> None:
     required = "required_during_scheduling_ignored_during_execution"
-    pod = built(kept_off=frozenset({"node-a"}))
+    pod = built(excluded_nodes=frozenset({"node-a"}))
     (term,) = getattr(pod.spec.affinity.node_affinity, required).node_selector_terms
     assert term.match_fields == [{"key": "metadata.name", "operator": "NotIn", "values": ["node-a"]}]
     assert built().spec.affinity is None
