@@ -35,8 +35,25 @@ _NODE_DID = {
 """What the node did, by the kubelet's reason for a failed pod (kubernetes pkg/kubelet)."""
 
 
+_FIELDS_OF_TEMPLATES = {
+    "last_units": "a fraction above 1 of GPUs (gpu.fraction)",
+    "neighbours": "labels and rules of placement",
+    "time_limit_units": "a limit of GPU time (gpu.time)",
+    "engine": "a memory engine (gpu.memory.engine)",
+}
+"""What a template asks for with a field of `control.OpenRequest` that agents of earlier versions lack."""
+
+
 def agent_refused_session(why: str) -> str:
     """Return that the agent did not open the session. ``why``: its message."""
+    # pydantic's text for a field that the agent's version does not have
+    if unknown := re.findall(r"(\w+): Extra inputs are not permitted", why):
+        named = " and ".join(_FIELDS_OF_TEMPLATES.get(field, field) for field in unknown)
+        return (
+            f"The GPU agent of this machine is older than the hub: it does not support {named}. Ask the admin to "
+            "update gpushare-spawner where the agent (gpushare-agent) runs and to restart it, or choose another "
+            "template."
+        )
     return f"The GPU agent refused the session: {why}. Tell the admin."
 
 

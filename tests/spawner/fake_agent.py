@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError, create_model
 
 from benchmarks.ledger_check import check_ledger
 from gpushare_spawner.model.control import (
@@ -23,6 +23,7 @@ from gpushare_spawner.model.control import (
     OpenRequest,
     ReportRequest,
 )
+from gpushare_spawner.model.part import faults
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from tests.placement.reports import ledger_of
@@ -42,6 +43,7 @@ class FakeAgent:
         self.sessions: dict[str, SessionReport] = {}
         self.requests: list[Any] = []
         self.refuse: defaultdict[str, list[ErrorCode]] = defaultdict(list)
+        self.unknown_fields: tuple[str, ...] = ()
         self.before: Callable[[Any], Any] | None = None
         """May be a coroutine function; what it raises ends the connection without an answer."""
         self.after: Callable[[Any], Any] | None = None
@@ -101,8 +103,11 @@ class FakeAgent:
             while line := await reader.readline():
                 try:
                     request = REQUEST.validate_json(line)
+                    if request.op == "open":
+                        self._known_fields.validate_json(line)
                 except ValidationError as error:
-                    answer = Answer(error=Failure(code="bad-request", message=str(error)))
+                    text = "; ".join(faults(error, "request"))
+                    answer = Answer(error=Failure(code="bad-request", message=text))
                 else:
                     self.requests.append(request)
                     if self.before is not None:
@@ -116,6 +121,16 @@ class FakeAgent:
             pass
         finally:
             writer.close()
+
+    @property
+    def _known_fields(self) -> TypeAdapter[Any]:
+        """The request to open a session as an agent's version without some fields has it."""
+        fields: dict[str, Any] = {
+            name: (field.annotation, field)
+            for name, field in OpenRequest.model_fields.items()
+            if name not in self.unknown_fields
+        }
+        return TypeAdapter(create_model("OlderRequest", __config__=OpenRequest.model_config, **fields))
 
     def _answer(self, request: Any) -> Answer:
         if self.refuse[request.op]:

@@ -39,6 +39,26 @@ async def test_an_agent_that_refuses_a_session_ends_the_spawn_with_the_reason(
     assert (await hub.start_server("ada", {"profile": "quarter-gpu"})).code == 201
 
 
+async def test_agent_from_before_shares_above_one_gpu_is_named_with_the_remedy(
+    hub: RunningHub, agent: FakeAgent, templates: Path
+) -> None:
+    (templates / "more.yaml").write_text("name: more\ndisplay_name: More\ngpu: {fraction: 1.5}\n")
+    (templates / "two.yaml").write_text("name: two\ndisplay_name: Two\ngpu: {count: 2}\n")
+    agent.unknown_fields = ("last_units",)
+    response = await hub.start_server("ada", {"profile": "more"})
+    assert response.code == 502
+    assert said(response).endswith(
+        "The GPU agent of this machine is older than the hub: it does not support a fraction above 1 of GPUs "
+        "(gpu.fraction). Ask the admin to update gpushare-spawner where the agent (gpushare-agent) runs and to restart "
+        "it, or choose another template."
+    )
+    await nothing_left(hub, agent)
+    assert (await hub.start_server("ada", {"profile": "two"})).code == 201, "it knows whole GPUs"
+    await hub.stop_server("ada")
+    agent.unknown_fields = ()
+    assert (await hub.start_server("ada", {"profile": "more"})).code == 201
+
+
 async def test_an_error_after_the_reservation_gives_the_share_back(
     hub: RunningHub, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
