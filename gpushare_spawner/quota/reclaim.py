@@ -6,14 +6,14 @@ units. The caller knows the nodes (`Gpus`). idle/policy.py decides when a sessio
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import combinations, groupby
 from math import comb
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from gpushare_spawner.model.template import PRIORITIES
 from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED
@@ -90,6 +90,10 @@ class OverQuota:
         """Return the units that are free on all its GPUs together when it gives up so many on each."""
         return sum(self.freed(gpu, given) for gpu in self.gpus)
 
+    def steps_within(self, most: float) -> Sequence[int]:
+        """Return the steps that free at most so many units on all its GPUs together."""
+        return self.steps[: bisect_right(self.steps, most, key=lambda step: self.freed_on_all(self.units - step))]
+
     def to_free(self, gpu: str, units: int) -> int:
         """Return the units that it must give up on each GPU for so many on this one."""
         return units + self._unused(gpu) if units > 0 else 0
@@ -139,8 +143,7 @@ Order = tuple[tuple[int, float, str], ...]
 """Ranks of sessions, the most recent work first."""
 
 
-@dataclass(frozen=True, order=True)
-class _Plan:
+class _Plan(NamedTuple):
     """Sessions of one node that make way for a spawn. The least plan is the best."""
 
     disturbed: Disturbed
@@ -235,7 +238,7 @@ def in_excess(
             continue
         key = session.account, session.node
         most = left.setdefault(key, excess[session.account] + max(0.0, units - lacking))
-        steps = [step for step in session.steps if session.freed_on_all(session.units - step) <= most]
+        steps = session.steps_within(most)
         if steps:
             left[key] -= session.freed_on_all(session.units - steps[-1])
             yield replace(session, steps=steps)
@@ -333,8 +336,7 @@ def _disturbed(sessions: Iterable[OverQuota]) -> Disturbed:
     return sum(new for new, _ in works.values()), sum(new for _, new in works.values()), len(works)
 
 
-@dataclass(frozen=True, order=True)
-class _Chosen:
+class _Chosen(NamedTuple):
     """Some of the sessions of one GPU. The least is the best."""
 
     disturbed: Disturbed

@@ -25,6 +25,7 @@ from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.culler.pressure import Pressure, pressure
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import MachineAgent
+from gpushare_spawner.service.waiting import quota_use
 from tests.service.conftest import HOUR, MINUTE, Clock
 from tests.service.fake_agent import FakeAgent, Refuse, fake_agent
 from tests.service.fake_hub import FakeHub
@@ -167,7 +168,8 @@ def test_cpu_beyond_its_guarantee_makes_a_session_over_quota_also_that_of_server
 
     def found(*servers: HubServer) -> dict[str, int]:
         waiting = [waits("eve", quota="hep")]
-        return kept(pressure(CPU_QUOTAS, [agent.report()], waiting, CORES, now, servers=servers))
+        usage = quota_use(CPU_QUOTAS, [agent.report()], CORES, servers)
+        return kept(pressure(CPU_QUOTAS, [agent.report()], waiting, CORES, now, usage=usage))
 
     assert found() == {"guest1": 0}, "physics has CPU for one server of ml, and guests keep their own"
     without_gpu = HubServer("ann", "", profile="cores", quota="ml", started=1.0)

@@ -49,6 +49,7 @@ from gpushare_spawner.service.waiting import (
     QueueProgressOf,
     pending_unknown,
     progress_unknown,
+    quota_use,
     waiting_spawns,
 )
 from gpushare_spawner.wording.amounts import doubled_gpu
@@ -212,9 +213,13 @@ class Culler:
             return NO_PRESSURE
         reports = answered(snapshots)
         silent = [self._last[snapshot.agent] for snapshot in snapshots if snapshot.report is None]
-        quotas, servers = self._context.quotas(), servers_of(self.hub_users or ()).values()
-        idle = candidates(reports, templates, now, self.state.use)
-        reclaims = may_matter(quotas, reports, templates, servers)
+        quotas, use, usage = self._context.quotas(), self.state.use, None
+        # Threads: with thousands of sessions each of these takes long, and only rounds change what they read.
+        idle = await asyncio.to_thread(candidates, reports, templates, now, use)
+        if quotas is not None and quotas.reclaim.enabled:
+            servers = servers_of(self.hub_users or ()).values()
+            usage = await asyncio.to_thread(quota_use, quotas, [*reports, *silent], templates, servers)
+        reclaims = await asyncio.to_thread(may_matter, reports, usage)
         if not idle and not reclaims:
             return NO_PRESSURE
         pending = await self._pending()
@@ -224,12 +229,12 @@ class Culler:
         pending = [server for server in pending if (server.user, server.name) not in placed]
         try:
             progress = await self._progress([spawn.server for spawn in waiting_spawns(pending, reports, templates)])
-            needs = (
-                pressure(quotas, reports, pending, templates, now, self.state.use, silent, progress, servers)
-                if reclaims
-                else NO_PRESSURE
-            )
-            return replace(needs, needed=needed(idle, reports, pending, templates, progress))
+            needs = NO_PRESSURE
+            if reclaims:
+                needs = await asyncio.to_thread(
+                    pressure, quotas, reports, pending, templates, now, use, silent, progress, usage
+                )
+            return replace(needs, needed=await asyncio.to_thread(needed, idle, reports, pending, templates, progress))
         except Exception:
             # other idle actions are still due
             log.exception("The units that waiting spawns need are unknown")

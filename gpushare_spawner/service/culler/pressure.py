@@ -30,7 +30,7 @@ from gpushare_spawner.quota.order import Asking, divided, lacks_half
 from gpushare_spawner.quota.reclaim import NORMAL, MissingUnits, OverQuota, in_excess, reclaimed
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.templates import SessionTemplates
-from gpushare_spawner.service.waiting import NO_TEMPLATES, account_of, in_order, quota_use, waiting_spawns
+from gpushare_spawner.service.waiting import account_of, in_order, quota_use, waiting_spawns
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,14 @@ ProgressOf = Mapping[tuple[str, str], QueueProgress]
 NO_PROGRESS: ProgressOf = {}
 
 
-def may_matter(
-    quotas: Quotas | None,
-    reports: Sequence[Report],
-    templates: Mapping[str, Template] = NO_TEMPLATES,
-    servers: Iterable[HubServer] = (),
-) -> bool:
+def may_matter(reports: Sequence[Report], usage: QuotaUsage | None) -> bool:
     """Return whether the hub's list of pending spawns is needed, because reading it costs the hub a request.
 
-    ``templates`` and ``servers``: see `quota_use`.
+    ``usage``: see `pressure`; None: no session makes way for a quota.
     """
     if any(session.yields for report in reports for session in report.sessions):
         return True
-    if quotas is None or not quotas.reclaim.enabled:
-        return False
-    return any(charge.needs.units for charge in quota_use(quotas, reports, templates, servers).over_quota_sessions())
+    return usage is not None and any(charge.needs.units for charge in usage.over_quota_sessions())
 
 
 def pressure(
@@ -84,20 +77,21 @@ def pressure(
     use: RecentUse | None = None,
     silent: Sequence[Report] = (),
     progress: ProgressOf = NO_PROGRESS,
-    servers: Iterable[HubServer] = (),
+    usage: QuotaUsage | None = None,
 ) -> Pressure:
     """Return which sessions make way for spawns in quota, and for accounts that have less than they are entitled to.
 
     ``reports``: those of all available agents. ``pending``: the hub's pending spawns, longest wait first. ``use``: the
     GPU work that counted as use; None: all work. ``silent``: the last reports of other agents, which count only for the
-    quotas. ``servers``: all servers of the hub, of which those without a GPU count for the quotas too.
+    quotas. ``usage``: the use of the quotas; None: by the reports' sessions.
     ``progress``: the spawns' progress in the queue, with the nodes that have CPU and memory for them. A spawn
     whose quota is unknown, because the hub does not show the user's groups, reclaims no units.
     """
     yielding = [(report, session) for report in reports for session in report.sessions if session.yields]
     if quotas is None or not quotas.reclaim.enabled:
         return Pressure(free_again=frozenset(session.id for _, session in yielding))
-    usage = quota_use(quotas, [*reports, *silent], templates, servers)
+    if usage is None:
+        usage = quota_use(quotas, [*reports, *silent], templates)
     asking = list(
         _asking(reports, pending, templates, progress, lambda server: account_of(usage.accounts, server), quotas)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from unittest.mock import Mock
 
 import pytest
 
@@ -59,11 +60,36 @@ async def test_readings_that_fail_for_ever_exclude_no_more_objects_after_some_br
     """Cycles that are garbage at such a moment would stay for ever."""
     monkeypatch.setattr(queue, "MOST_FREEZES", 3)
     monkeypatch.setattr(LoopBreaks, "freezes", 0)
-    frozen: list[int] = []
-    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
+    freeze = Mock()
+    monkeypatch.setattr(gc, "freeze", freeze)
     for _ in range(10):
         await LoopBreaks(0.0, lambda: 0.0, lasting=True).through(range(2))
-    assert len(frozen) == 3
+    assert freeze.call_count == 3
+
+
+@pytest.mark.parametrize(("took", "middle", "before", "collects", "freezes"), [
+    (0.005, 2, 1, True, True), (0.003, 2, 1, True, False), (0.005, 1, 1, False, False),
+    (0.005, 2, 0, False, False), (0.005, 2, queue.MOST_FREEZES, False, False),
+])  # fmt: skip
+async def test_later_work_collects_often_and_excludes_what_stays_where_it_is_much(
+    monkeypatch: pytest.MonkeyPatch, took: float, middle: int, before: int, collects: bool, freezes: bool
+) -> None:
+    """Not in a process that never read a large cluster: there a collection of all would take longer than a break."""
+    now, freeze, collect = 0.0, Mock(), Mock()
+
+    def pass_time() -> None:
+        nonlocal now
+        now += took
+
+    collect.side_effect = pass_time
+    monkeypatch.setattr(gc, "freeze", freeze)
+    monkeypatch.setattr(gc, "collect", collect)
+    monkeypatch.setattr(gc, "get_count", lambda: (0, 0, middle))
+    monkeypatch.setattr(LoopBreaks, "freezes", before)
+    breaks = LoopBreaks(0.004, lambda: now)
+    now = 0.004
+    await breaks.pause_if_due()
+    assert (collect.called, freeze.called, LoopBreaks.freezes) == (collects, freezes, before + freezes)
 
 
 async def test_tuples_of_numbers_and_strings_are_no_work_for_the_collector_after_that() -> None:
