@@ -87,9 +87,9 @@ class Budget:
         self._left = max(-self._debt, self._now() - cost)
         return self._left > 0
 
-    def wait(self, keep: float = 0) -> float:
-        """Return the seconds until more than `keep` tokens are left; 0 if they are left now."""
-        left = self._now() - keep
+    def wait(self, reserve: float = 0) -> float:
+        """Return the seconds until more than `reserve` tokens are left; 0 if they are left now."""
+        left = self._now() - reserve
         # slightly more than 0: sums of floats are not exact
         return (1e-3 - left) / self._rate if left <= 0 else 0.0
 

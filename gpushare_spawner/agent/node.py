@@ -22,7 +22,7 @@ from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
 from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed
 from gpushare_spawner.agent.periodic import WELL, InstanceWatch, Rounds, RoundSettings
-from gpushare_spawner.agent.session_limit import MemoryHolds
+from gpushare_spawner.agent.session_limit import ExclusiveMemory
 from gpushare_spawner.agent.session_records import Cordons, SessionRecord
 from gpushare_spawner.agent.session_socket import ProcessEndpoints, SessionEndpoints
 from gpushare_spawner.agent.sessions.attribution import BypassWatch, UnconnectedProcesses, UnstatedMemory
@@ -435,7 +435,7 @@ class Node:
         self.arbitrations = {uuid: self._arbitration(gpu) for uuid, gpu in self.gpus.items()}
         context_bytes = settings.arbiter.context_bytes
         self.memory = NodeMemory(settings.host_memory, self.gpus, sessions, context_bytes, self._paged_out)
-        self.holds = MemoryHolds(asyncio.get_running_loop().time, self._hold_over)
+        self.exclusive_memory = ExclusiveMemory(asyncio.get_running_loop().time, self._exclusive_ended)
         self.shares = Shares(self.gpus.values(), settings.capacity_units, self.arbitrations)
         self.registry = SessionRegistry(
             sessions,
@@ -443,7 +443,7 @@ class Node:
             folder,
             endpoints if endpoints is not None else ProcessEndpoints(folder),
             memory_left=self.memory.left_for,
-            holds=self.holds,
+            exclusive_memory=self.exclusive_memory,
             converse=lambda session: Conversation(session, self.registry, self),
             clock=self.wall_clock,
             changed=self.news,
@@ -455,7 +455,7 @@ class Node:
                 arbitrations=self.arbitrations,
                 sessions=sessions,
                 source=source,
-                holds=self.holds,
+                exclusive_memory=self.exclusive_memory,
                 records=self.registry.store,
                 lacks_host_memory=self.memory.lacks_host_memory,
                 save=self._save,
@@ -591,10 +591,10 @@ class Node:
         self.suspensions.ended(session)
         self.mps.check_soon()
 
-    def _hold_over(self, gpu: str) -> None:
+    def _exclusive_ended(self, gpu: str) -> None:
         for session in self.sessions.values():
             if session.memory is not None and any(other.uuid == gpu for other in session.gpus):
-                session.memory.hold_over(gpu)
+                session.memory.exclusive_ended(gpu)
 
     def _left_suspended(self, record: SessionRecord) -> None:
         """Resume processes that were suspended when their session ended."""

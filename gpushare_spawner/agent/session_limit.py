@@ -15,7 +15,7 @@ together can raise this result above the limit and the allowances only with memo
 An allowance changes only by increments and decrements, each counted here once it is certain: a grant when it is sent, a
 return when it has arrived. Therefore the sum here is never less than the sum in the processes.
 
-`MemoryHolds` reserves free GPU memory while suspended processes are restored into it, or while a session is being
+`ExclusiveMemory` reserves free GPU memory while suspended processes are restored into it, or while a session is being
 suspended and may need to be resumed: no other session is granted more memory there. With driver 580, a restore that
 fails for lack of memory can never be repeated (NVIDIA/cuda-checkpoint, issue 44).
 """
@@ -67,41 +67,41 @@ class Allowances(Generic[Process]):
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._held: dict[Process, StatedMemory] = {}
+        self._by_process: dict[Process, StatedMemory] = {}
 
     def join(self, process: Process) -> None:
         """Add a process without memory."""
-        self._held[process] = StatedMemory()
+        self._by_process[process] = StatedMemory()
 
     def leave(self, process: Process) -> None:
         """Remove a process and its memory. An unknown process is not an error."""
-        self._held.pop(process, None)
+        self._by_process.pop(process, None)
 
     def of(self, process: Process) -> StatedMemory:
         """Return the memory of the process. Raises KeyError for an unknown process."""
-        return self._held[process]
+        return self._by_process[process]
 
     def processes(self) -> list[tuple[Process, StatedMemory]]:
         """All processes, each with its memory."""
-        return list(self._held.items())
+        return list(self._by_process.items())
 
     @property
     def counted(self) -> int:
         """All processes' bytes that count toward the limit."""
-        return sum(held.counted for held in self._held.values())
+        return sum(memory.counted for memory in self._by_process.values())
 
     @property
     def allocated(self) -> int:
         """Bytes that all processes have allocated."""
-        return sum(held.allocated for held in self._held.values())
+        return sum(memory.allocated for memory in self._by_process.values())
 
     def states(self, process: Process, allocated: int, plain: int | None = None) -> bool:
         """Record a process's stated memory. Return whether it changed."""
-        held = self._held[process]
-        before = (held.allocated, held.plain)
-        held.allocated = allocated
-        held.plain = min(held.plain if plain is None else plain, allocated)
-        return (held.allocated, held.plain) != before
+        memory = self._by_process[process]
+        before = (memory.allocated, memory.plain)
+        memory.allocated = allocated
+        memory.plain = min(memory.plain if plain is None else plain, allocated)
+        return (memory.allocated, memory.plain) != before
 
     def accept(self, process: Process, stated: int, reserves: bool, spare: int = 0) -> int:
         """Return the part of the stated bytes that counts for the arbiter, and record it.
@@ -110,38 +110,38 @@ class Allowances(Generic[Process]):
         the limit counts. In both cases more counts if the driver has shown it. ``spare``: bytes of the session beyond
         the limit and the allowances.
         """
-        held = self._held[process]
-        held.shown = min(held.shown, stated)
-        others = [other for other in self._held.values() if other is not held]
+        memory = self._by_process[process]
+        memory.shown = min(memory.shown, stated)
+        others = [other for other in self._by_process.values() if other is not memory]
         spare = max(0, spare - sum(max(0, other.accepted - max(other.granted, other.shown)) for other in others))
-        allowed = held.granted
+        allowed = memory.granted
         if not reserves:
             allowed = max(0, self.limit - sum(max(other.accepted, other.granted) for other in others))
-        held.accepted = min(stated, max(allowed + spare, held.shown))
-        return held.accepted
+        memory.accepted = min(stated, max(allowed + spare, memory.shown))
+        return memory.accepted
 
     def driver_shows(self, process: Process, amount: int) -> None:
         """Record the driver's figure for the process. An unknown process is not an error."""
-        if (held := self._held.get(process)) is not None:
-            held.shown = min(max(held.shown, amount), held.allocated)
+        if (memory := self._by_process.get(process)) is not None:
+            memory.shown = min(max(memory.shown, amount), memory.allocated)
 
     def gives_back(self, process: Process, amount: int) -> None:
         """Reduce the allowance of the process by this many bytes."""
-        held = self._held[process]
-        held.granted = max(0, held.granted - amount)
+        memory = self._by_process[process]
+        memory.granted = max(0, memory.granted - amount)
 
     def left_for(self, process: Process) -> int:
         """Return the total that the process may have in addition to the others; below 0 if they exceed the limit."""
-        return self.limit - (self.counted - self._held[process].counted)
+        return self.limit - (self.counted - self._by_process[process].counted)
 
     def grant(self, process: Process, requested: int, most: int) -> int:
         """Raise the allowance of the process to `requested`, and by a further piece within `most`.
 
         Returns the increase. If `requested` is more than `most`, the allowance grows to `most`.
         """
-        held = self._held[process]
-        added = max(0, min(requested + self.piece, most) - held.granted)
-        held.granted += added
+        memory = self._by_process[process]
+        added = max(0, min(requested + self.piece, most) - memory.granted)
+        memory.granted += added
         return added
 
     @property
@@ -152,52 +152,52 @@ class Allowances(Generic[Process]):
     def surplus(self) -> list[tuple[Process, int]]:
         """Return the processes with an allowance of two pieces beyond their use, and their bytes beyond one piece."""
         return [
-            (process, held.granted - held.allocated - self.piece)
-            for process, held in self._held.items()
-            if held.granted - held.allocated > 2 * self.piece
+            (process, memory.granted - memory.allocated - self.piece)
+            for process, memory in self._by_process.items()
+            if memory.granted - memory.allocated > 2 * self.piece
         ]
 
     def recallable(self, process: Process) -> list[Process]:
         """Return the other processes with an allowance; part of it may be unused."""
-        return [other for other, held in self._held.items() if other != process and held.granted > 0]
+        return [other for other, memory in self._by_process.items() if other != process and memory.granted > 0]
 
 
-HELD_AT_MOST = 20.0
-"""Maximum seconds of a hold; after that, others' allocations continue.
+EXCLUSIVE_AT_MOST = 20.0
+"""Maximum seconds of exclusive use; after that, others' allocations continue.
 
 80 GB in 15 s were measured on an H100 (NVIDIA/cuda-checkpoint, issue 29).
 """
 
 
-class MemoryHolds:
-    """The holds of free memory, by GPU UUID and session."""
+class ExclusiveMemory:
+    """Exclusive use of GPUs' free memory by suspensions and resumptions, by GPU UUID and session."""
 
     def __init__(self, clock: Callable[[], float], ended: Callable[[str], None]) -> None:
-        """Start without holds. `clock` returns seconds. `ended` is called with the GPU of each hold that has ended."""
+        """Start without exclusive use. `clock` returns seconds. `ended` is called with the GPU after each use."""
         self._clock = clock
         self._ended = ended
         self._since: dict[tuple[str, str], list[float]] = {}
-        """Start times of the holds, by GPU and session. A session can hold memory for several steps simultaneously."""
+        """Start times, by GPU and session. A session can have several steps that use memory at the same time."""
 
     @contextlib.contextmanager
-    def hold(self, gpu: str, session: str) -> Iterator[None]:
+    def exclusive(self, gpu: str, session: str) -> Iterator[None]:
         """Grant no other session memory on the GPU in the meantime. Others may have unused allowances."""
-        holds = self._since.setdefault((gpu, session), [])
-        holds.append(self._clock())
+        starts = self._since.setdefault((gpu, session), [])
+        starts.append(self._clock())
         try:
             yield
         finally:
-            holds.pop()
-            if not holds:
+            starts.pop()
+            if not starts:
                 del self._since[gpu, session]
             self._ended(gpu)
 
-    def against(self, gpu: str, session: str) -> bool:
-        """Return whether the session must wait for more memory on the GPU because another session holds it."""
+    def excludes(self, gpu: str, session: str) -> bool:
+        """Return whether the session must wait for more memory on the GPU because another session has exclusive use."""
         now = self._clock()
         return any(
-            held == gpu and holder != session and now - since[0] < HELD_AT_MOST
-            for (held, holder), since in self._since.items()
+            excluded_gpu == gpu and owner != session and now - since[0] < EXCLUSIVE_AT_MOST
+            for (excluded_gpu, owner), since in self._since.items()
         )
 
 
@@ -233,8 +233,8 @@ class _Request:
     kind: ReserveKind
     recalls: set[int] = field(default_factory=set)
     """Numbers of the recalls that are not answered yet."""
-    held: bool = False
-    """Whether it waits until no other session holds the GPU's free memory."""
+    excluded: bool = False
+    """Whether it waits until no other session has exclusive use of the GPU's free memory."""
     timer: asyncio.TimerHandle | None = None
 
 
@@ -246,8 +246,8 @@ class _OnGpu:
     """The last figure of the others' memory sent to the process."""
     trim: int = 0
     """Number of the last recall of its surplus."""
-    held_since: float | None = None
-    """Event loop time since which it has been waiting for free memory that another session holds."""
+    excluded_since: float | None = None
+    """Event loop time since which it has been waiting for the end of another session's exclusive use."""
     waiting: _Request | None = None
 
 
@@ -268,19 +268,19 @@ class SessionLimit:
         wall_clock: Callable[[], float],
         hits: MemoryLimitHits,
         left: Callable[[str, ReserveKind], tuple[int, MemoryLimit]],
-        held: Callable[[str], bool],
+        excluded: Callable[[str], bool],
     ) -> None:
         """Start without processes. `limits`: bytes that the session may allocate, keyed by GPU UUID.
 
         `wall_clock`: seconds since the epoch. `left` returns how many more bytes than its counted memory the session
-        may have on a GPU under the host memory budgets, and the limiting budget. `held`: whether another session now
-        holds the free memory of a GPU (UUID).
+        may have on a GPU under the host memory budgets, and the limiting budget. `excluded`: whether another session
+        now has exclusive use of the free memory of a GPU (UUID).
         """
         self._allowances = {uuid: Allowances[Connection](limit) for uuid, limit in limits.items()}
         self._raw = {uuid: gpu_bytes(uuid) for uuid in self._allowances}
         self._wall_clock = wall_clock
         self._left = left
-        self._held = held
+        self._excluded = excluded
         self._processes: dict[Connection, _Process] = {}
         self._recalls: dict[int, tuple[Connection, Callable[[], None] | None]] = {}
         """Unanswered recalls by number, each with the action to take after the answer or the end of its process."""
@@ -344,10 +344,10 @@ class SessionLimit:
         Possible causes are a grant, memory that others have freed, and the driver's figures.
         """
         changed = []
-        for process, held in self._allowances[uuid].processes():
-            before = held.accepted
-            if before < held.allocated:
-                managed, plain = self.accepted(process, uuid, held.allocated - held.plain, held.plain)
+        for process, memory in self._allowances[uuid].processes():
+            before = memory.accepted
+            if before < memory.allocated:
+                managed, plain = self.accepted(process, uuid, memory.allocated - memory.plain, memory.plain)
                 if managed + plain != before:
                     changed.append((process, managed, plain))
         return changed
@@ -375,11 +375,11 @@ class SessionLimit:
             # a process's memory at connection time is a fact, regardless of the limit
             most = self._most(request)
             added = allowances.grant(
-                connection, request.requested, min(most, request.requested) if self._held(uuid) else most
+                connection, request.requested, min(most, request.requested) if self._excluded(uuid) else most
             )
             self._reserved(request, added, 0)
         elif self._has_to_wait(request):
-            request.held = True
+            request.excluded = True
             self._wait(request, ASK_AGAIN, self._ask_again)
         else:
             self._decide(request)
@@ -391,15 +391,15 @@ class SessionLimit:
     def largest(self, uuid: str, others: Collection[Connection]) -> Iterator[tuple[Connection, int, int]]:
         """Yield the largest processes on a GPU, and `others`, each with its pid and its allocated bytes."""
         by_size = sorted(self._allowances[uuid].processes(), key=lambda entry: -entry[1].allocated)
-        for place, (process, held) in enumerate(by_size):
-            if (place < SHOWN_PROCESSES and held.allocated) or process in others:
-                yield process, self._processes[process].pid, held.allocated
+        for place, (process, memory) in enumerate(by_size):
+            if (place < SHOWN_PROCESSES and memory.allocated) or process in others:
+                yield process, self._processes[process].pid, memory.allocated
 
     def counted(self, uuid: str) -> tuple[int, int]:
         """Return the bytes that count for the session on the GPU, and the part of them that can leave the GPU."""
         allowances = self._allowances[uuid]
         counted = allowances.counted
-        return counted, counted - sum(held.plain for _, held in allowances.processes())
+        return counted, counted - sum(memory.plain for _, memory in allowances.processes())
 
     def trim(self) -> None:
         """Recall allowances that exceed the allocations by more than one piece: others may need the host memory."""
@@ -416,10 +416,12 @@ class SessionLimit:
         allocates.
         """
         answers: dict[int, asyncio.Future[None]] = {}
-        for process, held in self._allowances[uuid].processes():
-            if held.granted > held.allocated:
+        for process, memory in self._allowances[uuid].processes():
+            if memory.granted > memory.allocated:
                 answer = asyncio.get_running_loop().create_future()
-                number = self._recall(process, uuid, held.granted - held.allocated, partial(answer.set_result, None))
+                number = self._recall(
+                    process, uuid, memory.granted - memory.allocated, partial(answer.set_result, None)
+                )
                 answers[number] = answer
         try:
             if answers:
@@ -428,23 +430,23 @@ class SessionLimit:
             for number in answers:
                 self._recalls.pop(number, None)
 
-    def hold_over(self, uuid: str) -> None:
-        """Continue waiting requests after another session's hold on a GPU's free memory ends."""
-        if self._held(uuid):
+    def exclusive_ended(self, uuid: str) -> None:
+        """Continue waiting requests after another session's exclusive use of a GPU's free memory."""
+        if self._excluded(uuid):
             return
         for on_gpu in [process.on[uuid] for process in self._processes.values()]:
-            if (request := on_gpu.waiting) is not None and request.held:
+            if (request := on_gpu.waiting) is not None and request.excluded:
                 self._drop(on_gpu)
                 self._decide(request)
 
     def _has_to_wait(self, request: _Request) -> bool:
-        """Return whether a request must wait because another session holds its GPU's free memory."""
-        if not self._held(request.gpu):
+        """Return whether a request must wait because another session has exclusive use of its GPU's free memory."""
+        if not self._excluded(request.gpu):
             return False
         now, on_gpu = asyncio.get_running_loop().time(), self._on_gpu(request)
-        if on_gpu.held_since is None:
-            on_gpu.held_since = now
-        return now - on_gpu.held_since < HELD_AT_MOST
+        if on_gpu.excluded_since is None:
+            on_gpu.excluded_since = now
+        return now - on_gpu.excluded_since < EXCLUSIVE_AT_MOST
 
     def _wait(self, request: _Request, seconds: float, over: Callable[[_Request], None]) -> None:
         """Leave a request unanswered until `over` is called with it."""
@@ -457,8 +459,8 @@ class SessionLimit:
         self._reserved(request, 0, 0)
 
     def _decide(self, request: _Request) -> None:
-        self._on_gpu(request).held_since = None
-        request.held = False
+        self._on_gpu(request).excluded_since = None
+        request.excluded = False
         if not self._decided(request):
             self._recall_for(request)
 
@@ -578,8 +580,8 @@ class SessionLimit:
         self._notifying = None
         for uuid, allowances in self._allowances.items():
             everything = allowances.allocated
-            for process, held in allowances.processes():
-                others, on_gpu = everything - held.allocated, self._processes[process].on[uuid]
+            for process, memory in allowances.processes():
+                others, on_gpu = everything - memory.allocated, self._processes[process].on[uuid]
                 if Feature.RESERVE in process.features and on_gpu.others_sent != others:
                     on_gpu.others_sent = others
                     self._send(process, uuid, SessionMemoryTopic.OTHERS, others)

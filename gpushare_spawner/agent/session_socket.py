@@ -76,10 +76,10 @@ class Reader(Protocol):
     def read_frame(self) -> float | None:
         """Handle one frame. Return its cost in frames; None if there is nothing left to read."""
 
-    def hold(self) -> None:
-        """Do not call `readable` until `go_on`."""
+    def pause_reading(self) -> None:
+        """Do not call `readable` until `resume_reading`."""
 
-    def go_on(self) -> None:
+    def resume_reading(self) -> None:
         """Call `readable` when there is something to read."""
 
 
@@ -98,7 +98,7 @@ class FairReading:
     def readable(self, reader: Reader) -> None:
         """Read from a connection with unread frames, now or when its turn comes."""
         if self._queue or not self._read(reader):
-            reader.hold()
+            reader.pause_reading()
             self._queue.append(reader)
             self._schedule()
 
@@ -151,7 +151,7 @@ class FairReading:
             self._queue.append(reader)
             if self._read(reader) and reader in self._queue:
                 self._queue.remove(reader)
-                reader.go_on()
+                reader.resume_reading()
         if self._queue:
             self._schedule()
 
@@ -309,7 +309,7 @@ class Connection:
         self._unsent_bytes = 0
         self._open = True
         self._ending = False
-        self.go_on()
+        self.resume_reading()
         if peer.pidfd is not None:
             # otherwise the end of a killed process would stay undetected while its forked child holds the socket
             self._loop.add_reader(peer.pidfd, self.end)
@@ -341,17 +341,17 @@ class Connection:
             if self._unsent_bytes >= MAX_UNREAD_BYTES:
                 self._end_soon(f"it left {len(self._unsent)} frames unread")
             else:
-                self._keep(data)
+                self._queue(data)
             return
         try:
             self._socket.send(data)
         except (BlockingIOError, InterruptedError):
-            self._keep(data)
+            self._queue(data)
             self._loop.add_writer(self._socket, self._writable)
         except OSError as error:
             self._end_soon(f"sending failed: {error.strerror}")
 
-    def _keep(self, data: bytes) -> None:
+    def _queue(self, data: bytes) -> None:
         self._unsent.append(data)
         self._unsent_bytes += len(data)
 
@@ -379,11 +379,11 @@ class Connection:
         """The turns and the budget of its session's connections."""
         return self._endpoint.reading
 
-    def hold(self) -> None:
-        """Read nothing until `go_on`."""
+    def pause_reading(self) -> None:
+        """Read nothing until `resume_reading`."""
         self._loop.remove_reader(self._socket)
 
-    def go_on(self) -> None:
+    def resume_reading(self) -> None:
         """Read frames again."""
         if self._open:
             self._loop.add_reader(self._socket, self._endpoint.reading.readable, self)

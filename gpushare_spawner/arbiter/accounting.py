@@ -390,8 +390,8 @@ class Accounts:
         if len(present) == 1:
             account = self._accounts[present.pop()]
             if account.lag:
-                kept = owing if account.lag > 0 else owed
-                account.lag = faded(faded(account.lag, just_left, kept), elapsed - just_left)
+                remaining = owing if account.lag > 0 else owed
+                account.lag = faded(faded(account.lag, just_left, remaining), elapsed - just_left)
                 self._sums = None
 
     @staticmethod
@@ -472,9 +472,9 @@ class Accounts:
         return sum(account.demand for account in self._accounts.values() if account.working)
 
 
-def faded(lag: float, seconds: float, kept: float = 0.0) -> float:
-    """Return the lag moved toward 0 by `seconds`; `kept` seconds of it remain."""
-    size = max(min(abs(lag), kept), abs(lag) - seconds)
+def faded(lag: float, seconds: float, remaining: float = 0.0) -> float:
+    """Return the lag moved toward 0 by `seconds`; `remaining` seconds of it remain."""
+    size = max(min(abs(lag), remaining), abs(lag) - seconds)
     return math.copysign(size, lag)
 
 

@@ -14,7 +14,7 @@ from gpushare_spawner.arbiter.session import ClientId
 
 WINDOW = 1.0
 """Seconds over which GPU use is summed."""
-KEPT = 2 * WINDOW
+RETAINED = 2 * WINDOW
 """Seconds for which GPU use is retained: the driver's samples arrive late."""
 LONGEST_SPAN = 0.1
 """Maximum span in seconds. A longer span is divided, so that it leaves the window in steps."""
@@ -66,7 +66,7 @@ class RecentGpuUse:
                 last.used[user] += each
         else:
             self._spans.append(_Span(since, until, dict.fromkeys(users, each)))
-        while self._spans[0].until < until - KEPT:
+        while self._spans[0].until < until - RETAINED:
             self._spans.popleft()
 
     def burst_ended(self, user: User, since: float, busy: float) -> None:

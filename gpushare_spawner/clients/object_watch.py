@@ -84,7 +84,7 @@ class Watched(Background, Generic[Part]):
         api: ClusterApi,
         path: str,
         what: str,
-        keep: Callable[[Object], Part | None],
+        convert: Callable[[Object], Part | None],
         query: Mapping[str, str] | None = None,
         on_change: Callable[[], None] = lambda: None,
         log: logging.Logger | None = None,
@@ -99,7 +99,7 @@ class Watched(Background, Generic[Part]):
         self._api = api
         self._path = path
         self._query = dict(query or {})
-        self._keep = keep
+        self._convert = convert
         self._on_change = on_change
         self._log = log or logging.getLogger("gpushare.cluster")
         self._missing_right = missing_right
@@ -161,7 +161,7 @@ class Watched(Background, Generic[Part]):
         """Return the part of an object to retain: for an unreadable object, the part retained before."""
         name = key(item)
         with self._bad_objects.apart(f"{name} of {self.what}"):
-            return self._keep(item)
+            return self._convert(item)
         return self.objects.get(name)
 
     def _drop(self, name: str) -> None:

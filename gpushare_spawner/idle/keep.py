@@ -102,7 +102,7 @@ def recent(began: Iterable[float], now: float) -> list[float]:
     return sorted(min(instant, now) for instant in began if instant > now - DAY)
 
 
-def holds(keep: Keep | None, now: float) -> bool:
+def keep_in_force(keep: Keep | None, now: float) -> bool:
     """Return whether a keep is in force now."""
     return keep is not None and now < keep.until
 
@@ -117,7 +117,7 @@ def in_force(controls: Controls, now: float) -> Controls:
 
     Such a keep was granted before the clock was set back. It lasts for its full length again, so it always ends.
     """
-    keep = controls.keep if holds(controls.keep, now) else None
+    keep = controls.keep if keep_in_force(controls.keep, now) else None
     if keep is not None and keep.since > now + CLOCKS_DIFFER:
         keep = Keep(until=now + max(0.0, keep.until - keep.since), since=now, by=keep.by)
     return Controls(

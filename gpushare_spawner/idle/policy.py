@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeGuard
 
-from gpushare_spawner.idle.keep import KeepRule, exempts, holds
+from gpushare_spawner.idle.keep import KeepRule, exempts, keep_in_force
 from gpushare_spawner.idle.use import Observation
 from gpushare_spawner.model.idle_policy import IdlePolicy, IdleTimes
 from gpushare_spawner.model.quota import Reclaim
@@ -308,7 +308,7 @@ def reclaim_action(reclaimed: UnitsNeeded, session: Observation) -> IdleAction |
     """
     rules = reclaimed.rules
     if session.effective_units > reclaimed.units:
-        units = _kept(reclaimed, session)
+        units = _units_left(reclaimed, session)
         tier = Tier.DOWNGRADED if units else Tier.RELEASED
         return IdleAction(tier, units, session.opened_at, 0.0, IdleCause.RECLAIM, notice=rules.notice)
     quiet = session.quiet_since
@@ -319,7 +319,7 @@ def reclaim_action(reclaimed: UnitsNeeded, session: Observation) -> IdleAction |
     return IdleAction(Tier.STOPPED, 0, stop_at, after, IdleCause.RECLAIM, notice=rules.stop_notice)
 
 
-def _kept(reclaimed: UnitsNeeded, session: Observation) -> int:
+def _units_left(reclaimed: UnitsNeeded, session: Observation) -> int:
     """Return the units that the session keeps, at least those in its notice.
 
     The units that the spawn needs from the session change with those of neighboring sessions. If each increase caused a
@@ -394,7 +394,7 @@ def decide(
     made_way = reclaimed is not None and session.yields and session.effective_units <= reclaimed.units
     due: IdleAction | NoAction = NoAction.TEMPLATE_GONE
     kept_until: float | None = None
-    if session.keep is not None and holds(session.keep, now) and idle is not None:
+    if session.keep is not None and keep_in_force(session.keep, now) and idle is not None:
         due, kept_until = NoAction.KEPT, session.keep.until
     elif idle is not None:
         due = next_idle_action(idle, session, waits_for_need, quiet_until, units_left)

@@ -83,7 +83,7 @@ class ShortWork:
     longest_gap: float
     """The longest gap in seconds between two pieces of short work, or between the last use and the first piece."""
 
-    def kept(self, after: float, idle: float) -> bool:
+    def would_keep(self, after: float, idle: float) -> bool:
         """Return whether the work would have kept a share that is taken after ``after`` seconds without GPU work.
 
         ``idle``: seconds since the last use.
@@ -275,7 +275,7 @@ class RecentUse:
         in_vain = reported.busy_for >= min(reported.rule.window, LONGEST_WAIT)
         return replace(seen, used_at=reported.used_at, short_work=work, waits_in_vain=in_vain)
 
-    def keep(self, sessions: Collection[str]) -> None:
+    def retain(self, sessions: Collection[str]) -> None:
         """Remove all other sessions, which have ended."""
         for session in [name for name in self._reported if name not in sessions]:
             del self._reported[session]
@@ -324,7 +324,7 @@ class DryRun:
         """Simulate a change of the session's tier and units."""
         self._supposed[session] = _Supposed(seen.opened_at, now, tier, units, None)
 
-    def keep(self, sessions: Collection[str]) -> None:
+    def retain(self, sessions: Collection[str]) -> None:
         """Remove all other sessions, which have ended."""
         for session in [name for name in self._supposed if name not in sessions]:
             del self._supposed[session]

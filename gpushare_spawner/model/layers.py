@@ -42,7 +42,7 @@ class Enforcement(StrEnum):
     """The GPU itself."""
 
     @property
-    def keeps(self) -> bool:
+    def enforced(self) -> bool:
         """Whether a session is kept within its part."""
         return self in (Enforcement.SOFTWARE, Enforcement.HARDWARE)
 

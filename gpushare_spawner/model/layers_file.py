@@ -276,7 +276,7 @@ class MigProfile:
     memory_bytes: int
     """Minimum memory of an instance."""
 
-    def holds(self, units: int, memory: Memory = None) -> bool:
+    def covers(self, units: int, memory: Memory = None) -> bool:
         """Return whether the profile is at least as large as the share (units of 1 %) and has enough memory."""
         if units > self.units:
             return False
@@ -315,7 +315,7 @@ def gpu_label(index: int, instance: MigInstance | None) -> str:
 def smallest(profiles: Iterable[MigProfile], units: int, memory: Memory = None) -> MigProfile | None:
     """Return the smallest profile that holds a share (see `MigProfile.holds`); None if there is none."""
     return min(
-        (profile for profile in profiles if profile.holds(units, memory)),
+        (profile for profile in profiles if profile.covers(units, memory)),
         key=lambda profile: profile.size,
         default=None,
     )

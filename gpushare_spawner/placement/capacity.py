@@ -108,11 +108,11 @@ class ChangeLog:
         """Number of changes so far."""
         return self._first + len(self._names)
 
-    def add(self, name: str, keep: int) -> None:
+    def add(self, name: str, retain: int) -> None:
         """Record a change. At least the last ``keep`` changes stay available."""
         self._names.append(name)
-        if len(self._names) > 2 * keep + 1000:
-            dropped = len(self._names) - keep
+        if len(self._names) > 2 * retain + 1000:
+            dropped = len(self._names) - retain
             del self._names[:dropped]
             self._first += dropped
 
@@ -625,7 +625,7 @@ class FreeCapacity:
         self._record_change(node.name)
 
     def _record_change(self, name: str) -> None:
-        self._changes.add(name, keep=2 * len(self._nodes))
+        self._changes.add(name, retain=2 * len(self._nodes))
 
 
 def _essence(gpu: GpuReport) -> tuple[object, ...]:

@@ -498,7 +498,7 @@ class StrandingAwareFgd(RatingStrategy, PricedRating):
         best = of_demand.get(signature) if of_demand is not None else None
         if best is None:
             best = self._best(demand, node, state, plain)
-            self._keep(demand, signature, best)
+            self._cache(demand, signature, best)
         return [_rated(node, place) for place in best]
 
     def count(self, node: NodeCapacity) -> Sequence[int]:
@@ -540,7 +540,7 @@ class StrandingAwareFgd(RatingStrategy, PricedRating):
             node.derived[self] = state
         return state
 
-    def _keep(self, demand: Demand, signature: tuple[object, ...], best: tuple[_Place, ...]) -> None:
+    def _cache(self, demand: Demand, signature: tuple[object, ...], best: tuple[_Place, ...]) -> None:
         """Cache the best places, which are the same for equal nodes."""
         if self._place_count >= MOST_PLACES:
             self._best_places.clear()

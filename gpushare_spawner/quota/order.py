@@ -157,12 +157,12 @@ class FairShare:
         """
         passed = 0.0 if self._at is None else max(0.0, now - self._at)
         self._at = now if self._at is None else max(self._at, now)
-        kept = self._kept(passed)
-        if kept == 1.0:
+        remaining = self._remaining_part(passed)
+        if remaining == 1.0:
             return
-        self._used = {key: used * kept for key, used in self._used.items() if used * kept > 1e-9}
+        self._used = {key: used * remaining for key, used in self._used.items() if used * remaining > 1e-9}
         for account, amounts in over_quota.items():
-            self._add(account, amounts, capacity, 1.0 - kept)
+            self._add(account, amounts, capacity, 1.0 - remaining)
 
     def clock_was_set(self, by: float) -> None:
         """Adjust to a step of the clock that `advance` uses. The step does not count as elapsed time."""
@@ -171,7 +171,7 @@ class FairShare:
 
     def past(self, account: str, amounts: ResourceAmounts, capacity: ResourceAmounts, seconds: float) -> None:
         """Add use over quota that began ``seconds`` ago, after a restart of the hub."""
-        self._add(account, amounts, capacity, 1.0 - self._kept(max(0.0, seconds)))
+        self._add(account, amounts, capacity, 1.0 - self._remaining_part(max(0.0, seconds)))
 
     def admitted(self, account: str, amounts: ResourceAmounts, capacity: ResourceAmounts) -> None:
         """Add the entry penalty of a spawn admitted over quota."""
@@ -183,12 +183,12 @@ class FairShare:
 
     def penalty(self, amounts: ResourceAmounts, capacity: ResourceAmounts) -> float:
         """Return the entry penalty of a spawn."""
-        return amounts.part_of(capacity) * (1.0 - self._kept(PREPAID_SECONDS))
+        return amounts.part_of(capacity) * (1.0 - self._remaining_part(PREPAID_SECONDS))
 
     def _add(self, account: str, amounts: ResourceAmounts, capacity: ResourceAmounts, weight: float) -> None:
         self._used[account] = self.used(account) + amounts.part_of(capacity) * weight
 
-    def _kept(self, seconds: float) -> float:
+    def _remaining_part(self, seconds: float) -> float:
         return math.pow(0.5, seconds / self.half_life)
 
 

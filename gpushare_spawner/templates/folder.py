@@ -78,12 +78,12 @@ class WatchedFile(Generic[Content]):
         """Return whether the file must be read again. ``signature``: its current signature."""
         return signature is None or signature != self.signature or self._may_hide_a_change()
 
-    def problems(self, kept: str) -> list[Problem]:
-        """Return the problems of the last reading. ``kept``: text to add if an earlier valid version is in force."""
+    def problems(self, fallback: str) -> list[Problem]:
+        """Return the problems of the last reading. ``fallback``: text added if an earlier valid version is in force."""
         if self.good is None or self.parsed.content is not None:
             return list(self.parsed.problems)
         return [
-            replace(problem, advice=f"{problem.advice}; {kept}" if problem.advice else kept)
+            replace(problem, advice=f"{problem.advice}; {fallback}" if problem.advice else fallback)
             for problem in self.parsed.problems
         ]
 
@@ -168,7 +168,7 @@ class OptionalFile(Generic[Content]):
             unreadable.append(Problem(self._path.name, None, "", what, "check that the hub may read it"))
         if self._file is None:
             return FileInForce(problems=tuple(unreadable))
-        problems = (*unreadable, *self._file.problems(self._kind.kept))
+        problems = (*unreadable, *self._file.problems(self._kind.fallback))
         return FileInForce(self._file.good.content if self._file.good is not None else None, problems)
 
 
@@ -329,7 +329,7 @@ class PolicyFolder:
         file = self._files.get(name)
         if file is None:
             return Parsed(None)
-        problems += file.problems(RESERVED[name].kept)
+        problems += file.problems(RESERVED[name].fallback)
         return file.good or Parsed(None)
 
     def _log_changes(self, before: Policy) -> None:

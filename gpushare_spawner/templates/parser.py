@@ -69,7 +69,7 @@ class FileKind(Generic[Content]):
     """Maximum number of values in one file, with aliases expanded."""
 
     @property
-    def kept(self) -> str:
+    def fallback(self) -> str:
         """The sentence on the version that stays in force after an error in the file."""
         return f"the last valid version of the {self.content} stays in force"
 

@@ -36,7 +36,7 @@ def other_layer(name: str) -> Layer | None:
 
 def kept_within(layer: Layer) -> str:
     """Return which limits keep a session within its share."""
-    memory, compute = layer.memory.keeps, layer.compute.keeps
+    memory, compute = layer.memory.enforced, layer.compute.enforced
     if memory and compute:
         return "Each session is kept within its part of the GPU's memory and time."
     if memory:

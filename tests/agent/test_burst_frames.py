@@ -105,10 +105,10 @@ class Process:
         self.machine.bursts.received(self, frame)
         return COSTS.get(frame.kind, 1)
 
-    def hold(self) -> None:
+    def pause_reading(self) -> None:
         self.held = True
 
-    def go_on(self) -> None:
+    def resume_reading(self) -> None:
         self.held = False
 
 

@@ -195,10 +195,10 @@ class SlowReader:
         self.loop.now += self.takes
         return 1
 
-    def hold(self) -> None:
+    def pause_reading(self) -> None:
         pass
 
-    def go_on(self) -> None:
+    def resume_reading(self) -> None:
         pass
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
-from gpushare_spawner.agent.session_limit import MemoryHolds
+from gpushare_spawner.agent.session_limit import ExclusiveMemory
 from gpushare_spawner.agent.session_records import PodOwner, SessionRecord, short_name
 from gpushare_spawner.agent.session_socket import SESSION_CLOSED
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
@@ -70,7 +70,7 @@ class World:
         self.registry = SessionRegistry(
             {}, self.shares, self.folder, self,
             memory_left=lambda session, gpu, kind: (2**60, MemoryLimit.SESSION),
-            holds=MemoryHolds(lambda: self.now, lambda gpu: None),
+            exclusive_memory=ExclusiveMemory(lambda: self.now, lambda gpu: None),
             converse=lambda session: Conversation(),  # type: ignore[arg-type, return-value]
             clock=WallClock(lambda: self.now, lambda: self.now - self.stepped), changed=self._changed,
         )  # fmt: skip

@@ -139,7 +139,7 @@ async def test_a_second_process_finds_what_the_first_does_not_use(programs: Prog
     assert hit.allocated_bytes == 512 * MIB
 
 
-async def test_status_names_the_limit_the_processes_that_hold_memory_and_what_helps(programs: Programs) -> None:
+async def test_status_names_the_limit_the_processes_that_use_exclusively_and_what_helps(programs: Programs) -> None:
     await programs.open()
     first, second = programs.start(), programs.start()
     programs.do(first, ALLOC, 400 * MIB)

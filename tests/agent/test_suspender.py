@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
-from gpushare_spawner.agent.session_limit import MemoryHolds
+from gpushare_spawner.agent.session_limit import ExclusiveMemory
 from gpushare_spawner.agent.suspend.checkpoints import Code
 from gpushare_spawner.agent.suspend.progress import SuspendParts
 from gpushare_spawner.agent.suspend.suspender import Suspender
@@ -34,7 +34,7 @@ async def test_a_suspender_that_is_closed_begins_nothing_while_clients_leave() -
     left: Any = None
     parts = SuspendParts(
         Driver(Code.SUCCESS), {"GPU-0": orders}, {}, source,
-        MemoryHolds(asyncio.get_running_loop().time, lambda gpu: None), left,
+        ExclusiveMemory(asyncio.get_running_loop().time, lambda gpu: None), left,
         lambda session, amount: None, save, lambda: None,
     )  # fmt: skip
     suspender = Suspender(parts)

@@ -15,7 +15,7 @@ import pytest
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.session_limit import MemoryHolds
+from gpushare_spawner.agent.session_limit import ExclusiveMemory
 from gpushare_spawner.agent.session_records import SessionRecord, Suspension
 from gpushare_spawner.agent.suspend import checkpoints as checkpoints_module
 from gpushare_spawner.agent.suspend import progress, steps, suspender
@@ -117,7 +117,7 @@ class Bench:
         self.arbitration = arbitration or Arbitration()
         self.full = False
         """The disk."""
-        self.holds = MemoryHolds(asyncio.get_running_loop().time, lambda gpu: None)
+        self.exclusive_memory = ExclusiveMemory(asyncio.get_running_loop().time, lambda gpu: None)
         self.records: list[SessionRecord] = []
         """Of processes that are left suspended."""
         self.session: Any = SimpleNamespace(
@@ -135,7 +135,7 @@ class Bench:
         sessions: Any = self.sessions
         records: Any = self
         parts = progress.SuspendParts(
-            self.driver, arbitrations, sessions, self.source, self.holds, records,
+            self.driver, arbitrations, sessions, self.source, self.exclusive_memory, records,
             lambda session, amount: None, self._save, lambda: None,
         )  # fmt: skip
         self.suspender = Suspender(parts)
@@ -644,8 +644,8 @@ async def test_free_memory_is_held_while_processes_leave_and_while_they_come_bac
 
     def look(name: str) -> Any:
         async def call(*arguments: Any) -> CheckpointResult:
-            held[name] = bench.holds.against(FIRST.uuid, "ben")
-            assert not bench.holds.against(FIRST.uuid, "ann")
+            held[name] = bench.exclusive_memory.excludes(FIRST.uuid, "ben")
+            assert not bench.exclusive_memory.excludes(FIRST.uuid, "ann")
             answer: CheckpointResult = await calls[name](*arguments)
             return answer
 
@@ -655,11 +655,11 @@ async def test_free_memory_is_held_while_processes_leave_and_while_they_come_bac
         setattr(bench.driver, name, look(name))
     bench.arbitration.suspend("ann")
     await bench.until_told("suspended")
-    assert not bench.holds.against(FIRST.uuid, "ben")
+    assert not bench.exclusive_memory.excludes(FIRST.uuid, "ben")
     bench.arbitration.resume("ann")
     await bench.until_told("resumed")
     assert held == {"lock": False, "checkpoint": True, "restore": True, "unlock": False}
-    assert not bench.holds.against(FIRST.uuid, "ben")
+    assert not bench.exclusive_memory.excludes(FIRST.uuid, "ben")
 
 
 async def test_two_sessions_never_come_back_into_the_same_free_memory(bench: Bench, pids: list[int]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.recent_use import KEPT, WINDOW, RecentGpuUse, Use, User
+from gpushare_spawner.arbiter.recent_use import RETAINED, WINDOW, RecentGpuUse, Use, User
 from gpushare_spawner.arbiter.session import ArbiterSettings
 
 ADA: User = ("ada", 1)
@@ -98,12 +98,12 @@ def test_what_is_kept_does_not_grow_with_the_number_of_bursts() -> None:
     use = RecentGpuUse()
     for number in range(5000):
         use.advance(number / 500, (number + 1) / 500, [ADA if number % 2 else BOB])
-    assert len(use._spans) <= KEPT * 500 + 1
+    assert len(use._spans) <= RETAINED * 500 + 1
     assert seconds(use, ADA, 10.0) == pytest.approx(0.5)
     steady = RecentGpuUse()
     for number in range(5000):
         steady.advance(number / 500, (number + 1) / 500, [ADA])
-    assert len(steady._spans) <= KEPT * 10 + 2
+    assert len(steady._spans) <= RETAINED * 10 + 2
 
 
 def test_arbiter_tells_the_recent_use_of_a_session_while_its_burst_runs_and_after_it() -> None:

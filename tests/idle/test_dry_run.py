@@ -60,7 +60,7 @@ def test_a_session_that_was_opened_again_is_another_one() -> None:
 def test_sessions_that_ended_are_forgotten() -> None:
     dry_run = DryRun()
     dry_run.act(SESSION, observed(), Tier.RELEASED, 0, HOUR)
-    dry_run.keep([])
+    dry_run.retain([])
     assert dry_run.observe(SESSION, observed()) == observed()
 
 

@@ -15,8 +15,8 @@ from gpushare_spawner.idle.keep import (
     KeepRule,
     WhyNoKeep,
     exempts,
-    holds,
     in_force,
+    keep_in_force,
     keep_refused,
     keeps_left,
     recent,
@@ -87,9 +87,9 @@ def test_no_keep_beyond_the_limits(seconds: float, began: list[float], others: i
 
 
 def test_a_keep_ends_at_its_end() -> None:
-    assert holds(KEEP, NOW + HOUR - 0.001)
-    assert not holds(KEEP, NOW + HOUR)
-    assert not holds(None, NOW)
+    assert keep_in_force(KEEP, NOW + HOUR - 0.001)
+    assert not keep_in_force(KEEP, NOW + HOUR)
+    assert not keep_in_force(None, NOW)
     assert in_force(Controls(keep=KEEP), NOW + HOUR).keep is None
 
 

@@ -286,10 +286,10 @@ def test_the_reason_of_an_action_says_what_counts_only_where_short_work_was_seen
 
 def test_a_pattern_is_short_work_so_often_that_it_would_have_kept_the_share() -> None:
     after = 15 * MINUTE
-    assert ShortWork(3, RULE, longest_gap=60.0).kept(after, idle=after)
-    assert not ShortWork(2, RULE, longest_gap=60.0).kept(after, idle=after)
-    assert not ShortWork(3, RULE, longest_gap=after).kept(after, idle=HOUR), "the share was taken all the same"
-    assert not ShortWork(3, RULE, longest_gap=60.0).kept(after, idle=after - 1)
+    assert ShortWork(3, RULE, longest_gap=60.0).would_keep(after, idle=after)
+    assert not ShortWork(2, RULE, longest_gap=60.0).would_keep(after, idle=after)
+    assert not ShortWork(3, RULE, longest_gap=after).would_keep(after, idle=HOUR), "the share was taken all the same"
+    assert not ShortWork(3, RULE, longest_gap=60.0).would_keep(after, idle=after - 1)
 
 
 def test_with_no_minimum_all_work_counts() -> None:

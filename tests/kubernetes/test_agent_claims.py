@@ -251,7 +251,7 @@ async def test_a_claim_of_two_gpus_of_which_one_cannot_be_granted_holds_nothing(
         await claiming_pod(agent, "ada", gpus=(FIRST, SECOND))
         said = await said_of(agent, "ada")
         assert "the folder of the session's socket cannot be created: [Errno 28] No space left on device" in said
-        assert not agent.on_kubernetes.held.pending
+        assert not agent.on_kubernetes.allocated.pending
         assert not list((agent.folder / "pods").iterdir())
     await agent.session("ada")
     assert {uuid: len(ids) for uuid, ids in agent.held("ada").items()} == {FIRST.uuid: 25, SECOND.uuid: 25}

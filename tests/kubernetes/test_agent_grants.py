@@ -50,7 +50,7 @@ async def test_each_container_of_a_pod_has_a_socket_of_the_session(agent: NodeAg
         peer = Peer(socket)
         await peer.connect(Role.CUDA)
         peer.close()
-    assert not agent.on_kubernetes.held.pending
+    assert not agent.on_kubernetes.allocated.pending
     # both are in use: 35 of 100
     await agent.offered(100)
     # another agent finds both again
@@ -74,9 +74,9 @@ async def test_a_gpu_that_comes_too_late_for_its_session_is_not_free(agent: Node
     # as if only the first GPU had been listed when the session was made
     hold.devices, hold.given = {FIRST.uuid: hold.devices[FIRST.uuid]}, ()
     agent.on_kubernetes._kubelet.soon()
-    await agent.until(lambda: (SECOND.uuid, frozenset(second)) in agent.on_kubernetes.held.pending)
-    assert len(agent.on_kubernetes.held.offered(SECOND.uuid)) == 100
-    assert set(second) == set(agent.on_kubernetes.held.offered(SECOND.uuid))
+    await agent.until(lambda: (SECOND.uuid, frozenset(second)) in agent.on_kubernetes.allocated.pending)
+    assert len(agent.on_kubernetes.allocated.offered(SECOND.uuid)) == 100
+    assert set(second) == set(agent.on_kubernetes.allocated.offered(SECOND.uuid))
 
 
 async def test_a_pod_of_which_the_api_server_tells_late_keeps_its_socket(

@@ -113,7 +113,7 @@ async def test_it_registers_again_when_the_kubelet_restarts(agent: NodeAgent) ->
         await agent.offered(100, GPU_1)
         # for a second the kubelet lists no pods: that is not "all free"
         assert agent.held("ada") == held
-        assert len(agent.on_kubernetes.held.offered(FIRST.uuid)) == 100
+        assert len(agent.on_kubernetes.allocated.offered(FIRST.uuid)) == 100
     await asyncio.sleep(1.2)
     after = await agent.session("ada")
     assert after.opened_at == before.opened_at
@@ -161,7 +161,7 @@ async def test_lent_units_are_offered_and_withdrawn(agent: NodeAgent) -> None:
     await agent.offered(100)
     await agent.delete("ada")
     await agent.offered(100)
-    lowest = agent.on_kubernetes.held.offered(FIRST.uuid)
+    lowest = agent.on_kubernetes.allocated.offered(FIRST.uuid)
     assert [int(one[-4:]) for one in lowest] == list(range(100))
 
 
@@ -185,7 +185,7 @@ async def test_a_pod_that_comes_in_the_stale_window_fails_its_admission(agent: N
     failed = await agent.cluster.wait_for_phase("ben", "Failed")
     assert failed["status"]["reason"] == "UnexpectedAdmissionError"
     assert "ben" not in agent.node.sessions
-    assert not agent.on_kubernetes.held.pending
+    assert not agent.on_kubernetes.allocated.pending
 
 
 async def ask(agent: NodeAgent, devices: list[str]) -> messages.AllocateResponse:
@@ -199,14 +199,14 @@ async def ask(agent: NodeAgent, devices: list[str]) -> messages.AllocateResponse
 
 async def test_wrong_ids_are_refused(agent: NodeAgent) -> None:
     await agent.ready()
-    good = agent.on_kubernetes.held.offered(FIRST.uuid)
-    other = agent.on_kubernetes.held.offered(SECOND.uuid)
+    good = agent.on_kubernetes.allocated.offered(FIRST.uuid)
+    other = agent.on_kubernetes.allocated.offered(SECOND.uuid)
     for wrong in ([], ["nonsense"], [good[0], good[0]], [other[0]], [good[0], good[0][:-4] + "9999"]):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await ask(agent, wrong)
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert (refused.value.details() or "").startswith("gpushare: ")
-    assert not agent.on_kubernetes.held.pending
+    assert not agent.on_kubernetes.allocated.pending
 
 
 async def test_more_than_there_is_is_refused(agent: NodeAgent) -> None:
@@ -226,14 +226,14 @@ async def test_more_than_there_is_is_refused(agent: NodeAgent) -> None:
 
 async def test_the_same_devices_again_are_another_pods(agent: NodeAgent) -> None:
     await agent.ready()
-    good = agent.on_kubernetes.held.offered(FIRST.uuid)
+    good = agent.on_kubernetes.allocated.offered(FIRST.uuid)
     first = (await ask(agent, good[:30])).container_responses[0].envs["GPUSHARE_SOCKET"]
     (Path(first).parent.parent / "left").touch()
     again = (await ask(agent, good[:30])).container_responses[0].envs["GPUSHARE_SOCKET"]
     assert first == again
     assert not (Path(first).parent.parent / "left").exists()
     await ask(agent, good[20:50])
-    assert [len(one.devices) for one in agent.on_kubernetes.held.pending.values()] == [30]
+    assert [len(one.devices) for one in agent.on_kubernetes.allocated.pending.values()] == [30]
 
 
 async def test_devices_that_are_given_again_end_the_older_session(agent: NodeAgent) -> None:
@@ -258,8 +258,8 @@ async def test_what_a_pod_holds_beyond_its_share_counts(agent: NodeAgent) -> Non
     await agent.cluster.create_pod("stray", limits={GPU_0: 120}, labels=labels())
     stray = await agent.session(f"pod:{agent.cluster.namespace}:stray")
     assert stray.share_units == 100
-    assert len(agent.on_kubernetes.held.offered(FIRST.uuid)) == 150
-    free = sorted(set(agent.on_kubernetes.held.offered(FIRST.uuid)) - set(stray_devices(agent)))
+    assert len(agent.on_kubernetes.allocated.offered(FIRST.uuid)) == 150
+    free = sorted(set(agent.on_kubernetes.allocated.offered(FIRST.uuid)) - set(stray_devices(agent)))
     assert len(free) == 30
 
 
@@ -288,12 +288,12 @@ async def test_a_plugin_that_came_a_moment_ago_is_asked_for_at_each_grant(agent:
     from .standin.devices import Offer
 
     await agent.ready()
-    devices = agent.on_kubernetes.held.offered(FIRST.uuid)
+    devices = agent.on_kubernetes.allocated.offered(FIRST.uuid)
     agent.kubelet.devices.offers["nvidia.com/gpu"] = Offer(healthy={FIRST.uuid})
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await ask(agent, devices[:10])
     assert "offered as nvidia.com/gpu by another device plugin" in (refused.value.details() or "")
-    assert not agent.on_kubernetes.held.pending
+    assert not agent.on_kubernetes.allocated.pending
 
 
 async def test_a_fault_in_dealing_with_the_kubelets_word_is_not_the_last(

@@ -346,7 +346,7 @@ async def test_a_pod_that_is_deleted_ends_its_session_and_leaves_nothing(agent: 
     assert not folder.exists()
     await agent.node.registry.store.flush()
     assert not list(agent.folder.glob("records/*"))
-    assert not agent.on_kubernetes.held.pending
+    assert not agent.on_kubernetes.allocated.pending
 
 
 async def test_a_pod_that_ends_by_itself_ends_its_session(agent: NodeAgent) -> None:

@@ -138,7 +138,7 @@ async def test_the_folder_of_a_pod_that_ended_while_no_agent_ran_is_gone_at_once
     (stranger / "s").mkdir()
     await asyncio.to_thread(fill, stranger / "s")
     stalls = asyncio.create_task(longest_stall())
-    agent.on_kubernetes.held.remove_unknown_folders([])
+    agent.on_kubernetes.allocated.remove_unknown_folders([])
     await asyncio.sleep(0.1)
     stalls.cancel()
     assert await stalls < NO_STALL

@@ -63,7 +63,7 @@ async def resize(service: ServiceCluster, name: str, units: int, limit: str | No
 
 def in_use(agent: NodeAgent) -> int:
     """Units of GPU 0 that are owned or kept, as the device plugin counts them."""
-    held = agent.on_kubernetes.held
+    held = agent.on_kubernetes.allocated
     return sum(held._in_use(one, FIRST.uuid, ids) for one, ids in held._holders(FIRST.uuid))
 
 
@@ -113,7 +113,7 @@ async def test_borrower_owns_nothing_of_a_pod_that_is_found_after_it(agent: Node
 async def test_whole_gpu_and_half_of_another_lend_and_change_their_units_on_both(
     agent: NodeAgent, service: ServiceCluster
 ) -> None:
-    held = agent.on_kubernetes.held
+    held = agent.on_kubernetes.allocated
 
     def offered() -> tuple[int, int]:
         return len(held.offered(FIRST.uuid)), len(held.offered(SECOND.uuid))
@@ -143,7 +143,7 @@ async def test_whole_gpu_and_half_of_another_lend_and_change_their_units_on_both
             shutil.rmtree(agent.folder / "records")
         await agent.start()
         assert (await agent.session("ada")).share == Share(90, 2, 60)
-        held = agent.on_kubernetes.held
+        held = agent.on_kubernetes.allocated
         await agent.until(lambda: offered() == (110, 90))
 
 

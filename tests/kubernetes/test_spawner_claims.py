@@ -119,7 +119,7 @@ async def test_a_claim_that_the_agent_does_not_prepare_fails_the_spawn_with_its_
     def full(*_: object) -> None:
         raise DevicesRefused("the folder of the session's socket cannot be created: no space left on device")
 
-    monkeypatch.setattr(agent.on_kubernetes.held, "grant", full)
+    monkeypatch.setattr(agent.on_kubernetes.allocated, "grant", full)
     response = await hub.start_server("ada", {"profile": "quarter-gpu"})
     assert response.code == 503, response.body
     said = json.loads(response.body)["message"]
@@ -129,7 +129,7 @@ async def test_a_claim_that_the_agent_does_not_prepare_fails_the_spawn_with_its_
     # nothing is left of it on the node, and the next one gets the units
     monkeypatch.undo()
     await until(lambda: not agent.kubelet.claims.prepared)
-    assert len(agent.on_kubernetes.held.free_ids(FIRST.uuid, ())) == 100
+    assert len(agent.on_kubernetes.allocated.free_ids(FIRST.uuid, ())) == 100
 
 
 async def test_the_api_fails_for_a_moment_while_a_claim_is_made(

@@ -245,11 +245,11 @@ def test_the_index_that_was_not_asked_for_longest_is_forgotten(monkeypatch: pyte
 def test_the_log_of_changes_forgets_the_oldest() -> None:
     log = ChangeLog()
     for number in range(1001):
-        log.add(str(number), keep=0)
+        log.add(str(number), retain=0)
     assert log.end == 1001
     assert log.since(1001) == []
     assert log.since(1000) is None
-    log.add("new", keep=0)
+    log.add("new", retain=0)
     assert log.since(1001) == ["new"]
     assert log.end == 1002
 

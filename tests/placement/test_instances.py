@@ -27,7 +27,7 @@ names = st.sampled_from(sorted(PROFILES))
 
 def of_models(gpus: list[GpuReport], units: int) -> frozenset[str]:
     """The models of the instances that hold a share, as the hub's snapshot finds them."""
-    return frozenset(one.model for one in gpus if one.mig is not None and one.mig.profile.holds(units))
+    return frozenset(one.model for one in gpus if one.mig is not None and one.mig.profile.covers(units))
 
 
 def asks(gpus: list[GpuReport], units: int) -> PlacementRequest:
@@ -144,7 +144,7 @@ def test_no_instance_ever_has_two_sessions_or_too_large_a_share(
     ledger = ledger_of([report("n", gpus)])
     for number, (units, ends) in enumerate(steps):
         free = [uuid for uuid in by_uuid if not any(uuid in one.gpus for one in ledger.allocations.values())]
-        holding = [by_uuid[uuid] for uuid in free if by_uuid[uuid].holds(units)]
+        holding = [by_uuid[uuid] for uuid in free if by_uuid[uuid].covers(units)]
         place = ledger.place(asks(gpus, units), strategy)
         assert (place is not None) == bool(holding)
         if place is not None:

@@ -73,7 +73,7 @@ def test_profile_is_never_smaller_than_the_share_and_the_smallest_that_fits_is_t
 ) -> None:
     offered = [found(name, *of) for name in GUIDE[of]]
     best = smallest(offered, units, None if gib is None else gib * GIB)
-    fit = [one for one in offered if one.holds(units, None if gib is None else gib * GIB)]
+    fit = [one for one in offered if one.covers(units, None if gib is None else gib * GIB)]
     if best is None:
         assert fit == []
         return

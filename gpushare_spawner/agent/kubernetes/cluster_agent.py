@@ -15,7 +15,7 @@ from gpushare_spawner.agent.kubernetes.claims.claim_driver import ClaimDriver
 from gpushare_spawner.agent.kubernetes.devices import container
 from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
-from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices, grant_name
+from gpushare_spawner.agent.kubernetes.devices.owners import AllocatedDevices, grant_name
 from gpushare_spawner.agent.kubernetes.devices.plugin import DevicePlugins
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletAssignments, PodResources
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
@@ -67,7 +67,7 @@ class OnKubernetes:
         self._node = node
         self._settings = settings
         prepared = PreparedClaims(node.state_folder.claims) if settings.claims else None
-        self.held = HeldDevices(
+        self.allocated = AllocatedDevices(
             node.gpus.values(),
             node.settings.capacity_units,
             settings.unit_size,
@@ -77,16 +77,16 @@ class OnKubernetes:
         )
         self.pods = Pods(api, settings.pods_namespace, node.settings.name, self._changed)
         self._kubelet = PodResources(
-            settings.pod_resources, self._take, lambda: not self.held.pending and self._kubelet_is_trusted
+            settings.pod_resources, self._take, lambda: not self.allocated.pending and self._kubelet_is_trusted
         )
-        self.sessions = PodReconciler(node, self.pods, api, self.held, self._kubelet.soon)
+        self.sessions = PodReconciler(node, self.pods, api, self.allocated, self._kubelet.soon)
         self._allocation = allocation
         self.published = PublishedReport(api, settings, self.report, node.cordons)
         end, registered, folder = self.sessions.end, self._registered, settings.device_plugins_dir
         self._kubelet_side: KubeletSide = (
-            DevicePlugins(node, self.held, allocation, cdi, folder, self._kubelet, end, registered)
+            DevicePlugins(node, self.allocated, allocation, cdi, folder, self._kubelet, end, registered)
             if prepared is None
-            else ClaimDriver(node, api, self.held, prepared, settings, self._kubelet, end, registered)
+            else ClaimDriver(node, api, self.allocated, prepared, settings, self._kubelet, end, registered)
         )
         self._assignments = KubeletAssignments({}, {})
         self._polling = Repeated(POLL_EVERY, self._poll, log, "cannot compute the devices to offer")
@@ -115,7 +115,7 @@ class OnKubernetes:
         if not self._settings.claims:
             return report
         return report.model_copy(
-            update={"claims": self._allocation.of_claims(self._node.gpus.values(), self.held.folder)}
+            update={"claims": self._allocation.of_claims(self._node.gpus.values(), self.allocated.folder)}
         )
 
     def _registered(self) -> None:

@@ -55,28 +55,28 @@ class BurstFrames(Generic[Key]):
         self._budget = budget
         self._pass_on = pass_on
         self._call_later = call_later
-        self._held: dict[Key, tuple[Frame, ...]] = {}
-        """Longest held first."""
+        self._delayed: dict[Key, tuple[Frame, ...]] = {}
+        """Longest delay first."""
         self._timer: asyncio.TimerHandle | None = None
 
     def received(self, key: Key, frame: Frame) -> None:
         """Send the arbiter a BUSY or IDLE frame, now or later."""
-        if not self._held and not self._budget.spare_in():
+        if not self._delayed and not self._budget.spare_in():
             self._pass_on(key, frame)  # the reader charges the time
             return
-        held = self._held.get(key, ())
+        delayed = self._delayed.get(key, ())
         # IDLE contains the busy time of the whole lease, so an intermediate pair can be dropped
-        self._held[key] = (frame,) if held and held[0].kind is frame.kind else (*held[:1], frame)
+        self._delayed[key] = (frame,) if delayed and delayed[0].kind is frame.kind else (*delayed[:1], frame)
         self._schedule()
 
     def catch_up(self, key: Key) -> None:
-        """Pass a process's held frames to the arbiter before passing its next frame."""
-        for frame in self._held.pop(key, ()):
+        """Pass a process's delayed frames to the arbiter before passing its next frame."""
+        for frame in self._delayed.pop(key, ()):
             self._pass_on(key, frame)
 
     def forget(self, key: Key) -> None:
         """Drop the frames of a process that has disconnected."""
-        self._held.pop(key, None)
+        self._delayed.pop(key, None)
 
     def _schedule(self) -> None:
         if self._timer is None:
@@ -85,10 +85,10 @@ class BurstFrames(Generic[Key]):
     def _next(self) -> None:
         """Pass one process's frames per event loop iteration, so that other sessions get their turn."""
         self._timer = None
-        if self._held and not self._budget.spare_in():
-            key = next(iter(self._held))
+        if self._delayed and not self._budget.spare_in():
+            key = next(iter(self._delayed))
             self._budget.charge(lambda: self.catch_up(key))
-        if self._held:
+        if self._delayed:
             self._schedule()
 
 

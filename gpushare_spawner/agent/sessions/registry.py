@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.session_limit import MemoryHolds, SessionLimit
+from gpushare_spawner.agent.session_limit import ExclusiveMemory, SessionLimit
 from gpushare_spawner.agent.session_records import Clock, SessionRecord, Store, short_name
 from gpushare_spawner.agent.session_socket import SESSION_CLOSED, SessionEndpoints
 from gpushare_spawner.agent.sessions.session import (
@@ -150,7 +150,7 @@ class SessionRegistry:
         folder: StateFolder,
         endpoints: SessionEndpoints,
         memory_left: Callable[[Session, str, ReserveKind], tuple[int, MemoryLimit]],
-        holds: MemoryHolds,
+        exclusive_memory: ExclusiveMemory,
         converse: Callable[[Session], SessionFrameHandler],
         clock: WallClock,
         changed: Callable[[], None],
@@ -158,7 +158,7 @@ class SessionRegistry:
         """Store the parts of the agent. `sessions`, keyed by ID, is empty now and only changes here.
 
         `memory_left` returns how many more bytes a session may allocate on a GPU, and the budget that limits them.
-        `holds`: the sessions for which free GPU memory is reserved. `converse` creates the handler of a session's
+        `exclusive_memory`: the exclusive use of free GPU memory. `converse` creates the handler of a session's
         frames. `clock` calls back when it is set. `changed` is called when a session was added or ended, or its record
         changed.
         """
@@ -169,7 +169,7 @@ class SessionRegistry:
         self._folder = folder
         self._endpoints = endpoints
         self._memory_left = memory_left
-        self._holds = holds
+        self._exclusive_memory = exclusive_memory
         self._converse = converse
         self.clock = clock
         clock.was_set = self.clock_was_set
@@ -385,7 +385,7 @@ class SessionRegistry:
             self.clock,
             session.record.memory_hits,
             left=lambda gpu, kind: self._memory_left(session, gpu, kind),
-            held=lambda gpu: self._holds.against(gpu, session.id),
+            excluded=lambda gpu: self._exclusive_memory.excludes(gpu, session.id),
         )
         session.asks = PendingAsks(self.clock)
         session.conversation = self._converse(session)

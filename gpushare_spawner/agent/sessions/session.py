@@ -88,7 +88,7 @@ class PendingAsks:
         reads = AskKind(kind).reads
         budget = self._reads if reads else self._actions
         waiting = sum(AskKind(other.kind).reads == reads for other in self._waiting())
-        if waiting >= MOST_ASKS or budget.wait(keep=_WHOLE_ASK) > 0:
+        if waiting >= MOST_ASKS or budget.wait(reserve=_WHOLE_ASK) > 0:
             return self._refusal(number, TOO_MANY_REQUESTS)
         budget.spend()
         self._asks[number] = _PendingAsk(self._steady(), Ask(number=number, kind=kind, value=value, at=self._clock()))

@@ -17,7 +17,7 @@ from typing import Any
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource
-from gpushare_spawner.agent.session_limit import MemoryHolds
+from gpushare_spawner.agent.session_limit import ExclusiveMemory
 from gpushare_spawner.agent.session_records import Store
 from gpushare_spawner.agent.session_socket import Connection
 from gpushare_spawner.agent.sessions.session import Session
@@ -109,7 +109,7 @@ class SuspendParts:
     sessions: Mapping[str, Session]
     """Open sessions, by ID."""
     source: GpuSource
-    holds: MemoryHolds
+    exclusive_memory: ExclusiveMemory
     """The sessions for which free GPU memory is reserved."""
     records: Store
     """Store for the records of processes that outlive their session."""
@@ -126,9 +126,9 @@ class SuspendParts:
             self.arbitrations[gpu.uuid].short_of_memory(session, lacking)
 
     @contextlib.asynccontextmanager
-    async def hold_memory(self, session: str, gpu: Gpu) -> AsyncIterator[None]:
-        """Keep other sessions from getting memory on the GPU."""
-        with self.holds.hold(gpu.uuid, session):
+    async def use_exclusively(self, session: str, gpu: Gpu) -> AsyncIterator[None]:
+        """Prevent other sessions from getting memory on the GPU meanwhile."""
+        with self.exclusive_memory.exclusive(gpu.uuid, session):
             others = [
                 other.memory.recall_unused(gpu.uuid)
                 for other in self.sessions.values()

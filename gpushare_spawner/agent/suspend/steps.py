@@ -64,10 +64,10 @@ class SuspendSteps:
     def __init__(self, parts: SuspendParts) -> None:
         self._parts = parts
 
-    async def leave(self, progress: SuspendProgress, held: contextlib.ExitStack) -> int:
+    async def leave(self, progress: SuspendProgress, stack: contextlib.ExitStack) -> int:
         """Suspend all processes. Returns the bytes that are free now. Raises CannotSuspend.
 
-        Reserves the memory that processes free for the session until `held` is closed, because they may need to be
+        Reserves the memory that processes free for the session until `stack` is closed, because they may need to be
         restored.
         """
         session = progress.session
@@ -93,7 +93,7 @@ class SuspendSteps:
                 again = SOON if answer.code is Code.STOPPED else LATER
                 raise CannotSuspend(reason_of(answer, f"Process {name.pid} cannot be suspended"), again)
         progress.step = Step.SUSPENDING
-        held.enter_context(self._parts.holds.hold(session.gpus[0].uuid, session.id))
+        stack.enter_context(self._parts.exclusive_memory.exclusive(session.gpus[0].uuid, session.id))
         for name, size in sizes.items():
             answer = await self._parts.checkpoints.checkpoint(name, size)
             if not answer.ok and processes.alive(name):
@@ -319,8 +319,10 @@ class ResumeSteps:
         """
         while True:
             await self._wait_for_memory(session, gpu, needed, spare)
-            held = self._parts.hold_memory(session, gpu) if self._parts is not None else contextlib.nullcontext()
-            async with self._restores.setdefault(gpu.uuid, asyncio.Lock()), held:
+            exclusive = (
+                self._parts.use_exclusively(session, gpu) if self._parts is not None else contextlib.nullcontext()
+            )
+            async with self._restores.setdefault(gpu.uuid, asyncio.Lock()), exclusive:
                 # others may have made use of earlier grants meanwhile
                 if await self._free(gpu) >= needed:
                     yield

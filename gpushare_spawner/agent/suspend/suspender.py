@@ -222,11 +222,11 @@ class Suspender:
     async def _try_to_suspend(self, progress: SuspendProgress) -> None:
         session, began = progress.session, self._loop.time()
         arbitration = self._arbitration(session)
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             try:
                 if (reason := await self._capability()) is not None:
                     raise CannotSuspend(reason)
-                amount = await self._suspend_steps.leave(progress, held)
+                amount = await self._suspend_steps.leave(progress, stack)
             except Exception as error:
                 await self._suspension_failed(progress, error)
                 return

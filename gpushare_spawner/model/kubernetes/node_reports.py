@@ -94,7 +94,7 @@ class FirstIdentities:
         self._refused: set[str] = set()
         """Uids of pods with a logged change."""
 
-    def keep(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    def with_first(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the pod with its first identity. Log a changed identity once per pod."""
         metadata = pod["metadata"]
         annotations, uid = metadata.get("annotations") or {}, metadata.get("uid")

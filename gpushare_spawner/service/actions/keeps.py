@@ -16,8 +16,8 @@ from gpushare_spawner.idle.keep import (
     DAY,
     KeepRule,
     KeepsLeft,
-    holds,
     in_force,
+    keep_in_force,
     keep_refused,
     keeps_left,
 )
@@ -173,10 +173,10 @@ async def _extended(
         return controls.model_copy(update={"keep": keep})
     others, nodes = await controls_of_others(context, session)
     began = _begun(context, session.user, others | {session.id: controls}, now)
-    kept = sum(holds(other.keep, now) for other in others.values())
+    kept = sum(keep_in_force(other.keep, now) for other in others.values())
     # sessions on nodes with unavailable agents, with keeps from this service
     kept += sum(
-        user == session.user and node not in nodes and holds(standing, now)
+        user == session.user and node not in nodes and keep_in_force(standing, now)
         for name, (user, node, standing) in context.standing_keeps.items()
         if name != session.id and name not in others
     )
@@ -188,7 +188,7 @@ async def _extended(
 
 def _remember(context: ActionContext, session: SessionReport, node: str, controls: Controls, now: float) -> None:
     """Record the keep and the start times of keeps, for as long as they count."""
-    standing = {name: entry for name, entry in context.standing_keeps.items() if holds(entry[2], now)}
+    standing = {name: entry for name, entry in context.standing_keeps.items() if keep_in_force(entry[2], now)}
     if controls.keep is not None:
         standing[session.id] = session.user, node, controls.keep
     context.standing_keeps = standing

@@ -279,7 +279,7 @@ class ActionBudgets:
         self._budgets[account, for_all] = budget
         if len(self._budgets) > MOST:
             self._budgets.popitem(last=False)
-        wait = budget.wait(keep=_ENOUGH)
+        wait = budget.wait(reserve=_ENOUGH)
         if not wait:
             budget.spend()
         return wait

@@ -170,7 +170,7 @@ class Culler:
         self._notify(decisions)
         if all(snapshot.report is not None for snapshot in snapshots):
             # an unavailable agent's sessions have not ended
-            self.state.dry_run.keep({decision.session.id for decision in decisions})
+            self.state.dry_run.retain({decision.session.id for decision in decisions})
         kept_on = self.state.pressure.kept_on
         names = {decision.name for decision in decisions}
         self._refused = {name: text for name, text in self._refused.items() if name in names}

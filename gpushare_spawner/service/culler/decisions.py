@@ -92,7 +92,7 @@ class SessionDecision:
         work, after = self.observation.short_work, self.template.idle.first_after if self.template is not None else None
         if work is None or after is None:
             return False
-        return work.kept(after, self.decided_at - self.observation.gpu_idle_since)
+        return work.would_keep(after, self.decided_at - self.observation.gpu_idle_since)
 
     @property
     def name(self) -> str:
@@ -155,7 +155,7 @@ def take_note(use: RecentUse, snapshots: Sequence[NodeSnapshot], templates: Mapp
                 rule = use_rule(template.idle)
                 use.update(session.id, Observation.of(session), report.published_at, rule)
                 present.add(session.id)
-    use.keep(present)
+    use.retain(present)
 
 
 def decide_session(

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from gpushare_spawner.idle.keep import exempts, holds
+from gpushare_spawner.idle.keep import exempts, keep_in_force
 from gpushare_spawner.idle.policy import UnitsNeeded, first_work_delay
 from gpushare_spawner.idle.use import Observation, RecentUse
 from gpushare_spawner.model.control import QueueProgress
@@ -423,7 +423,7 @@ def candidates(
             template = each.of_user(session.template, session.user)
             if template is None or template.idle.when != "pressure" or not session.confirmed:
                 continue
-            if holds(session.keep, now) or exempts(session.exemption, now):
+            if keep_in_force(session.keep, now) or exempts(session.exemption, now):
                 continue
             seen = use.observe(session.id, Observation.of(session))
             idle_seconds = now - seen.gpu_idle_since - first_work_delay(template.idle, seen)

@@ -111,9 +111,9 @@ class Cluster:
             pods, where = "/api/v1/pods", "all namespaces"
         self._identities = FirstIdentities(log)
         ours, others = {"labelSelector": SESSION_SELECTOR}, {"labelSelector": LAYER_SELECTOR}
-        self._pods = Watched(self.api, pods, f"the pods of {where}", self._kept, ours, self._changed)
+        self._pods = Watched(self.api, pods, f"the pods of {where}", self._trimmed, ours, self._changed)
         self._layer_pods = Watched(
-            self.api, pods, f"the pods of other layers of {where}", self._kept, others, self._changed
+            self.api, pods, f"the pods of other layers of {where}", self._trimmed, others, self._changed
         )
         self._maps = Watched(
             self.api, maps, f"the reports of {here}", whole, {"labelSelector": REPORT_SELECTOR}, self._changed,
@@ -246,9 +246,9 @@ class Cluster:
         """Return the sessions' pods on all nodes."""
         return (pod for here in self._pods_by_node().values() for pod in here.sessions.values())
 
-    def _kept(self, pod: dict[str, Any]) -> dict[str, Any]:
+    def _trimmed(self, pod: dict[str, Any]) -> dict[str, Any]:
         """Return the stored parts of a pod from a watch, with its first identity."""
-        return dict(self._identities.keep(trimmed(pod)))
+        return dict(self._identities.with_first(trimmed(pod)))
 
     def _changed(self) -> None:
         self._by_node = self._by_report = None

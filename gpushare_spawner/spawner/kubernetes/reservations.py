@@ -171,8 +171,8 @@ class PodReservations(Reservations[PodReservation]):
     def _pending(self) -> Mapping[str, Pending]:
         """Return the reservations on GPUs of other layers, by the annotation of their pods."""
         self._drop_lingering()
-        kept = self._in_flight.keys() | self._lingering.keys()
-        self._elsewhere = {token: pending for token, pending in self._elsewhere.items() if token in kept}
+        tokens = self._in_flight.keys() | self._lingering.keys()
+        self._elsewhere = {token: pending for token, pending in self._elsewhere.items() if token in tokens}
         return self._elsewhere
 
     def give_back(self, reservation: PodReservation) -> None:

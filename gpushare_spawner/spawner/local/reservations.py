@@ -113,7 +113,7 @@ class AgentReservations(Reservations[OpenedShare]):
         await asyncio.gather(*(self.close(session, timeout=1.0) for session in leftovers))
         return await self.snapshot()
 
-    def _held_up(self, ticket: Ticket) -> str:
+    def _delay(self, ticket: Ticket) -> str:
         # the pending close could close a session that is opened now
         return spawn_failures.SESSION_CLOSES if ticket.request.session in self.closing else ""
 

@@ -150,7 +150,7 @@ class Reservations(ABC, Generic[Reserved]):
         """Remove obstacles to queued spawns. Return a snapshot taken afterwards."""
         return snapshot
 
-    def _held_up(self, ticket: Ticket) -> str:
+    def _delay(self, ticket: Ticket) -> str:
         """Return why this spawn cannot be placed yet, regardless of free capacity; empty if it can."""
         return ""
 
@@ -255,7 +255,7 @@ class Reservations(ABC, Generic[Reserved]):
             if ticket not in self.queue or ticket.result.done():
                 continue
             try:
-                if snapshot.native(ticket.request.template) and not self._is_held_up(ticket):
+                if snapshot.native(ticket.request.template) and not self._is_delayed(ticket):
                     with self._logging_errors():
                         await breaks.through(check.preparing(ticket.request.placement_request(snapshot)))
                 if ticket in self.queue and not await self._place_ticket(ticket, placer, snapshot, breaks):
@@ -288,17 +288,17 @@ class Reservations(ABC, Generic[Reserved]):
                     snapshot = await self.snapshot()
                     self.quotas.bring_up_to_date(snapshot.capacity_units)
 
-    def _is_held_up(self, ticket: Ticket) -> bool:
+    def _is_delayed(self, ticket: Ticket) -> bool:
         """Record why a spawn cannot be placed yet, regardless of free capacity. Return whether there is a reason."""
-        held_up = self._held_up(ticket)
-        if held_up:
-            ticket.says(ticket.ahead or 0, held_up)
+        delay = self._delay(ticket)
+        if delay:
+            ticket.says(ticket.ahead or 0, delay)
             ticket.considered.set()
-        return bool(held_up)
+        return bool(delay)
 
     async def _place_ticket(self, ticket: Ticket, placer: Placer, snapshot: GpuSnapshot, breaks: LoopBreaks) -> bool:
         """Place one spawn if it fits. Return False if the snapshot has turned out to be wrong."""
-        if self._is_held_up(ticket):
+        if self._is_delayed(ticket):
             return True
         request = ticket.request
         admission = self.quotas.admission(request.tenant, request.template)

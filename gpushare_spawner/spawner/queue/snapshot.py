@@ -50,7 +50,7 @@ class GpuKind:
         memory = guaranteed_memory(gpu.memory.guarantee)
         # CUDA uses only one MIG device
         single_gpu = gpu.share.count == 1 and gpu.accepts(self.gpu_model)
-        return single_gpu and self.mig.profile.holds(gpu.share.units, memory)
+        return single_gpu and self.mig.profile.covers(gpu.share.units, memory)
 
 
 MOST_SUITING = 2000

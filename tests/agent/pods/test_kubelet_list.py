@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices
+from gpushare_spawner.agent.kubernetes.devices.owners import AllocatedDevices
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletAssignments
 from gpushare_spawner.agent.kubernetes.pods.sessions import GONE_AFTER, TRUST_KUBELET_AFTER, KubeletList
 from gpushare_spawner.log_once import EachOnce
@@ -32,7 +32,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.clock = Clock()
-        self.held = HeldDevices((FIRST, SECOND), 100, 1, {}, folder)
+        self.held = AllocatedDevices((FIRST, SECOND), 100, 1, {}, folder)
         self.list = KubeletList(self.held, EachOnce(logging.getLogger("test")), self.clock)
         self.ids = self.held.offered(FIRST.uuid)
 

@@ -374,7 +374,7 @@ def test_a_pod_keeps_the_identity_with_which_it_was_seen_first(caplog: pytest.Lo
 def test_identities_are_kept_of_pods_that_are_there_and_of_some_that_have_left() -> None:
     identities = FirstIdentities(logging.getLogger())
     for number in range(3 * MOST_GONE):
-        identities.keep(trimmed(pod(f"user-{number}", HONEST)))
+        identities.with_first(trimmed(pod(f"user-{number}", HONEST)))
     there = {f"user-{number}-{HONEST}" for number in range(10)}
     identities.forget(there, len(there))
     assert len(identities._first) == MOST_GONE + 10

@@ -36,7 +36,7 @@ from gpushare_spawner.sharing.base import ClusterPod, LayerRequest, Tenant
 from gpushare_spawner.sharing.native import granted_session
 from gpushare_spawner.spawner.kubernetes.cluster import snapshot
 from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
-from gpushare_spawner.spawner.kubernetes.cluster.node_resources import ClusterResources, kept_pod
+from gpushare_spawner.spawner.kubernetes.cluster.node_resources import ClusterResources, trimmed_pod
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import PODS, REPORTS
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
@@ -498,7 +498,7 @@ async def test_a_pod_that_its_node_has_made_takes_nothing_and_is_no_reservations
     assert list(cluster.snapshots.pods()) == []
     assert (await cluster.reservations.snapshot()).notices == ()
     assert not cluster.snapshots._promised
-    assert kept_pod(made)["token"] == ""
+    assert trimmed_pod(made)["token"] == ""
     facts = ClusterPod.of(made, {})
     assert not facts.labels
     assert not any(name.startswith("gpushare-spawner.io/") for name in facts.annotations)

@@ -14,8 +14,8 @@ def test_card_promises_only_what_something_keeps(layer: str) -> None:
     declared = LAYERS[LayerName(layer)]
     said = terms(declared)
     assert declared.title in said
-    assert ("kept within its part of the GPU's memory" in said) is declared.memory.keeps
-    assert ("nothing keeps them" in said) is not (declared.memory.keeps or declared.compute.keeps)
+    assert ("kept within its part of the GPU's memory" in said) is declared.memory.enforced
+    assert ("nothing keeps them" in said) is not (declared.memory.enforced or declared.compute.enforced)
 
 
 def test_card_says_how_large_a_mig_instance_is() -> None:

@@ -24,7 +24,7 @@ from gpushare_spawner.agent.kubernetes.claims.allocation import (
 from gpushare_spawner.agent.kubernetes.claims.plugin import ClaimPlugin, DeviceHealth, DriverSockets
 from gpushare_spawner.agent.kubernetes.claims.slices import OfferedGpu, PublishedSlice
 from gpushare_spawner.agent.kubernetes.devices import owners
-from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, HeldDevices, devices_for
+from gpushare_spawner.agent.kubernetes.devices.owners import AllocatedDevices, DevicesRefused, devices_for
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletAssignments, PodResources
 from gpushare_spawner.agent.kubernetes.settings import ClusterSettings
 from gpushare_spawner.agent.node import Node
@@ -53,7 +53,7 @@ class ClaimDriver:
         self,
         node: Node,
         api: ClusterApi,
-        held: HeldDevices,
+        allocated: AllocatedDevices,
         prepared: PreparedClaims,
         settings: ClusterSettings,
         kubelet: PodResources,
@@ -63,13 +63,13 @@ class ClaimDriver:
         """`end` ends a session. `registered` is called each time a kubelet registers the driver."""
         self._node = node
         self._api = api
-        self._held = held
+        self._allocated = allocated
         self._prepared = prepared
         self._kubelet = kubelet
         self._end = end
         self._claims_lock = asyncio.Lock()
         name = node.settings.name
-        self._slice = PublishedSlice(api, name, self.offered, held.unit_size, settings.taints)
+        self._slice = PublishedSlice(api, name, self.offered, allocated.unit_size, settings.taints)
         self._health = DeviceHealth(name, self._healthy)
         plugin = ClaimPlugin(self.prepare, self.unprepare)
         self._sockets = DriverSockets(plugin, self._health, settings.kubelet_dir, registered)
@@ -105,9 +105,9 @@ class ClaimDriver:
 
     def offered(self) -> list[OfferedGpu]:
         """Return the GPUs to offer to the scheduler now: their capacity rises while sessions lend units."""
-        claimed, size = self._prepared.ids, self._held.unit_size
+        claimed, size = self._prepared.ids, self._allocated.unit_size
         return [
-            OfferedGpu(gpu, self._held.claimable(uuid, claimed) * size, self._trouble(gpu))
+            OfferedGpu(gpu, self._allocated.claimable(uuid, claimed) * size, self._trouble(gpu))
             for uuid, gpu in self._node.gpus.items()
         ]
 
@@ -117,7 +117,7 @@ class ClaimDriver:
             previous = self._prepared.get(key.uid)
             if previous is not None:
                 # The kubelet repeats the request after a failure of its own. The session's files in the folder stay.
-                owners.make(self._held.folder / previous.folder)
+                owners.make(self._allocated.folder / previous.folder)
                 return previous.devices
             try:
                 claim = await self._api.get(key.path)
@@ -131,10 +131,13 @@ class ClaimDriver:
             for uuid, units in allocation.units.items():
                 if (trouble := self._node.rounds.trouble(uuid)) is not None:
                     raise DevicesRefused(trouble)
-                count, free = devices_for(units, self._held.unit_size), self._held.free_ids(uuid, self._prepared.ids)
+                count, free = (
+                    devices_for(units, self._allocated.unit_size),
+                    self._allocated.free_ids(uuid, self._prepared.ids),
+                )
                 if len(free) < count:
                     raise DevicesRefused(
-                        f"GPU {self._node.gpus[uuid].index} has {len(free) * self._held.unit_size} free units and "
+                        f"GPU {self._node.gpus[uuid].index} has {len(free) * self._allocated.unit_size} free units and "
                         f"{key} has {units}: sessions that had lent units work again. The kubelet tries again"
                     )
                 held[uuid] = tuple(free[:count])
@@ -153,11 +156,11 @@ class ClaimDriver:
             granted = []
             try:
                 for uuid, ids in held.items():
-                    granted.append(self._held.grant(uuid, ids))
+                    granted.append(self._allocated.grant(uuid, ids))
             except DevicesRefused:
                 # Drop the grants first, because their folder has the name of the prepared claim.
                 for grant in granted:
-                    self._held.forget(grant)
+                    self._allocated.forget(grant)
                 self._prepared.remove(key.uid)
                 raise
         log.info(
@@ -177,17 +180,17 @@ class ClaimDriver:
             except OSError as error:
                 raise DevicesRefused(f"the record of {key} cannot be removed: {error}") from None
             for uuid, ids in claim.held.items():
-                for session in self._held.holders(uuid, ids):
+                for session in self._allocated.holders(uuid, ids):
                     self._end(session, f"{key} was unprepared")
-                self._held.drop_pending(uuid, frozenset(ids))
-            owners.remove(self._held.folder / claim.folder)
+                self._allocated.drop_pending(uuid, frozenset(ids))
+            owners.remove(self._allocated.folder / claim.folder)
         log.info("%s is unprepared", key)
         self._kubelet.soon()
 
     async def _unprepare_forgotten(self) -> None:
         """Free claims that no longer exist in the API: a kubelet that has lost its state does not unprepare them."""
         gone = set()
-        for claim in self._prepared.without(self._held.ids_of_visible_pods()):
+        for claim in self._prepared.without(self._allocated.ids_of_visible_pods()):
             key = ClaimKey(claim.namespace, claim.name, claim.uid)
             try:
                 stored = await self._api.get(key.path)

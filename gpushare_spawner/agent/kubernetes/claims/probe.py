@@ -11,7 +11,7 @@ from gpushare_spawner.agent.kubernetes.claims.slices import (
     SLICES,
     FieldsLost,
     OfferedGpu,
-    check_kept,
+    check_stored,
     fields_lost,
     lost,
     resource_slice,
@@ -93,7 +93,7 @@ async def ask(api: ClusterApi, node: str, namespace: str) -> bool:
                 f"the API server has no resource.k8s.io/v1 (Kubernetes 1.34 and later have it); {ELSE}"
             ) from None
         raise _without_right(failure, "list resourceslices") from None
-    taints = await _keeps_slices(api, node)
+    taints = await _stores_taints(api, node)
     where = f"{CLAIMS_API}/namespaces/{namespace or 'default'}/resourceclaims/{_NAME}"
     await _may_read(api, where, "get resourceclaims", missing="")
     await _may_read(
@@ -103,12 +103,12 @@ async def ask(api: ClusterApi, node: str, namespace: str) -> bool:
     return taints
 
 
-async def _keeps_slices(api: ClusterApi, node: str) -> bool:
+async def _stores_taints(api: ClusterApi, node: str) -> bool:
     """Return whether the API server stores device taints. The requests are dry runs, which create nothing."""
     untainted = resource_slice(node, [OfferedGpu(_PROBED, UNITS_PER_GPU)], 1, 1, taints=True)
     untainted["metadata"]["name"] = _NAME
     try:
-        await check_kept(api, untainted)
+        await check_stored(api, untainted)
         tainted = resource_slice(node, [OfferedGpu(_PROBED, UNITS_PER_GPU, "probe")], 1, 1, taints=True)
         tainted["metadata"]["name"] = _NAME
         answer = await api.create(SLICES, tainted, dryRun="All")

@@ -72,29 +72,29 @@ def resource_slice(node: str, gpus: Iterable[OfferedGpu], unit_size: int, genera
     }
 
 
-def lost(desired: Any, kept: Any, where: str = "") -> Iterator[str]:
+def lost(desired: Any, stored: Any, where: str = "") -> Iterator[str]:
     """Yield the path of each field that was written but not stored. Fields that the server adds do not count."""
     if isinstance(desired, Mapping):
         for key, value in desired.items():
             path = f"{where}.{key}" if where else key
-            if not isinstance(kept, Mapping) or key not in kept:
+            if not isinstance(stored, Mapping) or key not in stored:
                 if value not in ({}, []):
                     yield path
             else:
-                yield from lost(value, kept[key], path)
+                yield from lost(value, stored[key], path)
     elif isinstance(desired, list):
-        if not isinstance(kept, list) or len(kept) != len(desired):
+        if not isinstance(stored, list) or len(stored) != len(desired):
             yield where
         else:
-            for number, (item, other) in enumerate(zip(desired, kept, strict=True)):
+            for number, (item, other) in enumerate(zip(desired, stored, strict=True)):
                 yield from lost(item, other, f"{where}[{number}]")
-    elif desired != kept and not _same_quantity(desired, kept):
+    elif desired != stored and not _same_quantity(desired, stored):
         yield where
 
 
-def says_the_same(desired: Json, kept: Json) -> bool:
+def says_the_same(desired: Json, stored: Json) -> bool:
     """Return whether the stored slice equals the desired one, except for its generation."""
-    spec, other = ({**item["spec"], "pool": {**item["spec"]["pool"], "generation": 0}} for item in (desired, kept))
+    spec, other = ({**item["spec"], "pool": {**item["spec"]["pool"], "generation": 0}} for item in (desired, stored))
     # a lost taint is also a difference
     bare = [device for device in other.get("devices") or [] if device.get("taints")]
     tainted = [device for device in spec["devices"] if device.get("taints")]
@@ -233,7 +233,7 @@ class PublishedSlice(Background):
         stored = self._stored
         if stored is None:
             desired = self._desired(1)
-            await check_kept(self._api, desired)
+            await check_stored(self._api, desired)
             writing = self._api.create(SLICES, desired)
         else:
             desired = self._desired(int(stored["spec"]["pool"].get("generation", 0)) + 1)
@@ -274,7 +274,7 @@ class PublishedSlice(Background):
         return resource_slice(self._node, self._offered(), self._unit_size, generation, self._taints)
 
 
-async def check_kept(api: ClusterApi, desired: Json) -> None:
+async def check_stored(api: ClusterApi, desired: Json) -> None:
     """Check with a dry run that the server stores all fields. Raises FieldsLost or ApiFailure.
 
     In a slice that lost fields, a share would be a whole GPU.
@@ -284,9 +284,9 @@ async def check_kept(api: ClusterApi, desired: Json) -> None:
         raise FieldsLost(fields_lost(desired, answer))
 
 
-def fields_lost(desired: Json, kept: Json) -> str:
+def fields_lost(desired: Json, stored: Json) -> str:
     """Return a sentence about the fields that the API server has dropped."""
-    names = sorted({path.rsplit(".", 1)[-1] for path in lost(desired["spec"], kept.get("spec"))})
+    names = sorted({path.rsplit(".", 1)[-1] for path in lost(desired["spec"], stored.get("spec"))})
     gates = "DRAConsumableCapacity"
     if names == ["taints"]:
         gates = "DRADeviceTaints"

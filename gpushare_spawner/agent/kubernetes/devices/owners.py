@@ -189,7 +189,7 @@ class DeviceGrant:
     """
 
 
-class HeldDevices:
+class AllocatedDevices:
     """The devices of all GPUs. A session's devices are in its record; only grants without a session are stored here."""
 
     def __init__(

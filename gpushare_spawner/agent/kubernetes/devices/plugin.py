@@ -19,7 +19,7 @@ import grpc.aio
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
-from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, HeldDevices, preferred
+from gpushare_spawner.agent.kubernetes.devices.owners import AllocatedDevices, DevicesRefused, preferred
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletAssignments, PodResources
 from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSockets, Identity, News, socket_identity
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
@@ -231,7 +231,7 @@ class DevicePlugins:
     def __init__(
         self,
         node: Node,
-        held: HeldDevices,
+        allocated: AllocatedDevices,
         allocation: ContainerResponses,
         cdi: CdiNames,
         folder: Path,
@@ -244,7 +244,7 @@ class DevicePlugins:
         `end` ends a session. `registered`: called at each registration.
         """
         self._rounds = node.rounds
-        self._held = held
+        self._allocated = allocated
         self._allocation = allocation
         self._cdi = cdi
         self._kubelet = kubelet
@@ -279,7 +279,7 @@ class DevicePlugins:
     def _plugin(self, gpu: Gpu) -> DevicePlugin:
         return DevicePlugin(
             resource_name(gpu.index),
-            offered=lambda: self._held.offered(gpu.uuid),
+            offered=lambda: self._allocated.offered(gpu.uuid),
             healthy=lambda: self._rounds.healthy(gpu.uuid),
             grant=lambda devices: self._grant(gpu, devices),
         )
@@ -291,9 +291,9 @@ class DevicePlugins:
         # There is no await from here on, so the counts stay valid.
         if (trouble := self._rounds.trouble(gpu.uuid)) is not None:
             raise DevicesRefused(trouble)
-        self._held.check(gpu.uuid, devices)
-        for session in self._held.holders(gpu.uuid, devices):
+        self._allocated.check(gpu.uuid, devices)
+        for session in self._allocated.holders(gpu.uuid, devices):
             self._end(session, "the kubelet gave its devices to another pod")
-        grant = self._held.grant(gpu.uuid, devices)
+        grant = self._allocated.grant(gpu.uuid, devices)
         self._kubelet.soon()
-        return self._allocation.answer(gpu, self._held.folder_of(grant), cdi_name)
+        return self._allocation.answer(gpu, self._allocated.folder_of(grant), cdi_name)

@@ -21,7 +21,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 
-from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices
+from gpushare_spawner.agent.kubernetes.devices.owners import AllocatedDevices
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod
 from gpushare_spawner.agent.session_records import PodOwner, SessionRecord
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
@@ -51,7 +51,9 @@ from gpushare_spawner.model.share import Tier, units_on, voids_idle_action
 log = logging.getLogger(__name__)
 
 
-def follow_share(session: Session, annotated: SessionAnnotations, held: HeldDevices, registry: SessionRegistry) -> None:
+def follow_share(
+    session: Session, annotated: SessionAnnotations, allocated: AllocatedDevices, registry: SessionRegistry
+) -> None:
     """Decide on a share change that the service wrote to a pod's annotations. An answered request needs no action.
 
     `held` also contains grants without a session.
@@ -65,7 +67,7 @@ def follow_share(session: Session, annotated: SessionAnnotations, held: HeldDevi
         for gpu in session.gpus:
             units, free = (
                 units_on(gpu.uuid, request.gpus, change.share_units, change.last_units),
-                held.free_for(session, gpu),
+                allocated.free_for(session, gpu),
             )
             if units > max(request.on(gpu.uuid, before), free):
                 message = (

@@ -1,9 +1,9 @@
 """Sessions of pods: reconciles the pods of the API server with the device assignments of the kubelet.
 
-There are three inputs, each with its own delay: the grants of Allocate calls (`HeldDevices`), the kubelet's list of
-devices by pod (`KubeletList`), and the pods with their annotations (pod_watch.py). `PodReconciler` compares them after
-each change until they agree. It does not rely on the order of events. `PodSockets` listens on one socket per grant, or
-on one socket for the claim.
+There are three inputs, each with its own delay: the grants of Allocate calls (`AllocatedDevices`), the kubelet's list
+of devices by pod (`KubeletList`), and the pods with their annotations (pod_watch.py). `PodReconciler` compares them
+after each change until they agree. It does not rely on the order of events. `PodSockets` listens on one socket per
+grant, or on one socket for the claim.
 
 For about a second after its start, the kubelet lists nothing, so an empty list frees nothing during that time.
 annotations.py handles the tiers, notices and shares in annotations.
@@ -26,7 +26,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gpushare_spawner.agent.kubernetes.devices import owners
-from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices, devices_for
+from gpushare_spawner.agent.kubernetes.devices.owners import AllocatedDevices, devices_for
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import DeviceIds, KubeletAssignments, PodKey
 from gpushare_spawner.agent.kubernetes.pods.annotations import (
     AnnotationWriter,
@@ -143,9 +143,9 @@ TRUST_KUBELET_AFTER = 10.0
 class KubeletList:
     """The kubelet's last list, and the time since which pods of sessions have been missing from it."""
 
-    def __init__(self, held: HeldDevices, warnings: EachOnce, clock: Callable[[], float]) -> None:
-        """`held` contains the devices of this agent. `clock` returns the event loop's time in seconds."""
-        self._held = held
+    def __init__(self, allocated: AllocatedDevices, warnings: EachOnce, clock: Callable[[], float]) -> None:
+        """`allocated` contains the devices of this agent. `clock` returns the event loop's time in seconds."""
+        self._allocated = allocated
         self._warnings = warnings
         self._clock = clock
         self._listed: dict[PodKey, dict[str, DeviceIds]] = {}
@@ -194,14 +194,14 @@ class KubeletList:
     def _free_unclaimed(self, now: float) -> None:
         """Free allocated devices that no pod has."""
         listed = {ids for devices in self._listed.values() for given in devices.values() for ids in given}
-        for grant in list(self._held.pending.values()):
+        for grant in list(self._allocated.pending.values()):
             age = now - grant.made_at
             if grant.devices not in listed and (age > GONE_AFTER or not grant.requested):
                 log.info(
                     "%d allocated devices of GPU %s have no pod; they are free again", len(grant.devices), grant.gpu
                 )
-                self._held.forget(grant)
-        self._held.remove_unknown_folders(listed)
+                self._allocated.forget(grant)
+        self._allocated.remove_unknown_folders(listed)
 
     def _by_gpu(self, resources: Mapping[str, DeviceIds]) -> dict[str, DeviceIds]:
         """Return a pod's devices of this agent, by GPU."""
@@ -212,7 +212,7 @@ class KubeletList:
             for ids in given:
                 parts: dict[str, set[str]] = {}
                 for device in ids:
-                    gpu = self._held.gpu_of(device)
+                    gpu = self._allocated.gpu_of(device)
                     if gpu is None:
                         self._warnings.about(
                             f"device {device} of {resource} belongs to a GPU that this agent does not have (any more)"
@@ -240,16 +240,16 @@ class PodReconciler:
     """Keeps the node's sessions in sync with its pods."""
 
     def __init__(
-        self, node: Node, pods: Pods, api: ClusterApi, held: HeldDevices, ask_kubelet: Callable[[], None]
+        self, node: Node, pods: Pods, api: ClusterApi, allocated: AllocatedDevices, ask_kubelet: Callable[[], None]
     ) -> None:
         """`ask_kubelet` reads the kubelet's list soon and passes it to `take_assignments`."""
         self._node = node
         self._ask_kubelet = ask_kubelet
         self._pods = pods
-        self._held = held
+        self._allocated = allocated
         self._loop = asyncio.get_running_loop()
         self._warnings = EachOnce(log)
-        self._listed = KubeletList(held, self._warnings, self._loop.time)
+        self._listed = KubeletList(allocated, self._warnings, self._loop.time)
         self._writer = AnnotationWriter(api, self._pod_of, self._needed_patch, self._written, self.changed)
         self._reconciling = Soon(self._reconcile)
 
@@ -321,7 +321,7 @@ class PodReconciler:
             # The API server showed the pod late. It is the same pod, and its folders are mounted.
             self._node.registry.end(session.id, "its pod is now known", keep_folders=True)
         # Until a session holds these devices, the grants count as in use.
-        grants = [self._held.listed_grant(gpu, ids) for gpu, given in devices.items() for ids in given]
+        grants = [self._allocated.listed_grant(gpu, ids) for gpu, given in devices.items() for ids in given]
         age = self._loop.time() - max(grant.made_at for grant in grants)
         if pod is None:
             listed_at = self._pods.listed_at
@@ -335,7 +335,7 @@ class PodReconciler:
                 if age < UNSEEN_AFTER:
                     self._check_again(1.0)
                     return
-            record = foreign_record(key, devices, self._held.unit_size, self._node.wall_clock())
+            record = foreign_record(key, devices, self._allocated.unit_size, self._node.wall_clock())
             self._warnings.about(
                 f"pod {key[0]}/{key[1]} holds devices of this agent "
                 + (
@@ -355,11 +355,11 @@ class PodReconciler:
             self._warnings.about(f"pod {key[0]}/{key[1]} claims session {record.request.id}, which a newer pod holds")
             return
         assert record.pod is not None
-        record.pod.folders = self._held.folders_of(record.pod.grants)
+        record.pod.folders = self._allocated.folders_of(record.pod.grants)
         self._node.registry.add_and_listen(record)
         for gpu, given in devices.items():
             for ids in given:
-                self._held.drop_pending(gpu, ids)
+                self._allocated.drop_pending(gpu, ids)
         indices = ", ".join(str(self._node.gpus[gpu].index) for gpu in record.request.gpus)
         log.info("session %s is pod %s/%s: %s on GPU %s", record.request.id, *key, record.request.share, indices)
 
@@ -377,10 +377,10 @@ class PodReconciler:
         for gpu, given in devices.items():
             for grant in given:
                 if gpu in listed:
-                    self._held.drop_pending(gpu, grant)
+                    self._allocated.drop_pending(gpu, grant)
                 else:
                     # These devices do not belong to the session, and they are not free.
-                    self._held.listed_grant(gpu, grant)
+                    self._allocated.listed_grant(gpu, grant)
 
     def _record(
         self, pod: Pod, annotated: SessionAnnotations | None, devices: Mapping[str, DeviceIds]
@@ -388,7 +388,7 @@ class PodReconciler:
         now = self._node.wall_clock()
         key = (pod.namespace, pod.name)
         if annotated is None:
-            return foreign_record(key, devices, self._held.unit_size, now, pod.uid)
+            return foreign_record(key, devices, self._allocated.unit_size, now, pod.uid)
         if set(annotated.gpus) != set(devices):
             self._warnings.about(
                 f"pod {pod.namespace}/{pod.name} is annotated with GPUs {', '.join(annotated.gpus)} and holds devices "
@@ -400,11 +400,11 @@ class PodReconciler:
                 placed = units_on(gpu, annotated.gpus, annotated.share_units, annotated.last_units)
             elif gpu != annotated.gpus[0]:
                 continue  # only the units on the first GPU before the change are known
-            expected = devices_for(placed, self._held.unit_size)
+            expected = devices_for(placed, self._allocated.unit_size)
             if len(ids) != expected:
                 self._warnings.about(
                     f"pod {pod.namespace}/{pod.name} holds {len(ids)} devices of GPU {self._node.gpus[gpu].index}; a "
-                    f"share of {placed} is {expected} of {self._held.unit_size} units each: hub and agent "
+                    f"share of {placed} is {expected} of {self._allocated.unit_size} units each: hub and agent "
                     "must have the same unit size"
                 )
         try:
@@ -413,7 +413,7 @@ class PodReconciler:
             self._warnings.about(
                 f"pod {pod.namespace}/{pod.name}: its annotations are not valid: {error.errors()[0]['msg']}"
             )
-            return foreign_record(key, devices, self._held.unit_size, now, pod.uid)
+            return foreign_record(key, devices, self._allocated.unit_size, now, pod.uid)
 
     def _annotated(self, pod: Pod | None) -> SessionAnnotations | None:
         if pod is None:
@@ -445,7 +445,7 @@ class PodReconciler:
         registry = self._node.registry
         follow_tier(session, annotated, pod.annotations, registry)
         registry.controls.follow(session, annotated.controls, annotated.messages, annotated.answers)
-        follow_share(session, annotated, self._held, registry)
+        follow_share(session, annotated, self._allocated, registry)
         if annotated.stop_processes != session.to_stop:
             self._node.enforcer.stop(session, annotated.stop_processes)
         self._writer.patch_if_needed(session)

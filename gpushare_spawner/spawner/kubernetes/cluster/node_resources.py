@@ -212,11 +212,11 @@ class ClusterResources:
 
     def _watch(self) -> None:
         running = ",".join(f"status.phase!={ended}" for ended in FINISHED)
-        keep = functools.partial(kept_pod, with_facts=self._keeps_facts)
-        keep_node = functools.partial(kept_node, with_facts=self._keeps_facts)
+        trim_pod = functools.partial(trimmed_pod, with_facts=self._keeps_facts)
+        trim_node = functools.partial(trimmed_node, with_facts=self._keeps_facts)
         changed, log, fields = self._on_change, self._log, {"fieldSelector": running}
-        self._nodes = Watched(self._api, "/api/v1/nodes", "the nodes of the cluster", keep_node, None, changed, log)
-        self._pods = Watched(self._api, "/api/v1/pods", "the pods of the cluster", keep, fields, changed, log)
+        self._nodes = Watched(self._api, "/api/v1/nodes", "the nodes of the cluster", trim_node, None, changed, log)
+        self._pods = Watched(self._api, "/api/v1/pods", "the pods of the cluster", trim_pod, fields, changed, log)
         self._nodes.start()
         self._pods.start()
 
@@ -296,7 +296,7 @@ def _add(amounts: dict[str, Requested], node: str, requested: Requested, sign: i
         del amounts[node]
 
 
-def kept_node(node: Object, with_facts: bool = False) -> Object:
+def trimmed_node(node: Object, with_facts: bool = False) -> Object:
     """Return the parts of a node to store. ``with_facts``: include the data that other sharing layers publish."""
     status = node.get("status") or {}
     allocatable = status.get("allocatable") or {}
@@ -315,7 +315,7 @@ def kept_node(node: Object, with_facts: bool = False) -> Object:
     }
 
 
-def kept_pod(pod: Object, with_facts: bool = False) -> Object:
+def trimmed_pod(pod: Object, with_facts: bool = False) -> Object:
     """Return the parts of a pod to store: full pods would take much memory and expose all environments.
 
     ``with_facts``: include the data that other sharing layers publish.

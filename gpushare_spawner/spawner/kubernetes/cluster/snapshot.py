@@ -420,7 +420,7 @@ class ClusterSnapshots:
         token = annotation(pod, RESERVATION)
         if before is not None and (before.uid, before.version, before.odd) == (uid, version, False):
             return before
-        pod = self._identities.keep(pod)
+        pod = self._identities.with_first(pod)
         try:
             allocation, notice = self._parsed(pod)
         except (AnnotationProblem, ValueError) as problem:

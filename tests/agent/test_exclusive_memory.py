@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gpushare_spawner.agent import session_limit
-from gpushare_spawner.agent.session_limit import HELD_AT_MOST, MemoryHolds
+from gpushare_spawner.agent.session_limit import EXCLUSIVE_AT_MOST, ExclusiveMemory
 from gpushare_spawner.model.frames import Feature, Frame, Kind, Role
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, SECOND, Peer
@@ -19,28 +19,28 @@ GRANTED = 0
 
 def test_hold_is_against_all_others_on_its_gpu_until_the_last_step_ends() -> None:
     over = list[str]()
-    holds = MemoryHolds(lambda: 0.0, over.append)
-    with holds.hold("GPU-1", "ann"):
-        with holds.hold("GPU-1", "ann"):
-            assert holds.against("GPU-1", "ben")
-            assert not holds.against("GPU-1", "ann")
-            assert not holds.against("GPU-2", "ben")
-            with holds.hold("GPU-1", "ben"):
-                assert holds.against("GPU-1", "ann")
-        assert holds.against("GPU-1", "ben")
-    assert not holds.against("GPU-1", "ben")
+    exclusive_memory = ExclusiveMemory(lambda: 0.0, over.append)
+    with exclusive_memory.exclusive("GPU-1", "ann"):
+        with exclusive_memory.exclusive("GPU-1", "ann"):
+            assert exclusive_memory.excludes("GPU-1", "ben")
+            assert not exclusive_memory.excludes("GPU-1", "ann")
+            assert not exclusive_memory.excludes("GPU-2", "ben")
+            with exclusive_memory.exclusive("GPU-1", "ben"):
+                assert exclusive_memory.excludes("GPU-1", "ann")
+        assert exclusive_memory.excludes("GPU-1", "ben")
+    assert not exclusive_memory.excludes("GPU-1", "ben")
     assert over == ["GPU-1"] * 3
 
 
 def test_hold_that_lasts_too_long_keeps_nobody_waiting() -> None:
     now = 0.0
-    holds = MemoryHolds(lambda: now, lambda gpu: None)
-    with holds.hold("GPU-1", "ann"):
-        now = HELD_AT_MOST - 1
-        with holds.hold("GPU-1", "ann"):
-            assert holds.against("GPU-1", "ben")
-            now = HELD_AT_MOST
-            assert not holds.against("GPU-1", "ben")
+    exclusive_memory = ExclusiveMemory(lambda: now, lambda gpu: None)
+    with exclusive_memory.exclusive("GPU-1", "ann"):
+        now = EXCLUSIVE_AT_MOST - 1
+        with exclusive_memory.exclusive("GPU-1", "ann"):
+            assert exclusive_memory.excludes("GPU-1", "ben")
+            now = EXCLUSIVE_AT_MOST
+            assert not exclusive_memory.excludes("GPU-1", "ben")
 
 
 async def reserving(agent: Agent) -> Peer:
@@ -63,10 +63,10 @@ async def reserved(peer: Peer) -> tuple[int, int, int]:
 
 async def test_allocation_waits_until_the_free_memory_is_nobodys(agent: Agent) -> None:
     peer = await reserving(agent)
-    with agent.node.holds.hold(FIRST.uuid, "ann"):
+    with agent.node.exclusive_memory.exclusive(FIRST.uuid, "ann"):
         reserve(peer, GIB, 1)
         await peer.quiet()
-        with agent.node.holds.hold(SECOND.uuid, "ann"):
+        with agent.node.exclusive_memory.exclusive(SECOND.uuid, "ann"):
             pass
         await peer.quiet()
     added, result, number = await reserved(peer)
@@ -77,10 +77,10 @@ async def test_process_that_waits_is_told_in_time_to_ask_again_and_is_refused_no
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_limit, "ASK_AGAIN", 0.05)
-    monkeypatch.setattr(session_limit, "HELD_AT_MOST", 0.12)
+    monkeypatch.setattr(session_limit, "EXCLUSIVE_AT_MOST", 0.12)
     peer = await reserving(agent)
     numbers = []
-    with agent.node.holds.hold(FIRST.uuid, "ann"):
+    with agent.node.exclusive_memory.exclusive(FIRST.uuid, "ann"):
         for number in range(1, 10):
             reserve(peer, GIB, number)
             added, result, answered = await reserved(peer)
@@ -96,7 +96,7 @@ async def test_process_that_waits_is_told_in_time_to_ask_again_and_is_refused_no
 
 async def test_process_that_connects_while_memory_is_held_gets_nothing_in_advance(agent: Agent) -> None:
     peer = await reserving(agent)
-    with agent.node.holds.hold(FIRST.uuid, "ann"):
+    with agent.node.exclusive_memory.exclusive(FIRST.uuid, "ann"):
         peer.send(Kind.RESERVE, 100 * MIB, 100 * MIB, 0, 0, 0, gpu=FIRST.uuid)
         assert (await reserved(peer))[0] == 100 * MIB
 
