@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 from benchmarks.quota_reclaim import ROUND_SECONDS, Cluster, Machines, disturbed_ratio, waiting
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.request import workload_of
 from gpushare_spawner.placement.strategy import StrandingAwareFgd
@@ -247,12 +247,16 @@ class Simulation:
         self._later(self._chance.expovariate(1 / PAUSE_SECONDS), "comes", session)
 
     async def _pass_over_the_queue(self) -> None:
-        """One pass, as `spawner.queue.reservations` makes it."""
+        """One pass, as `spawner.queue.reservations` makes it, over the first waiting spawns of each share."""
         self._quotas.bring_up_to_date(self.capacity)
         self._queue.arrange(self._quotas.order(self._queue))
         placer = Placer(self._check(), self._feed, self._queue, "the simulation")
         breaks = LoopBreaks()
+        waits: set[Share] = set()
         for ticket in self._queue:
+            # only the first spawn that waits for a share holds GPUs
+            if ticket.request.share in waits:
+                continue
             admission = self._quotas.admission(ticket.request.tenant, ticket.request.template)
             assert admission is not None
             assert not isinstance(admission.refused, LimitExceeded)
@@ -262,6 +266,7 @@ class Simulation:
                 self._quotas.admitted(admission)
             else:
                 await placer.hold(ticket, breaks)
+                waits.add(ticket.request.share)
         self._quotas.note_use()
 
     def _round_at(self, at: float) -> None:

@@ -130,6 +130,8 @@ class Exchanging:
     """Sort key: the first session to give comes first."""
     last_units: int = 0
     """Units of its share on the last GPU if these are fewer; 0: as many."""
+    in_quota: bool = False
+    """Whether it gives only to other sessions in quota, and only if none over quota can."""
 
     def on(self, gpu: str) -> int:
         """Return its units on one of its GPUs."""
@@ -155,11 +157,6 @@ class Exchanging:
         """Units that it can give on each GPU of `giving`."""
         return self.units - (max(self.least, self.last_units) if self.units > self.last_units else self.least)
 
-    def can_give(self, gpu: str) -> bool:
-        """Return whether it can give units of one of its GPUs."""
-        enough = self.units - self.least >= LEAST_EXCHANGED
-        return enough and (not self.last_units or (self.spare >= LEAST_EXCHANGED and gpu in self.giving))
-
 
 def exchanged(sessions: Iterable[Exchanging], excess: Mapping[str, float], free: Mapping[str, int]) -> dict[str, int]:
     """Return the sessions with other units than now, and these units.
@@ -177,10 +174,11 @@ def exchanged(sessions: Iterable[Exchanging], excess: Mapping[str, float], free:
         lacking = sorted((units, account) for account, units in trade.balance.items() if units <= -LEAST_EXCHANGED)
         paths = ((account, trade.path(account)) for _, account in lacking if account not in stuck)
         account, path = next((found for found in paths if found[1]), ("", []))
-        if not path:
+        if path:
+            stuck |= set() if trade.make(path) else {account}
+        elif trade.in_quota:
             break
-        if not trade.make(path):
-            stuck.add(account)
+        trade.in_quota = not path
     return {session.session: session.units for session in in_order if session.units != before[session.session]}
 
 
@@ -193,6 +191,8 @@ class _Trade:
 
     def __init__(self, sessions: Sequence[Exchanging], excess: Mapping[str, float], free: Mapping[str, int]) -> None:
         self.balance = defaultdict(float, excess)
+        self.in_quota = False
+        """Whether sessions in quota exchange, as no others can."""
         self._free = dict(free)
         self._named = {session.session: session for session in sessions}
         self._by_account: defaultdict[str, list[Exchanging]] = defaultdict(list)
@@ -270,11 +270,11 @@ class _Trade:
         For a session on several GPUs, one of an account with excess units gives where the new account has no session.
         """
         for taker in self._by_account[account]:
-            if taker.most - taker.units < LEAST_EXCHANGED:
+            if taker.most - taker.units < LEAST_EXCHANGED or taker.in_quota < self.in_quota:
                 continue
             if len(taker.gpus) == 1:
                 for giver in self._by_gpu[taker.gpus[0]]:
-                    if giver.account not in reached and giver.can_give(taker.gpus[0]):
+                    if giver.account not in reached and self._can_give(giver, taker.gpus[0]):
                         yield giver.account, (taker, (giver,))
             elif taker.room >= LEAST_EXCHANGED:
                 able = [self._givers(gpu, taker) for gpu in taker.getting if self._free.get(gpu, 0) < LEAST_EXCHANGED]
@@ -289,6 +289,12 @@ class _Trade:
         found: dict[str, Exchanging] = {}
         others = {giver.session: len(set(giver.gpus).difference(taker.gpus)) for giver in self._by_gpu[gpu]}
         for session in sorted(self._by_gpu[gpu], key=lambda giver: (giver.rank[:1], others[giver.session])):
-            if session.account != taker.account and session.can_give(gpu):
+            if session.account != taker.account and self._can_give(session, gpu):
                 found.setdefault(session.account, session)
         return found
+
+    def _can_give(self, session: Exchanging, gpu: str) -> bool:
+        """Return whether a session can give units of one of its GPUs."""
+        if session.in_quota > self.in_quota or session.units - session.least < LEAST_EXCHANGED:
+            return False
+        return not session.last_units or (session.spare >= LEAST_EXCHANGED and gpu in session.giving)

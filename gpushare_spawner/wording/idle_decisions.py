@@ -65,7 +65,7 @@ def kept_by_short_work(rule: UseRule) -> str:
 
 
 def _reclaimed(action: IdleAction, share: Share) -> str:
-    why = "This session is over quota, and others are entitled to its units by their quotas."
+    why = "Others are entitled to units of this session by their quotas."
     match action.tier:
         case Tier.STOPPED:
             stops = f"After {duration(action.after)} without activity, this server is stopped. {_VARIABLES_LOST}"

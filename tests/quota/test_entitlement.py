@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -84,6 +85,17 @@ def test_small_differences_and_sessions_in_quota_are_left_alone() -> None:
 def test_units_that_no_spawn_needs_are_given_first() -> None:
     sessions = [session("x", "a", "g", 60), session("y", "b", "g", 20)]
     assert exchanged(sessions, {"a": 10, "b": -30}, {"g": 20}) == {"x": 50, "y": 50}
+
+
+def test_a_session_in_quota_gives_only_to_one_in_quota_and_only_if_none_over_quota_can() -> None:
+    def beside(*over_quota: str) -> list[Exchanging]:
+        here = [session("x", "a", "g", 60), session("y", "b", "g", 10), session("z", "a", "g", 30)]
+        return [replace(each, in_quota=each.session not in over_quota) for each in here]
+
+    assert exchanged(beside(), {"a": 40, "b": -40}, {}) == {"x": 20, "y": 50}
+    assert exchanged(beside("y"), {"a": 40, "b": -40}, {}) == {}
+    assert exchanged(beside("z"), {"a": 40, "b": -40}, {}) == {"x": 50, "y": 50, "z": 0}
+    assert exchanged(beside("y", "z"), {"a": 40, "b": -40}, {}) == {"y": 40, "z": 0}
 
 
 def of_accounts(sessions: Sequence[Exchanging]) -> Counter[str]:

@@ -330,7 +330,7 @@ async def test_a_session_is_told_makes_way_and_gets_its_units_back(
     notice = full.sessions["guest0"].notice
     assert notice is not None
     assert (notice.tier, notice.at, notice.cause) == (Tier.RELEASED, clock() + MINUTE, IdleCause.RECLAIM)
-    assert "others are entitled to its units by their quotas" in notice.reason
+    assert "Others are entitled to units of this session by their quotas" in notice.reason
     full.work("guest0")  # too late: no work averts it
     clock.forward(MINUTE)
     full.asked.clear()
@@ -758,6 +758,27 @@ def test_the_exchange_of_sessions_on_several_gpus_reaches_the_entitlements_and_e
         assert before in (None, got)
         before = got
     assert before == {"pair": 20, "mia": 80, "zoe": 80}
+
+
+def test_a_session_in_quota_gets_its_units_from_one_in_quota_of_an_account_with_more_than_its_entitlement(
+    agent: FakeAgent, clock: Clock
+) -> None:
+    share(agent, "mia", units=100, guaranteed_units=0, borrowed_units=100, quota="group:ml", gpu_busy=True)
+    share(agent, "guest", units=100, gpu_busy=True, opened_at=1.0)
+    share(agent, "second", units=100, gpu=1, gpu_busy=True, opened_at=2.0)
+    rules = Quotas.model_validate({"groups": {"ml": {"guarantee": 1}, "guests": {"guarantee": 1}}})
+    exempt = Exemption(until=clock() + 2 * HOUR, by="root")
+    agent.change("guest", exemption=exempt)
+    assert kept(now_needed(agent, [], clock() + HOUR, rules)) == {}
+    agent.change("guest", exemption=None)
+    # guests keep their guarantee: that is on the other GPU
+    assert kept(now_needed(agent, [], clock() + HOUR, rules)) == {"guest": 0}
+    agent.change("guest", effective_units=0, guaranteed_units=0, borrowed_units=100, **LIMITED)
+    agent.change("mia", guaranteed_units=100)
+    assert kept(now_needed(agent, [], clock() + HOUR, rules)) == {"guest": 0}
+    agent.sessions.pop("second")
+    found = now_needed(agent, [], clock() + HOUR, rules)
+    assert (kept(found), found.free_again) == ({}, frozenset({"guest"}))
 
 
 async def test_units_that_nobody_else_needs_are_given_back_while_the_session_still_yields(

@@ -84,7 +84,7 @@ def test_no_cell_is_promised_to_restore_a_share_that_is_kept_for_others(
 )
 def test_the_reason_says_that_the_session_is_over_quota(tier: Tier, units: int, after: float, said: str) -> None:
     text = explained(IdleAction(tier, units, 0.0, after, IdleCause.RECLAIM), Share(50))
-    why = "This session is over quota, and others are entitled to its units by their quotas. "
+    why = "Others are entitled to units of this session by their quotas. "
     assert text.startswith("Somebody within their quota waits for this GPU. " if tier is Tier.STOPPED else why)
     assert said in text
 

@@ -99,12 +99,12 @@ def pressure(
     excess = _excess(usage.accounts, [*reports, *silent], asking)
     if not asking and not yielding and min(excess.values(), default=0.0) > -LEAST_EXCHANGED:
         return NO_PRESSURE
-    ledger = LedgerFeed().follow(reports)
+    ledger, use = LedgerFeed().follow(reports), use or RecentUse()
     gpus = SupposedGpus(ledger)
     can_make_way = list(_can_make_way(usage, reports, templates, now))
     over_quota = [
         candidate
-        for candidate in _over_quota(quotas, usage, can_make_way, now, use or RecentUse())
+        for candidate in _over_quota(quotas, usage, can_make_way, now, use)
         if ledger.node_of(candidate.session) == candidate.node
     ]
     kept = reclaimed(in_quota, over_quota, gpus)
@@ -125,9 +125,16 @@ def pressure(
             needs.setdefault(session.id, UnitsNeeded(session.effective_units, rules))
         elif not _server_starts(session, report):
             free_again.add(session.id)
-    givers = {session.session: session for session in over_quota if session.had_minimum_run}
-    limited = {session.id for _, session, _ in can_make_way} - needs.keys()
-    exchange = Exchange(ledger, usage.accounts, excess, givers, limited)
+    beyond = [
+        (report, session, template)
+        for report, session, template in _can_make_way(usage, reports, templates, now, in_quota=True)
+        if excess[usage.accounts.find(session.quota, session.user).key] + session.most_units - session.effective_units
+        >= LEAST_EXCHANGED
+    ]
+    able = [*over_quota, *_over_quota(quotas, usage, beyond, now, use)]
+    givers = {session.session: session for session in able if session.had_minimum_run}
+    limited = {session.id for _, session, _ in [*can_make_way, *beyond]} - needs.keys()
+    exchange = Exchange(ledger, usage, excess, givers, limited)
     for name, units in exchange.limits(reports, [*reclaiming, *lacking]):
         needs[name] = UnitsNeeded(units, never_stopped)
         free_again.discard(name)
@@ -199,13 +206,13 @@ class Exchange:
     def __init__(
         self,
         ledger: Ledger,
-        accounts: QuotaAccounts,
+        usage: QuotaUsage,
         excess: Mapping[str, float],
         givers: Mapping[str, OverQuota],
         limited: Set[str],
     ) -> None:
         self._ledger = ledger
-        self._accounts = accounts
+        self._usage = usage
         self._excess = excess
         self._givers = givers
         self._limited = limited
@@ -266,11 +273,12 @@ class Exchange:
 
     def _exchanging(self, session: SessionReport, able: bool) -> Exchanging:
         """Return a session of the exchange. ``able``: whether all its GPUs take part."""
-        account, units = self._accounts.find(session.quota, session.user).key, self._ledger.guaranteed(session.id)
+        account = self._usage.accounts.find(session.quota, session.user).key
+        units, in_quota = self._ledger.guaranteed(session.id), self._usage.in_quota(session.id)
         held, most = self._ledger.allocations[session.id], max(units, session.most_units) if able else units
         giver = self._givers.get(session.id) if able and session.id in self._limited else None
         least, rank = (min(units, giver.steps[-1]), (giver.priority, *giver.rank)) if giver is not None else (units, ())
-        return Exchanging(session.id, account, held.gpus, units, most, least, rank, held.last_units)
+        return Exchanging(session.id, account, held.gpus, units, most, least, rank, held.last_units, in_quota)
 
 
 @dataclass(frozen=True)
@@ -284,13 +292,13 @@ class ReclaimingSpawn:
 
 
 def _can_make_way(
-    usage: QuotaUsage, reports: Sequence[Report], templates: Mapping[str, Template], now: float
+    usage: QuotaUsage, reports: Sequence[Report], templates: Mapping[str, Template], now: float, in_quota: bool = False
 ) -> Iterator[tuple[Report, SessionReport, Template | None]]:
-    """Yield the sessions over quota. In a dry run a session keeps its units, but others can make way."""
+    """Yield the sessions over quota, or in quota. In a dry run a session keeps its units, but others can make way."""
     each = SessionTemplates.of(templates)
     for report in reports:
         for session in report.sessions:
-            if not session.confirmed or not session.gpus or usage.in_quota(session.id):
+            if not session.confirmed or not session.gpus or usage.in_quota(session.id) != in_quota:
                 continue
             template = each.of_user(session.template, session.user)
             if not exempts(session.exemption, now) and (
