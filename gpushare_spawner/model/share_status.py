@@ -234,6 +234,12 @@ class ShareStatus:
         return borrowed_in_use(self.share_units, self.borrowed_units, self.guaranteed_units)
 
     @property
+    def last_borrowed_now(self) -> int:
+        """The borrowed units on the last GPU, if the share has fewer units there."""
+        last, owned = self.last_units, self.share_units - self.borrowed_units
+        return borrowed_in_use(last, max(0, last - owned), min(last, self.guaranteed_units))
+
+    @property
     def guaranteed_now(self) -> int:
         """The part of `guaranteed_units` that no other session can reclaim."""
         return self.guaranteed_units - self.borrowed_now

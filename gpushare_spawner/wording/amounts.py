@@ -77,6 +77,14 @@ def gpu_share(units: int, gpus: int = 1, last: int = 0) -> str:
     return f"{number_of_gpus(units, gpus)} {'GPUs' if whole and units * gpus > UNITS_PER_GPU else 'GPU'}"
 
 
+def borrowed_share(units: int, gpus: int, share_last: int, last: int) -> str:
+    """Return borrowed units as a share: 70 on a whole GPU and 20 of another's 50 -> "0.70 + 0.20 GPU".
+
+    ``share_last``: units of the share on the last GPU if these are fewer, else 0; ``last``: the borrowed ones of them.
+    """
+    return gpu_share(units, gpus - 1 if share_last and not last else gpus, last)
+
+
 def number_of_gpus(units: int, gpus: int = 1) -> str:
     """Return the number of `gpu_share` without its unit: 25 -> "0.25", 100 -> "1", 0 -> "0"."""
     count = units * gpus / UNITS_PER_GPU

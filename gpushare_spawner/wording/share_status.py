@@ -13,6 +13,7 @@ from gpushare_spawner.model.layers import Layer
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.model.share_status import ControlsStatus, GpuStatus, LimitHit, ShareStatus
 from gpushare_spawner.wording.amounts import (
+    borrowed_share,
     clock,
     elapsed,
     gpu_share,
@@ -155,12 +156,17 @@ def line(status: ShareStatus) -> str:
     if status.lease == "waiting":
         parts.append("waiting for the GPU")
     if status.borrowed_now:
-        parts.append(f"{gpu_share(status.borrowed_now, gpus)} borrowed")
+        parts.append(f"{borrowed_now(status)} borrowed")
     if status.controls is not None and status.controls.keep_until is not None:
         parts.append("kept")
     if status.measured:
         parts.append(memory_of(status.memory_bytes, status.limit_bytes))
     return " · ".join(parts)
+
+
+def borrowed_now(status: ShareStatus) -> str:
+    """Return the borrowed units that the session still has."""
+    return borrowed_share(status.borrowed_now, status.gpu_count, status.last_units, status.last_borrowed_now)
 
 
 def _tier_in_short(status: ShareStatus) -> str:
@@ -186,8 +192,7 @@ def explanation(status: ShareStatus) -> str:
         )
     if status.borrowed_now:
         sentences.append(
-            f"{gpu_share(status.borrowed_now, gpus)} of {share} is borrowed from idle sessions and is reclaimed "
-            "when they work again."
+            f"{borrowed_now(status)} of {share} is borrowed from idle sessions and is reclaimed when they work again."
         )
     if _on_lent_units(status):
         sentences.append(f"Guaranteed: {guaranteed(status)}.")
@@ -354,7 +359,7 @@ def terms(status: ShareStatus) -> list[Term]:
     if not status.known:
         return []
     gpus, layer = status.gpu_count, other_layer(status.layer)
-    borrowed = f", {gpu_share(status.borrowed_now, gpus)} of it borrowed" if status.borrowed_now else ""
+    borrowed = f", {borrowed_now(status)} of it borrowed" if status.borrowed_now else ""
     rows = [Term("share", gpu_share(status.share_units, gpus, status.last_units) + borrowed)]
     if layer is None:
         rows += [Term("tier", _tier(status)), Term("guaranteed now", guaranteed(status))]

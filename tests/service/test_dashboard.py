@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from html import unescape
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,15 @@ def test_page_says_of_a_session_on_two_gpus_what_it_received_on_each() -> None:
     # a report of another length than the session's GPUs shows the sum only
     odd = two.model_copy(update={"delivered": total.model_copy(update={"gpus": tuple(time) * 2})})
     assert "GPU 0: received" not in plain(page(afternoon(odd)))
+
+
+@pytest.mark.parametrize(
+    ("borrowed", "said"), [(70, "0.70 + 0.20 GPU borrowed"), (40, "0.40 GPU borrowed"), (100, "1.50 GPU borrowed")]
+)
+def test_page_says_which_units_of_a_whole_gpu_and_half_of_another_are_borrowed(borrowed: int, said: str) -> None:
+    units: dict[str, Any] = {"share_units": 100, "effective_units": 100, "guaranteed_units": 100, "last_units": 50}
+    fay = session("fay", gpus=("GPU-1", "GPU-0"), borrowed_units=borrowed, **units)
+    assert f"active {said} " in plain(page(afternoon(fay)))
 
 
 def test_users_see_themselves_and_anonymous_totals() -> None:

@@ -182,6 +182,7 @@ def session_entry(
         "measured": session.gpu_use_known,
         "starting": not session.confirmed,
         "borrowed_units": session.borrowed_now,
+        "last_borrowed_units": session.on(session.gpus[-1]).borrowed_now if session.share.last_units else 0,
         "gpu_worked": session.gpu_busy or session.last_gpu_activity is not None,
         "gpu_idle_seconds": 0.0 if session.gpu_busy else max(0.0, now - decision.idle_since),
         "not_suspendable": stays(session.not_suspendable or "", session.suspended),
