@@ -339,7 +339,7 @@ class SessionLimit:
         return counted - fixed, fixed
 
     def accepted_anew(self, uuid: str) -> list[tuple[Connection, int, int]]:
-        """Return the processes whose memory counted by the arbiter has changed, with managed and plain bytes.
+        """Return the processes with changed memory as counted by the arbiter, with managed and plain bytes.
 
         Possible causes are a grant, memory that others have freed, and the driver's figures.
         """

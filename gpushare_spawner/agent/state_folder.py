@@ -4,7 +4,7 @@
 to it. `FolderLock` permits one agent per state folder. records.py handles the records themselves.
 
 `Discarded` holds unwanted folders with unknown contents, which are moved there immediately and removed in small steps.
-An earlier version of the agent gave each session's folder to the session's user, who could fill it with many files or
+An earlier version of the agent gave each session's folder to the session's user, so it could contain many files or
 deeply nested folders. Immediate removal could block the event loop or recurse too deeply. The code does not recurse,
 follow links or leave a folder to its former owner.
 """

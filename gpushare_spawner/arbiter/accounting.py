@@ -169,7 +169,7 @@ class Accounts:
         return account.lag - self._surplus() * account.weight
 
     def parts(self, sessions: Iterable[str]) -> dict[str, float]:
-        """Return each session's fraction of the GPU: by weight, and at most what it can use and its limit.
+        """Return each session's fraction of the GPU: by weight, at most its limit and its demand.
 
         The sum is 1.
         """
@@ -298,7 +298,7 @@ class Accounts:
                     if used + SHORT < UNUSED * received.get(name, 0.0):
                         self._forfeit(name)
             return
-        # The GPU was partly idle: each session received what it demanded, and none owes time for it.
+        # The GPU was partly idle: each session received its demand, and none owes time for it.
         for session in {*entitled, *errors}:
             account = self._accounts[session]
             estimate, right, error = booked.get(session, 0.0), entitled.get(session, 0.0), errors.get(session, 0.0)

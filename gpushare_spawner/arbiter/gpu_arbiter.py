@@ -425,7 +425,7 @@ class GpuArbiter:
         self._charging.recent_use.sample(since, until, busy)
         computing = [name for name, seconds in busy.items() if seconds > COMPUTING * (until - since)]
         if len(computing) > 1:
-            self._contended_at = self._roster.now  # regardless of what they report
+            self._contended_at = self._roster.now  # regardless of their reports
         for name in computing:
             self._roster.seen_at_work(name, since)
         return self._decide()
@@ -713,7 +713,7 @@ class GpuArbiter:
         return [PageOut(client.id, amount) for client, amount in orders if not client.session.suspendable]
 
     def _grant(self, client: Client, crowded: bool) -> LeaseGrant:
-        """Grant a lease to a client whose turn it is, with its prefetch, time slice and pace."""
+        """Grant a lease to the client that has its turn, with its prefetch, time slice and pace."""
         beside_others = bool(self._roster.staying)
         session, capacity = client.session, self._roster.vram_budget().for_managed
         suspendable = session.suspendable

@@ -78,7 +78,7 @@ class TimeLimits:
     def update(
         self, sessions: Mapping[str, ArbitratedSession], time_slices: TimeSliceLengths | None, now: float
     ) -> None:
-        """Set `at_limit` of the sessions, and begin the wait for others of those that can run again.
+        """Set `at_limit` of the sessions, and begin the wait for others of the sessions that can run again.
 
         `time_slices`: None if all fit into the memory. A run must be worth its hand-off.
         """

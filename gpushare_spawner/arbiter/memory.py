@@ -5,8 +5,8 @@ up to what fits. Clients are assumed to obey page-out orders until their reports
 the answer to an order, and only up to the order's bytes.
 
 The order of page-outs keeps page-ins of returning users short. Users do not notice a page-in of a few milliseconds,
-so it is better if many sessions lack a little than if a few lack everything. A session whose return takes noticeable
-time anyway is not delayed much more by the rest of its pages. schedule.py chooses the clients that run on the GPU.
+so it is better if many sessions lack a little than if a few lack everything. If a session's return takes noticeable
+time anyway, the rest of its pages does not delay it much more. schedule.py chooses the clients that run on the GPU.
 """
 
 from __future__ import annotations
@@ -257,10 +257,10 @@ def page_out_order(
 ) -> Iterator[tuple[Client, int]]:
     """Yield clients without a lease, with the maximum bytes that each pages out; a client can occur more than once.
 
-    First come idle clients whose page-in is already noticeable, with all their memory. Then come idle clients up to the
-    unnoticed amount, then all clients. Within each step the least recently used client comes first; waiting and parked
-    clients come last. `capacity`: bytes for managed pages. `page_in_bandwidth`: bytes per second. The client of a
-    suspendable session represents the session.
+    First come idle clients that already have a noticeable page-in, with all their memory. Then come idle clients up to
+    the unnoticed amount, then all clients. Within each step the least recently used client comes first; waiting and
+    parked clients come last. `capacity`: bytes for managed pages. `page_in_bandwidth`: bytes per second. The client of
+    a suspendable session represents the session.
     """
     order = sorted(clients, key=lambda client: (client.parked, client.waiting, client.last_used))
     idle = [

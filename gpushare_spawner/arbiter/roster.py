@@ -338,7 +338,7 @@ class Roster:
             client.turn_since = self.now
 
     def refuse_memory(self, client: Client) -> None:
-        """Remove the shortage of a client whose memory is refused."""
+        """Remove the shortage of a client that is refused memory."""
         client.stated_plain -= client.short
         self._set_short(client, 0)
         client.turn_since = None

@@ -25,7 +25,7 @@ class ArbiterSettings:
     overhead_bound: float = 0.025
     """Fraction of the GPU's time that forced hand-offs may cost in the long run: e in Q >= s/e. Above 0, below 1."""
     interactive_overhead_bound: float = 0.20
-    """The same while an interactive session waits: one that just returned from a pause, or has worked for at most
+    """The same while an interactive session waits. It has just returned from a pause, or has worked for at most
     `short_burst` since. At least `overhead_bound`, below 1."""
     min_time_slice: float = 0.1
     """Seconds for which an incoming session may use the GPU, after its page-in, before its time slice can end. The end
@@ -103,8 +103,8 @@ class ArbiterSettings:
     """Device memory that each connected process takes in addition to its allocations (its CUDA context: a few hundred
     MiB on a real GPU, none on a simulated GPU)."""
     exclusive: bool = False
-    """Whether only one session runs at a time, even if all fit: for benchmarks, and for GPUs whose tenants must not run
-    side by side."""
+    """Whether only one session runs at a time, even if all fit: for benchmarks, and for GPUs with tenants that must not
+    run side by side."""
 
 
 WINDOW = 7

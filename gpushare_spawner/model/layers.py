@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 LAYER_VARIABLE = "GPUSHARE_LAYER"
-"""Environment variable with the layer's name, in a server whose GPU is from another layer."""
+"""Environment variable with the layer's name, in a server with a GPU of another layer."""
 
 
 class LayerName(StrEnum):
@@ -35,7 +35,7 @@ class Enforcement(StrEnum):
     NONE = "none"
     """Nothing: sessions can take more at the expense of others, and their parts are not counted."""
     ACCOUNTED = "accounted"
-    """Nothing, but sessions whose parts add up to more than the GPU are never placed together."""
+    """Nothing, but sessions with parts that add up to more than the GPU are never placed together."""
     SOFTWARE = "software"
     """The layer's library or daemon, or the driver."""
     HARDWARE = "hardware"

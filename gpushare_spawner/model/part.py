@@ -4,7 +4,7 @@ The module also checks texts: that admins' regular expressions match in linear t
 reordering characters.
 
 The hub matches admins' patterns against users' texts in its event loop. Python's `re` backtracks: "(a+)+" and 30
-letters block the hub for minutes. pydantic contains the Rust crate `regex`, whose time is at most proportional to the
+letters block the hub for minutes. pydantic contains the Rust crate `regex`: its time is at most proportional to the
 product of both lengths. It has no look-around and no backreferences
 (https://docs.rs/regex/latest/regex/#untrusted-input).
 """

@@ -312,7 +312,7 @@ class Quotas(FilePart):
 
     @property
     def guaranteed_units(self) -> int:
-        """The sum of all guarantees in units of 1 %, without the default quota, whose number of users is unknown."""
+        """The sum of all guarantees in units of 1 %, without the default quota: its number of users is unknown."""
         return sum(quota.guaranteed_units for quota in (*self.groups.values(), *self.users.values()))
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpushare_spawner.model.report import Notice
 
 ANNOTATIONS_VARIABLE = "GPUSHARE_ANNOTATIONS"
-"""Environment variable with the folder of the pod's annotations, in a server whose GPU is from another layer."""
+"""Environment variable with the folder of the pod's annotations, in a server with a GPU of another layer."""
 MAX_RECORD_BYTES = 2**18
 """Maximum length of an agent's record. A packet of a Unix socket has at most about 200 KiB."""
 

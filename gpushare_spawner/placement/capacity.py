@@ -292,7 +292,7 @@ class CapacityIndex:
         return Best(best[1], best[2])
 
     def _head(self, heap: list[Entry], left_out: frozenset[str]) -> Entry | None:
-        """Return the best valid entry of a heap whose node is not excluded."""
+        """Return the best valid entry of a heap, without excluded nodes."""
         aside = []
         head: Entry | None = None
         while heap and head is None:

@@ -34,7 +34,7 @@ SHORTEST_SECONDS = 60.0
 MOST_UNSEEN_SECONDS = 600.0
 """A session that ended while the ledger was not followed for longer does not count: its length is unknown."""
 MOST_CANDIDATES = 20
-"""Nodes that are compared: those that lack the least. Each costs 0.2 to 1 ms."""
+"""Nodes that are compared: the nodes that lack the least. Each costs 0.2 to 1 ms."""
 
 
 class TimeRange(NamedTuple):
@@ -90,7 +90,7 @@ class SessionLengths:
 
 @dataclass(frozen=True)
 class ExpectedStart:
-    """The GPUs that are kept for a waiting request on one node, and when it is expected to start there."""
+    """The GPUs that are held for a waiting request on one node, and when it is expected to start there."""
 
     hold: NodeHold
     at: TimeRange
@@ -185,10 +185,10 @@ class Departures:
         units = {gpu: allocation.on(gpu).effective_units for gpu in allocation.gpus}
         stops = notice is not None and notice.tier is Tier.STOPPED
         if notice is not None:
-            kept = {gpu: 0 if stops else min(notice.effective_units, most) for gpu, most in units.items()}
-            given = {gpu: most - kept[gpu] for gpu, most in units.items()}
+            units_left = {gpu: 0 if stops else min(notice.effective_units, most) for gpu, most in units.items()}
+            given = {gpu: most - units_left[gpu] for gpu, most in units.items()}
             yield _Departure([max(now, notice.at)] * SAMPLES, given, requested if stops else NOTHING)
-            units = kept
+            units = units_left
         if not stops:
             remaining = self.lengths.remaining(allocation.template, max(0.0, now - allocation.opened_at))
             # another order for each session, and the same one in each pass

@@ -197,7 +197,7 @@ class LedgerFeed:
 
 
 SESSIONS_AT_ONCE = 100
-"""Sessions whose nodes are found in one step: less than 1 ms."""
+"""Sessions that are assigned to nodes in one step: less than 1 ms."""
 
 
 class SupposedLedger:
@@ -224,15 +224,15 @@ class SupposedLedger:
             return None
         return name
 
-    def yielding(self, kept: Mapping[str, int], node: str) -> None:
+    def yielding(self, units_left: Mapping[str, int], node: str) -> None:
         """Simulate that sessions give up all but so many units of each GPU. Others can then own these units."""
         ledger = self._node(node)
-        ledger.change([ledger.allocations[session].yielding(units) for session, units in kept.items()])
+        ledger.change([ledger.allocations[session].yielding(units) for session, units in units_left.items()])
 
-    def lending(self, kept: Mapping[str, int], node: str) -> None:
+    def lending(self, units_left: Mapping[str, int], node: str) -> None:
         """Simulate that idle sessions keep only so many units of each of their GPUs and lend the rest."""
         ledger = self._node(node)
-        ledger.change([ledger.allocations[session].with_effective(units) for session, units in kept.items()])
+        ledger.change([ledger.allocations[session].with_effective(units) for session, units in units_left.items()])
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -318,8 +318,12 @@ def _may_fit(
         allocation = ledger.allocations.get(session)
         if allocation is not None:
             stops, alone = action.tier is Tier.STOPPED, allocation.neighbours.alone
-            kept = 0 if stops else action.effective_units
-            _add(free, allocation.gpus, UNITS_PER_GPU if stops and alone else max(0, allocation.effective_units - kept))
+            units_left = 0 if stops else action.effective_units
+            _add(
+                free,
+                allocation.gpus,
+                UNITS_PER_GPU if stops and alone else max(0, allocation.effective_units - units_left),
+            )
     for hold in ledger.holds.values():
         if hold.node == name:
             _add(free, hold.gpus, hold.demand.units)

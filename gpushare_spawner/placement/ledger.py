@@ -485,7 +485,7 @@ class Ledger:
         layer = next(iter(held.values())).layer if held else LayerName.NATIVE
         rules = hold.demand.conditions.neighbours
         shared = gpu.mig is None and hold.demand.layer_on(gpu.model) is layer
-        # a session that comes meanwhile may be one that must not be there
+        # a session that comes meanwhile may break the rules
         shared = shared and not rules.alone and not rules.apart_from
         return hold.demand.each[hold.gpus.index(uuid)] if shared else gpu.capacity
 

@@ -149,7 +149,7 @@ class GpuCapacity:
             and (self._is_empty or not rules.alone)
         ):
             return self
-        # units below 0 are those that must become free for a session that is alone
+        # units below 0 must become free for a session that is alone
         return replace(self, unowned=0, free=min(0, self.free - self.capacity) if rules.alone else 0)
 
     def can_ever_meet(self, conditions: Conditions) -> bool:
@@ -260,7 +260,7 @@ class Allocation:
     quota: str = ""
     """Account that is charged, see `quota.Account`; empty: none was chosen."""
     template: str = ""
-    """Name of its template, whose CPU and memory its account is charged too; empty: unknown."""
+    """Name of its template. Its account is also charged for the template's CPU and memory. Empty: unknown."""
     layer: LayerName = LayerName.NATIVE
     """Sharing layer of its GPUs. All sessions of one GPU have the same layer."""
     neighbours: NeighbourRules = NO_NEIGHBOUR_RULES

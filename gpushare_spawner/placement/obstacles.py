@@ -19,7 +19,7 @@ class Lacking(IntEnum):
     """Resource that a node lacks. The first of several is named."""
 
     NAMED = 0
-    """Neither the node nor any of its GPUs is one that the demand names."""
+    """The demand names neither the node nor any of its GPUs."""
     MODEL = 1
     """None of its GPUs is of a suitable model."""
     ELIGIBLE = 2

@@ -70,7 +70,7 @@ UNCONDITIONAL = Conditions()
 
 
 def most_requests(each: Sequence[int], count: int) -> int:
-    """Return the number of requests for ``count`` GPUs that fit. ``each``: those that fit on each GPU by its units."""
+    """Return the number of requests for ``count`` GPUs that fit. ``each``: the number that fits on each GPU."""
     most = sum(each) // count
     # a request has different GPUs, so a GPU counts at most once for each request
     while count > 1 and sum([min(fit, most) for fit in each]) < most * count:

@@ -35,7 +35,7 @@ class Strategy(Protocol):
 
 
 def check_strategy(strategy: Any) -> None:
-    """Raise TypeError, with the right signature, for an object whose `choose` differs from `Strategy`."""
+    """Raise TypeError, with the right signature, for an object with a `choose` that differs from `Strategy`."""
     name = type(strategy).__name__
     choose = getattr(strategy, "choose", None)
     if not callable(choose):
@@ -162,7 +162,7 @@ def places(demand: Demand, node: NodeCapacity) -> list[Place]:
 
 
 def _fullest(gpus: Sequence[GpuCapacity], units: int) -> list[int]:
-    """Return the positions of GPUs with so many free units: those that lend the least, then the fullest, the first."""
+    """Return the positions of GPUs with at least `units` free: first the GPUs that lend the least, then the fullest."""
     able = [position for position, gpu in enumerate(gpus) if gpu.free >= units]
     return sorted(able, key=lambda at: (max(0, units - gpus[at].unowned), gpus[at].unowned))
 
@@ -412,7 +412,7 @@ class Scarcity:
     def _fewer(self, model: str, gpus: Sequence[int], positions: Sequence[int], taken: Demand) -> Sequence[int]:
         """Return by kind how many requests fewer the GPUs of one model can take after a placement.
 
-        ``gpus``: the units left on each before; ``positions``: of those that the demand ``taken`` gets.
+        ``gpus``: the units left on each before; ``positions``: of the GPUs for the demand ``taken``.
         """
         whole, now = gpus.count(UNITS_PER_GPU), [gpus[position] for position in positions]
         key = (model, gpus if self._has_parts else whole, *now, taken.units, taken.last_units)

@@ -27,7 +27,7 @@ class AccountKind(StrEnum):
     GROUP = "group"
     """The account of a group."""
     DEFAULT = "default"
-    """The account of a user who has no other account."""
+    """The account of a user without another account."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Account:
 
     @cached_property
     def guarantees(self) -> Sequence[tuple[int, Sequence[tuple[str, int]]]]:
-        """For each guaranteed resource, by number, the accounts of its path with what they are guaranteed themselves.
+        """For each guaranteed resource, by number, the accounts of its path with their own guarantees.
 
-        That is the part beyond the guarantees of those within.
+        An own guarantee is the part beyond the guarantees of the accounts within.
         """
         levels = [(level.key, level.quota.unshared) for level in self.path]
         by_resource = [
@@ -89,7 +89,7 @@ class Account:
         return self.path[-1 - depth] if depth < len(self.path) else None
 
     def is_within(self, account: Account) -> bool:
-        """Return whether it is this account, or one that this account contains."""
+        """Return whether it is this account, or this account contains it."""
         return any(level.key == account.key for level in self.path)
 
     @property
@@ -122,8 +122,8 @@ class QuotaAccounts:
     def of_user(self, user: str, groups: Collection[str]) -> tuple[Account, ...]:
         """Return the accounts that a user can choose from. The first is the default.
 
-        The user's own account comes first, then the groups in file order, except one that contains the user's own. The
-        default account is only for users without another account.
+        The user's own account comes first, then the groups in file order, except a group that contains the user's own.
+        The default account is only for users without another account.
         """
         own = self._users.get(user)
         accounts = [own] if own is not None else []
@@ -292,7 +292,7 @@ class QuotaUsage:
         pool.counted = pool.beside = None
 
     def used(self, account: Account) -> ResourceAmounts:
-        """Return what the servers of an account are entitled to; for a group, with what it contains."""
+        """Return the amounts that an account's servers are entitled to; for a group, with the accounts within."""
         pool = self._pools.get(pool_of(account))
         return pool.used.get(account.key, NOTHING) if pool is not None else NOTHING
 
@@ -348,7 +348,7 @@ class QuotaUsage:
         return over
 
     def _counted(self, account: Account) -> tuple[Left, frozenset[str]]:
-        """Decide which servers are in quota: oldest first, each only if all that it needs fits into what is left."""
+        """Decide which servers are in quota: oldest first, each only if all its needs fit into the rest."""
         pool = self._pools.get(pool_of(account))
         if pool is None:
             return Left(), frozenset()

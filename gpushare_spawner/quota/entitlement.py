@@ -173,7 +173,7 @@ def exchanged(sessions: Iterable[Exchanging], excess: Mapping[str, float], free:
     for _ in range(MOST_EXCHANGES):
         lacking = sorted((units, account) for account, units in trade.balance.items() if units <= -LEAST_EXCHANGED)
         paths = ((account, trade.path(account)) for _, account in lacking if account not in stuck)
-        account, path = next((found for found in paths if found[1]), ("", []))
+        account, path = next((candidate for candidate in paths if candidate[1]), ("", []))
         if path:
             stuck |= set() if trade.make(path) else {account}
         elif trade.in_quota:
@@ -286,12 +286,12 @@ class _Trade:
 
     def _givers(self, gpu: str, taker: Exchanging) -> dict[str, Exchanging]:
         """Return the session of each account that gives units of a GPU: if possible one that loses no others."""
-        found: dict[str, Exchanging] = {}
+        by_account: dict[str, Exchanging] = {}
         others = {giver.session: len(set(giver.gpus).difference(taker.gpus)) for giver in self._by_gpu[gpu]}
         for session in sorted(self._by_gpu[gpu], key=lambda giver: (giver.rank[:1], others[giver.session])):
             if session.account != taker.account and self._can_give(session, gpu):
-                found.setdefault(session.account, session)
-        return found
+                by_account.setdefault(session.account, session)
+        return by_account
 
     def _can_give(self, session: Exchanging, gpu: str) -> bool:
         """Return whether a session can give units of one of its GPUs."""

@@ -202,7 +202,7 @@ Spawn = TypeVar("Spawn")
 
 @dataclass(frozen=True)
 class Asking(Generic[Spawn]):
-    """A waiting spawn and what it needs."""
+    """A waiting spawn and its needs."""
 
     spawn: Spawn
     account: Account

@@ -1,6 +1,6 @@
 """Chooses the sessions that make way for waiting spawns, and the units that they keep.
 
-For each spawn one plan for one node: it disturbs the fewest users who work, then the fewest users, and takes the fewest
+For each spawn one plan for one node: it disturbs the fewest working users, then the fewest users, and takes the fewest
 units. The caller knows the nodes (`Gpus`). idle/policy.py decides when a session makes way.
 """
 
@@ -132,12 +132,12 @@ class Gpus(Protocol[SpawnIn]):
     def lacking(self, spawn: SpawnIn, node: str) -> Iterable[MissingUnits]:
         """Return the GPUs of a node that could take a spawn; none if it lacks anything that no session gives up."""
 
-    def make_way(self, spawn: SpawnIn, node: str, kept: Mapping[str, int]) -> None:
-        """Simulate the reduction of the sessions to the units in ``kept``, and the spawn's placement on the node."""
+    def make_way(self, spawn: SpawnIn, node: str, units_left: Mapping[str, int]) -> None:
+        """Simulate the reduction of the sessions to ``units_left``, and the spawn's placement on the node."""
 
 
 Disturbed = tuple[int, int, int]
-"""Users who work and have no notice yet, users without a notice, all users. A notice is not passed to other users
+"""Working users without a notice, users without a notice, all users. A notice is not passed to other users
 again and again: otherwise work would do so, and the spawn would never start."""
 Order = tuple[tuple[int, float, str], ...]
 """Ranks of sessions, the most recent work first."""
@@ -150,7 +150,7 @@ class _Plan(NamedTuple):
     excess: int
     """Units beyond need."""
     order: Order
-    kept: tuple[tuple[str, int], ...] = ()
+    units_left: tuple[tuple[str, int], ...] = ()
     """Units that each session keeps."""
 
 
@@ -160,7 +160,7 @@ class _Best:
 
     plan: _Plan
     unsearched: list[tuple[MissingUnits, Sequence[OverQuota]]]
-    """GPUs and sessions whose sets are not compared yet."""
+    """GPUs and sessions with sets that are not compared yet."""
     last_resort: bool
     """See `MissingUnits.last_resort`."""
 
@@ -181,7 +181,7 @@ def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gp
     Sessions with a higher priority make way only if no plan without them exists. Each spawn takes only the units that
     it needs, and none from its own account. Units go to one spawn only. Plans for a node are valid until it changes.
     """
-    kept: dict[str, int] = {}
+    units_left: dict[str, int] = {}
     on_node: dict[str, list[OverQuota]] = {}
     for session in sorted(sessions, key=lambda session: session.rank):
         on_node.setdefault(session.node, []).append(session)
@@ -215,19 +215,19 @@ def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gp
             if not plans_here:
                 continue
             best, changed = min(plans_here, key=_order)
-            taken = dict(best.plan.kept)
+            taken = dict(best.plan.units_left)
             gpus.make_way(spawn, changed, taken)
-            kept |= taken
+            units_left |= taken
             on_node[changed] = list(_left(on_node[changed], taken))
         for by_node in plans.values():
             by_node.pop(changed, None)
-    return kept
+    return units_left
 
 
 def in_excess(
     sessions: Iterable[OverQuota], excess: Mapping[str, float], lacking: float, units: int
 ) -> Iterator[OverQuota]:
-    """Yield the sessions that can give units to an account that lacks its entitlement, with what they can give.
+    """Yield the sessions that can give units to an account that lacks its entitlement, with their possible gifts.
 
     Only accounts beyond their entitlements give: their excess, and what a spawn of ``units`` gets more than its account
     is ``lacking``. ``excess``: see `Entitlements.excess`.
@@ -249,7 +249,7 @@ def _order(candidate: tuple[_Best, str]) -> tuple[bool, _Plan, str]:
 
 
 def _left(sessions: Iterable[OverQuota], taken: Mapping[str, int]) -> Iterator[OverQuota]:
-    """Yield the sessions that can still make way. Those that make way already are preferred, as if notified."""
+    """Yield the sessions that can still make way. Sessions that make way already are preferred, as if notified."""
     for session in sessions:
         units = taken.get(session.session, session.units)
         steps = [step for step in session.steps if step < units]
@@ -295,7 +295,7 @@ def _share_users(here: Iterable[OverQuota], units: Mapping[str, int]) -> bool:
 def _plan(sessions: Collection[OverQuota], units: Mapping[str, int]) -> _Plan:
     """Return the plan in which these sessions give up the units that the GPUs lack.
 
-    Sessions that would make way last keep as much as possible. Those that need not make way are left out.
+    Sessions that would make way last keep as much as possible. Sessions that need not make way are left out.
     """
     given = {session.session: session.most for session in sessions}
     short = {

@@ -47,7 +47,7 @@ class ServiceSnapshot:
     servers: Sequence[HubServer] = ()
     """The hub's servers that count in the quotas."""
     notes: Sequence[str] = ()
-    """Sentences for callers who see all sessions."""
+    """Sentences for callers that see all sessions."""
     version: int = 0
     """Version number, which increases with each change."""
     orders: dict[str, list[SessionDecision]] = field(default_factory=dict)

@@ -100,7 +100,7 @@ def quota_use(
 ) -> QuotaUsage:
     """Return the use of the quotas by the sessions in all reports, and by the hub's servers without a GPU.
 
-    ``templates``: those in force, whose CPU and memory count; ``servers``: all servers of the hub.
+    ``templates``: those in force; their CPU and memory count; ``servers``: all servers of the hub.
     """
     counted = templates if quotas.count_resources else NO_TEMPLATES
     needs = {name: needs_of(template, quotas) for name, template in counted.items()}

@@ -249,7 +249,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         self.template_name = choice.profile.slug if choice.profile.template is not None else ""
 
     def charge(self, servers: dict[str, ServerWithoutGpu], session: str, server: ServerWithoutGpu) -> None:
-        """Add a server without a GPU to those that count in quotas, until the attempt or the server ends."""
+        """Add a server without a GPU to the servers that count in quotas, until the attempt or the server ends."""
         self.charged = servers[session] = server
         self._uncharge = lambda: servers.get(session) is server and servers.pop(session)
 

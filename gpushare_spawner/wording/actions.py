@@ -371,7 +371,7 @@ def others_wait(spawns: int, template: str | None) -> str:
 
 
 def changed_by(actor: str, before: Share, share: Share, reason: str = "") -> str:
-    """Return who changed a share, and why. ``reason``: the actor's text, or empty."""
+    """Return the actor and the reason of a change of a share. ``reason``: the actor's text, or empty."""
     return f"{actor} changed the share from {before} to {share}{because(reason)}"
 
 

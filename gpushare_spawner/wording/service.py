@@ -112,7 +112,7 @@ def not_durable(node: str, reason: str) -> str:
 
 
 def cannot_stop(node: str, reason: str, templates: Sequence[str]) -> str:
-    """Return that an agent stops no process. ``templates``: the names of those that say so; ``reason``: a clause."""
+    """Return that an agent stops no process. ``templates``: names of templates with stops; ``reason``: a clause."""
     return (
         f"The agent of {node} cannot stop processes that bypass the library: {reason}. gpu.bypass of "
         f"{', '.join(templates)} only notifies there."

@@ -1,6 +1,6 @@
 """Assembly of the agent for a cluster: device plugins or a DRA driver, sessions of pods, the published report.
 
-For nodes whose GPUs another sharing layer allocates, see observing.py.
+For nodes with GPUs that another sharing layer allocates, see observing.py.
 """
 
 from __future__ import annotations

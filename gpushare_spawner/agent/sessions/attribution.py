@@ -1,7 +1,7 @@
 """Attribution of GPU processes to sessions, and the memory that no connection of theirs states.
 
-Sharing is cooperative: the agent reports processes that use a GPU without the library. It stops only those that exceed
-their session's memory limit, on request, see sessions/enforcer.py.
+Sharing is cooperative: the agent reports processes that use a GPU without the library. It stops only processes that
+exceed their session's memory limit, on request, see sessions/enforcer.py.
 
 The agent attributes a process by the kernel's facts (ancestors, cgroup, uid), never by its environment, and not by a
 connection alone. `BypassWatch` also reports two kinds of connected processes. A process that holds much more memory
@@ -85,7 +85,7 @@ def attributed(
 
     `connected`: the sessions of connected processes, by pid. A connection decides only between sessions that match
     equally by the kernel's facts, for example two sessions of one user. `certain`: omit processes that
-    can belong to something else: those that match by the last rule, and by the cgroup where the server's parent has the
+    can belong to something else: matches by the last rule, and by the cgroup where the server's parent has the
     same cgroup and uid, as a hub has that runs all servers as one user.
     """
     owners = list(owners)

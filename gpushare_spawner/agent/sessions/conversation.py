@@ -98,7 +98,7 @@ _FROM_NOTEBOOKS = frozenset({Kind.KERNELS, Kind.QUERY, Kind.ASK})
 MEMORY_EVERY = 0.01
 """Seconds between the times at which each process's last MEMORY frame takes effect."""
 MEMORY_AT_ONCE = 4
-"""Number of a session's processes whose MEMORY frame takes effect each time; the others follow."""
+"""Number of a session's MEMORY frames that take effect each time, one per process; the others follow."""
 CONTEXT_BYTES = 512 * 2**20
 """Bytes to allocate for a process that is short of memory if the call does not state a size. See protocol.md."""
 AGENT_FEATURES = Feature.PACE | Feature.RESERVE | Feature.USE | Feature.SUSPEND

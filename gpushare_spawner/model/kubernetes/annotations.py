@@ -380,7 +380,7 @@ class _Annotation:
 
 
 def _json(field: str, kind: Any) -> _Annotation:
-    """Return an annotation whose text is the JSON of a pydantic type."""
+    """Return an annotation with the JSON of a pydantic type as its text."""
     adapter = cache(lambda: TypeAdapter(kind))
 
     def read(text: str) -> Any:

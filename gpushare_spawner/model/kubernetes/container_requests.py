@@ -56,7 +56,7 @@ format. Present only while the requests are lowered or not yet restored."""
 NOTEBOOK = "notebook"
 """KubeSpawner's name of the notebook server's container."""
 RESIZE_PENDING = "PodResizePending"
-"""Condition of a pod whose node has not granted the requests in its spec."""
+"""Condition of a pod on a node that has not granted the requests in its spec."""
 _BURSTABLE = "Burstable"
 """The only QoS class in which requests can be lowered while limits stay unchanged. Kubernetes rejects a resize that
 changes the class."""

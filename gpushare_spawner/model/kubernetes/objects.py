@@ -452,7 +452,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: tuple[str, str, str]) -> bo
 
 
 FINISHED = ("Failed", "Succeeded")
-"""Phases of a pod whose containers have all ended and will not restart. Such a pod no longer holds resources."""
+"""Phases of a pod after all its containers have ended and will not restart. Such a pod no longer holds resources."""
 
 MIRROR = "kubernetes.io/config.mirror"
 """Annotation of a mirror pod. The API server allows a node to create only mirror pods (admission plugin

@@ -50,7 +50,7 @@ class Actor:
 
     name: str
     is_admin: bool = False
-    """Whether the actor is an admin, who may act on all users' sessions without limits."""
+    """Whether the actor is an admin and may act on all users' sessions without limits."""
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ async def _template_for(context: ActionContext, session: SessionReport, share: S
 
 
 async def _choices(context: ActionContext, session: SessionReport, reports: Iterable[Report]) -> list[Template]:
-    """Return the templates whose shares the session's user may have on its GPU."""
+    """Return the templates with shares that the session's user may have on its GPU."""
     with refusals():
         server = await context.hub.server(session.user, session.server)
     gpus = [gpu for report in reports for gpu in report.gpus]

@@ -297,7 +297,7 @@ class SessionEntry(ApiModel):
     host_memory_needed_bytes: int
     host_memory_budget_bytes: int | None
     short_work: str
-    """For callers who see all sessions: a note that short GPU work did not keep the share; otherwise empty."""
+    """For callers that see all sessions: a note that short GPU work did not keep the share; otherwise empty."""
     bypassing: int
     """Number of processes that use the GPU with the library removed."""
     exceeding: tuple[BypassingProcess, ...]

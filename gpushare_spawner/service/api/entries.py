@@ -51,8 +51,8 @@ def server_of(part: str) -> str:
 def problems(snapshots: Sequence[NodeSnapshot], caller: Caller, notes: Sequence[str]) -> tuple[str, ...]:
     """Return sentences about data that cannot be shown.
 
-    For callers who see all sessions, these include GPUs that two nodes report, unconfirmed sessions, agents that cannot
-    write their records, and ``notes``.
+    For callers that see all sessions, these include GPUs that two nodes report, unconfirmed sessions, agents that
+    cannot write their records, and ``notes``.
     """
     silent = [snapshot.problem for snapshot in snapshots if snapshot.report is None]
     if not caller.sees_all:

@@ -256,8 +256,8 @@ AT_ONCE, PER_SECOND = 30, 0.5
 """Burst and rate of a user's actions. Our choice: more than a person does manually. Each action can cause requests to
 all agents, and adds an entry to the history."""
 AT_ONCE_FOR_ALL, PER_SECOND_FOR_ALL = 300, 10.0
-"""Burst and rate of the actions of a service, or of a caller who may act on all users' sessions or nodes, because these
-act for many users."""
+"""Burst and rate of the actions of a service, or of a caller that may act on all users' sessions or nodes, because
+these act for many users."""
 _ENOUGH = 0.999
 """The fraction of one action that a budget must have left, because sums of floats are not exact."""
 

@@ -205,7 +205,7 @@ def users_to_delete(
 ) -> Iterator[tuple[HubUser, str]]:
     """Yield the idle users without servers, with the reasons; none unless ``cull_users`` is set.
 
-    Unless ``cull_admin_users`` is set, only users whom the hub lists as non-admins are deleted.
+    Unless ``cull_admin_users`` is set, only users that the hub lists as non-admins are deleted.
     """
     for user in (users or ()) if settings.cull_users else ():
         if user.servers or (not settings.cull_admin_users and user.admin is not False):

@@ -107,15 +107,15 @@ def pressure(
         for candidate in _over_quota(quotas, usage, can_make_way, now, use)
         if ledger.node_of(candidate.session) == candidate.node
     ]
-    kept = reclaimed(in_quota, over_quota, gpus)
-    _count(kept, over_quota, excess)
+    units_left = reclaimed(in_quota, over_quota, gpus)
+    _count(units_left, over_quota, excess)
     for request in in_quota:
         excess[request.account.key] += request.needs.units
-    remaining = [session for session in over_quota if session.session not in kept]
+    remaining = [session for session in over_quota if session.session not in units_left]
     lacking, by_weight = _reclaimed_by_weight(others, remaining, gpus, excess)
     never_stopped = quotas.reclaim.model_copy(update={"stop_after": None})
     needs = {name: UnitsNeeded(units, never_stopped) for name, units in by_weight.items()}
-    needs |= {name: UnitsNeeded(units, quotas.reclaim) for name, units in kept.items()}
+    needs |= {name: UnitsNeeded(units, quotas.reclaim) for name, units in units_left.items()}
     free_again, reclaiming = set(), [request.spawn for request in in_quota]
     for report, session in yielding:
         rules = quotas.reclaim if _still_needed(session, report, reclaiming, gpus.helped) else never_stopped
@@ -147,13 +147,13 @@ def _reclaimed_by_weight(
     gpus: SupposedGpus,
     excess: dict[str, float],
 ) -> tuple[list[ReclaimingSpawn], dict[str, int]]:
-    """Return the spawns over quota whose accounts lack units, and the sessions that make way for them.
+    """Return the spawns over quota with accounts that lack units, and the sessions that make way for them.
 
     Counts both in ``excess``. A spawn for which no GPU has enough units does not count: another one may start. At most
     `MOST_BY_WEIGHT` spawns count.
     """
     lacking: list[ReclaimingSpawn] = []
-    kept: dict[str, int] = {}
+    units_left: dict[str, int] = {}
     in_vain: set[tuple[str, PlacementRequest]] = set()
     for request in others:
         key = (request.account.key, request.spawn.request)
@@ -161,24 +161,24 @@ def _reclaimed_by_weight(
             continue
         if len(lacking) == MOST_BY_WEIGHT:
             break
-        remaining = [session for session in over_quota if session.session not in kept]
+        remaining = [session for session in over_quota if session.session not in units_left]
         able = list(in_excess(remaining, excess, -excess[request.account.key], request.needs.units))
         taken = reclaimed([request], able, gpus)
         if request.spawn.name in gpus.helped:
             _count(taken, remaining, excess)
-            kept |= taken
+            units_left |= taken
             excess[request.account.key] += request.needs.units
             lacking.append(request.spawn)
         else:
             in_vain.add(key)
-    return lacking, kept
+    return lacking, units_left
 
 
-def _count(kept: Mapping[str, int], sessions: Iterable[OverQuota], excess: dict[str, float]) -> None:
+def _count(units_left: Mapping[str, int], sessions: Iterable[OverQuota], excess: dict[str, float]) -> None:
     """Deduct the units that sessions give up from the excess of their accounts."""
     for session in sessions:
-        if session.session in kept:
-            excess[session.account] -= session.freed_on_all(session.units - kept[session.session])
+        if session.session in units_left:
+            excess[session.account] -= session.freed_on_all(session.units - units_left[session.session])
 
 
 def _excess(
@@ -383,8 +383,8 @@ class SupposedGpus:
                     of_last = {last: ledger.missing_units(last, demand.least_units)}
                     yield MissingUnits(demand.count, missing | of_last, last_resort)
 
-    def make_way(self, spawn: ReclaimingSpawn, node: str, kept: Mapping[str, int]) -> None:
-        (self._supposed.lending if self._lent else self._supposed.yielding)(kept, node)
+    def make_way(self, spawn: ReclaimingSpawn, node: str, units_left: Mapping[str, int]) -> None:
+        (self._supposed.lending if self._lent else self._supposed.yielding)(units_left, node)
         if node not in spawn.request.ineligible:
             self.helped.add(spawn.name)
         self._supposed.place(spawn.name, replace(spawn.request, ineligible=frozenset()), node)
@@ -444,7 +444,7 @@ def candidates(
 
 
 def _pressure_steps(idle: Idle, session: SessionReport, seconds: float) -> Iterator[int]:
-    """Yield the units left by each idle action whose notice is due after these idle seconds, in descending order."""
+    """Yield the units left by each idle action with its notice due after these idle seconds, in descending order."""
     for tier in (Tier.DOWNGRADED, Tier.RELEASED):
         after, units = idle.after(tier), idle.units(tier, session.share)
         if after is not None and seconds >= after - idle.warn_before and units < session.effective_units:

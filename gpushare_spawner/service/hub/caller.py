@@ -1,4 +1,4 @@
-"""The user or program that uses a page or the API, and what it may see and do. Pure.
+"""The user or program that uses a page or the API, and its permissions. Pure.
 
 `web.app.Page` makes the `Caller` of a request from the hub's answer; `api.router.Needs` checks it.
 """

@@ -8,8 +8,8 @@ start if two files define it. Config files are read in any order and cannot see 
 the hub reads the whole list. No configuration can change the role `admin`.
 
 It suppresses the hub's warning about each login to the dashboard by a user without the right to see all sessions. The
-dashboard requests the custom scopes, and the hub grants those that the user has. The hub warns about each user who
-lacks any of them, which is the normal case here (jupyterhub/apihandlers/auth.py, OAuthAuthorizeHandler).
+dashboard requests the custom scopes, and the hub grants the user's scopes among them. The hub warns about each user
+that lacks any of them, which is the normal case here (jupyterhub/apihandlers/auth.py, OAuthAuthorizeHandler).
 
 It also replaces the idle culler of The Littlest JupyterHub (TLJH), which is in TLJH's list of services. TLJH reads the
 config file with load_subconfig, so the file cannot see that list. The file's list is merged with it later, in
@@ -142,7 +142,7 @@ def grant_to_admins(scopes: Sequence[str]) -> None:
 
 
 class _Roles(list[Role]):
-    """A list of roles whose iterator, which the hub uses once at startup, adds the scopes to the role `user`."""
+    """A list of roles. Its iterator, which the hub uses once at startup, adds the scopes to the role `user`."""
 
     def __init__(self, roles: Iterable[Role], scopes: Sequence[str], define: bool) -> None:
         super().__init__(roles)

@@ -178,7 +178,7 @@ class Webhook(FilePart):
     """A POST of JSON to an address, as accepted by Slack, Mattermost and others."""
 
     url: TextOrSecret
-    """The address, or the location of a secret, because anyone who knows a Slack webhook's address can post there."""
+    """The address, or the location of a secret, because anyone with a Slack webhook's address can post there."""
     headers: dict[str, TextOrSecret] = {}
     """Headers of the request, like Authorization; values can be secrets."""
     text: WebhookText | None = None

@@ -154,7 +154,7 @@ def _bar(amounts: GpuTimeAmounts, start: int, step: int, x: float, slot: float, 
 
 
 def _round_up(value: float) -> float:
-    """Return the next larger round number whose half is also round, at least 0.01."""
+    """Return the next larger round number that is round when halved, at least 0.01."""
     if value <= 0.01:
         return 0.01
     power = 10.0 ** math.floor(math.log10(value))
@@ -209,7 +209,7 @@ def preset_period(preset: Preset, now: float) -> tuple[float, float]:
 def period_of(argument: Argument, viewer: Caller, now: float) -> Period:
     """Return the period in a request, limited to the sessions that the viewer may see.
 
-    Raises PermissionError if it names a user whom the viewer may not see.
+    Raises PermissionError if it names a user that the viewer may not see.
     """
     until = _instant("until", argument("until"), now)
     since = _instant("since", argument("since"), until - DEFAULT_PERIOD)

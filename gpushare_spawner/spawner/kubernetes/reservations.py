@@ -181,7 +181,7 @@ class PodReservations(Reservations[PodReservation]):
             self.place_soon()
 
     def perhaps_created(self, reservation: PodReservation) -> None:
-        """Keep the place of a failed start whose pod may exist. Once the pod appears, its annotations count."""
+        """Keep the place of a failed start, because its pod may exist. Once the pod appears, its annotations count."""
         allocation = self._in_flight.pop(reservation.token, None)
         if allocation is not None:
             self._lingering[reservation.token] = (time.monotonic() + LINGER_SECONDS, allocation)

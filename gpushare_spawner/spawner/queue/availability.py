@@ -145,10 +145,10 @@ class AvailabilityNow:
                 yield None
 
     def _placement_request(self, request: SpawnRequest) -> PlacementRequest:
-        known = self._placements.get(id(request))
-        if known is None:
-            known = self._placements[id(request)] = request, request.placement_request(self.check.snapshot)
-        return known[1]
+        cached = self._placements.get(id(request))
+        if cached is None:
+            cached = self._placements[id(request)] = request, request.placement_request(self.check.snapshot)
+        return cached[1]
 
     def _availability(self, request: SpawnRequest, instead_of: str = "") -> Availability:
         layers = self.check.snapshot.other_layers(request.template)

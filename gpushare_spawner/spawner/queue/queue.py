@@ -61,7 +61,7 @@ MOST_LATE_SECONDS = 600.0
 MOST_EXPECTED_SECONDS = 86400.0
 """A start that is expected later is unknown."""
 UNKNOWN_HOLD_SECONDS = 300.0
-"""Seconds of a hold whose start is unknown."""
+"""Seconds of a hold with an unknown start."""
 PAUSE_SECONDS = 120.0
 """Seconds after a hold that was given up in which the same spawn has none: what became free meanwhile serves others."""
 
@@ -157,7 +157,7 @@ class Ticket:
 
         ``now``: seconds on a monotonic clock; ``wall_time``: seconds since the epoch.
         They are held until some time after the expected start. Then the estimate was wrong, and others may use the
-        GPUs for `PAUSE_SECONDS`. Nothing is held for a spawn whose wait ends before its earliest expected start.
+        GPUs for `PAUSE_SECONDS`. Nothing is held for a spawn if its wait ends before its earliest expected start.
         """
         if self.start is not None and self.start.at.earliest - wall_time > self.ends - now:
             return False
@@ -406,11 +406,11 @@ class PlacementCheck:
     def _place(self, request: PlacementRequest) -> Placement | None:
         """Return a place for a request; it is computed once until a node changes."""
         version = self.ledger.capacity.version
-        known = self._placed.get(request)
-        if known is None or known[0] != version:
-            known = version, self.ledger.place(self.counted_request(request), self.strategy)
-            self._placed[request] = known
-        return known[1]
+        cached = self._placed.get(request)
+        if cached is None or cached[0] != version:
+            cached = version, self.ledger.place(self.counted_request(request), self.strategy)
+            self._placed[request] = cached
+        return cached[1]
 
     def length_of(self, request: PlacementRequest) -> float | None:
         """Return the expected seconds of a session, with which it may pass holds; None: unknown, or there are none."""

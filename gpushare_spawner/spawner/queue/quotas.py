@@ -145,7 +145,7 @@ class QueueQuotas:
     """The accounts of one ledger, and of the servers without a GPU.
 
     ``read`` returns the quotas in force, None without quotas. ``clock``: seconds since the epoch. ``history`` stores
-    use over quota across restarts; None if nothing is stored. ``templates`` returns the templates in force, whose CPU
+    use over quota across restarts; None if nothing is stored. ``templates`` returns the templates in force; their CPU
     and memory count. ``without_gpu``: the servers without a GPU by session id; the caller changes it.
     """
 
@@ -290,7 +290,7 @@ class QueueQuotas:
             self._fair.admitted(admission.account.key, admission.needs, self._capacity)
 
     def _charge_without_gpu(self, usage: QuotaUsage) -> None:
-        """Charge the servers without a GPU that are new, and no longer those that have ended."""
+        """Charge new servers without a GPU, and no longer charge ended ones."""
         now = self._without_gpu if usage.accounts.quotas.count_resources else {}
         if now == self._charged_without_gpu:
             return
@@ -299,7 +299,7 @@ class QueueQuotas:
         for session, server in now.items():
             account = usage.accounts.find(server.quota, server.user)
             needs = self._guaranteed.get(server.template, NOTHING)
-            if not needs.units:  # the ledger has a server whose template has a GPU
+            if not needs.units:  # the ledger has the servers with a GPU
                 usage.put(Charge(f"{session}{WITHOUT_GPU}", server.user, account, needs, server.opened_at))
         self._charged_without_gpu = dict(now)
 

@@ -236,7 +236,7 @@ class AllocatedDevices:
         return self._offered[gpu][2]
 
     def ids_of_visible_pods(self) -> set[str]:
-        """Return the device IDs, on all GPUs, of sessions whose pod the API server has reported."""
+        """Return the device IDs, on all GPUs, of sessions with a pod that the API server has reported."""
         pods = [session.record.pod for session in self._sessions.values()]
         return {id for pod in pods if pod is not None and pod.uid for ids in pod.devices.values() for id in ids}
 

@@ -171,7 +171,7 @@ def layers_in_force(file: LayersFile | None, templates: Iterable[Template]) -> f
 class ClusterLayers:
     """The other layers at one instant; see `queue.snapshot.OtherLayers`.
 
-    ``facts``: None before they are read. ``unreadable``: layers whose facts the hub cannot read; their schedulers
+    ``facts``: None before they are read. ``unreadable``: layers with facts that the hub cannot read; their schedulers
     decide. ``pending`` returns this hub's reservations, by the annotation of their pods. ``ours`` returns whether a pod
     with such an annotation is in one of the hub's namespaces; in other namespaces any user can write the annotation.
     """

@@ -195,7 +195,7 @@ class ClusterSnapshots:
     ) -> Iterator[None]:
         """Count each reservation or its pod. Between two pieces, some are counted twice, but none is missing."""
         now, counted = reserved(), {allocation.session: allocation for allocation in in_flight()}
-        # a reservation whose pod appeared after the pods were read is still counted, because its pod has not been read
+        # a reservation with a pod that appeared after the pods were read is still counted: its pod has not been read
         # yet
         late = {token: before[token] for token in before.keys() - now.keys() - self._of_token.keys()}
         counted.update((allocation.session, allocation) for allocation in late.values())
