@@ -151,8 +151,8 @@ class SimulatedHub:
             for report in reports
         }
         self.on_nodes: dict[str, Any] = {}
-        capacity._nodes = SimpleNamespace(known=True, objects=free)  # type: ignore[assignment]
-        capacity._pods = SimpleNamespace(known=True, objects=self.on_nodes)  # type: ignore[assignment]
+        capacity._nodes = SimpleNamespace(current=True, objects=free)  # type: ignore[assignment]
+        capacity._pods = SimpleNamespace(current=True, objects=self.on_nodes)  # type: ignore[assignment]
         reflectors = {(PODS, NAMESPACE): self.pods, REPORTS_KEY: self.reports}
         log = logging.getLogger("benchmark")
         # the reports' clock stands still: on a slow machine they would be too old before the cluster is made
