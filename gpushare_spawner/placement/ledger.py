@@ -151,6 +151,8 @@ class Ledger:
         """Free capacity of the GPUs. Strategies read it, only the ledger changes it."""
         self.observers: list[Callable[[str, Allocation | None], None]] = []
         """Callbacks for each changed allocation of a session; None if it is gone, or replaced in the next call."""
+        self.recounted: set[str] = set()
+        """GPUs whose units may be guaranteed to other sessions than before. The reader empties it."""
         self._allocations: dict[str, Allocation] = {}
         self._on_gpu: dict[str, dict[str, Allocation]] = {}
         """Allocations by GPU and session, each with the units on this GPU."""
@@ -308,6 +310,7 @@ class Ledger:
     def put_node(self, name: str, gpus: Iterable[GpuReport]) -> None:
         """Set the GPUs of a node; without GPUs their allocations stay, in case the node comes back."""
         nodes = dict.fromkeys([name])
+        self.recounted.update(gpu.uuid for gpu in self.capacity.reports(name))
         reported = list(gpus)
         for gpu in reported:
             if gpu.uuid in self.capacity.gpus:
@@ -459,6 +462,7 @@ class Ledger:
         return {self.capacity.gpus[gpu].node: None for gpu in allocation.gpus if gpu in self.capacity.gpus}
 
     def _recount(self, uuid: str) -> None:
+        self.recounted.add(uuid)
         gpu = self.capacity.gpus.get(uuid)
         held = self._on_gpu.get(uuid)
         if gpu is None:

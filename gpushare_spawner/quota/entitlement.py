@@ -62,6 +62,10 @@ def divide(capacity: float, entries: Sequence[Entry]) -> list[float]:
     return given
 
 
+Added = tuple[Account, int, int]
+"""A session's account, and the units on all its GPUs that it has and could use."""
+
+
 @dataclass
 class Entitlements:
     """The units that accounts have and want, by account key."""
@@ -76,13 +80,29 @@ class Entitlements:
         self.has[account.key] += has
         self._demand[account.key] += demand
 
-    def add_session(self, account: Account, gpus: Sequence[str], last_units: int, has: int, demand: int) -> None:
-        """Add a session on these GPUs, with units per GPU. ``last_units``: see `share.units_on`."""
+    def add_session(self, account: Account, gpus: Sequence[str], last_units: int, has: int, demand: int) -> Added:
+        """Add a session on these GPUs, with units per GPU; return it for `remove`.
+
+        ``last_units``: see `share.units_on`.
+        """
         if last_units:
             has, demand = (sum([units_on(gpu, gpus, units, last_units) for gpu in gpus]) for units in (has, demand))
         else:
             has, demand = has * len(gpus), demand * len(gpus)
         self.add(account, has, demand)
+        return account, has, demand
+
+    def remove(self, added: Added) -> None:
+        """Remove a session."""
+        account, has, demand = added
+        self.add(account, -has, -demand)
+        if not self.has[account.key] and not self._demand[account.key]:
+            for of_accounts in (self.has, self._demand, self._accounts):
+                del of_accounts[account.key]
+
+    def copy(self) -> Entitlements:
+        """Return a copy to which waiting spawns can be added."""
+        return Entitlements(self.has.copy(), self._demand.copy(), self._accounts.copy())
 
     def excess(self, capacity: int) -> dict[str, float]:
         """Return the units that each account has beyond its entitlement; negative: it lacks them.

@@ -24,7 +24,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.quota.accounts import Account, Charge, QuotaAccounts, QuotaUsage, needs_of
-from gpushare_spawner.quota.entitlement import Entitlements
+from gpushare_spawner.quota.entitlement import Added, Entitlements
 from gpushare_spawner.quota.order import Admission, Asking, FairShare, admit, ordered
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.queue import Ticket
@@ -174,6 +174,10 @@ class QueueQuotas:
         self._clock = clock
         self.usage: QuotaUsage | None = None
         """The use of each account, as of the last `bring_up_to_date`; None without quotas."""
+        self._entitlements = Entitlements()
+        self._entitled: dict[str, Added] = {}
+        """The sessions that `_entitlements` counts."""
+        self._changed_sessions: set[str] = set()
         self._fair: FairShare | None = None
         self._over_quota: dict[str, ResourceAmounts] = {}
         self._capacity = NOTHING
@@ -188,6 +192,7 @@ class QueueQuotas:
         ``capacity``: units of 1 % of all GPUs. The caller must have updated the ledger.
         """
         self.recount()
+        self._count_entitlements()
         self._capacity = ResourceAmounts(capacity)
         if self.usage is None:
             self._fair = None
@@ -224,10 +229,27 @@ class QueueQuotas:
         ):
             self._guaranteed, self._not_reclaimable = guaranteed, not_reclaimable
             self._charged_without_gpu = {}
+            self._entitlements, self._entitled = Entitlements(), {}
             self.usage = QuotaUsage(QuotaAccounts(quotas))
             for session, allocation in self._ledger.allocations.items():
                 self._changed(session, allocation)
         self._charge_without_gpu(self.usage)
+
+    def _count_entitlements(self) -> None:
+        """Count the units of the sessions that have changed, or whose neighbours on a GPU have."""
+        accounts = self.usage.accounts if self.usage is not None else QuotaAccounts(Quotas())
+        changed = self._changed_sessions.union(*map(self._ledger.sessions_on, self._ledger.recounted))
+        for session in changed:
+            if (before := self._entitled.pop(session, None)) is not None:
+                self._entitlements.remove(before)
+            if (allocation := self._ledger.allocations.get(session)) is not None:
+                account, has = accounts.find(allocation.quota, allocation.user), self._ledger.guaranteed(session)
+                self._entitled[session] = self._entitlements.add_session(
+                    account, allocation.gpus, allocation.last_units, has, allocation.most_units
+                )
+        # only here: after an error above these sessions are counted again
+        self._changed_sessions.clear()
+        self._ledger.recounted.clear()
 
     def _warn(self, quotas: Quotas) -> None:
         """Log once if the guarantees exceed the reported GPUs."""
@@ -261,14 +283,11 @@ class QueueQuotas:
             for ticket in first_come
             if not ticket.result.done()
         ]
-        return ordered(asking, self.usage, self._fair, self._capacity, partial(self._excess, self.usage, asking))
+        return ordered(asking, self.usage, self._fair, self._capacity, partial(self._excess, asking))
 
-    def _excess(self, usage: QuotaUsage, asking: Iterable[Asking[Ticket]]) -> dict[str, float]:
+    def _excess(self, asking: Iterable[Asking[Ticket]]) -> dict[str, float]:
         """Return the units that each account has beyond its entitlement, as the service computes it."""
-        entitlements = Entitlements()
-        for session, allocation in self._ledger.allocations.items():
-            account, has = usage.accounts.find(allocation.quota, allocation.user), self._ledger.guaranteed(session)
-            entitlements.add_session(account, allocation.gpus, allocation.last_units, has, allocation.most_units)
+        entitlements = self._entitlements.copy()
         for request in asking:
             entitlements.add(request.account, 0, request.needs.units)
         return entitlements.excess(self._capacity.units)
@@ -326,6 +345,7 @@ class QueueQuotas:
     def _changed(self, session: str, allocation: Allocation | None) -> None:
         if self.usage is None:
             return
+        self._changed_sessions.add(session)
         if allocation is None:
             self.usage.drop(session)
             return
