@@ -64,9 +64,9 @@ class EachOnce:
 
 
 @contextlib.contextmanager
-def log_failure(log: logging.Logger, what: str) -> Iterator[None]:
+def log_failure(log: logging.Logger, item: str) -> Iterator[None]:
     """Log an exception in the processing of one item, so that the caller continues with the next item."""
     try:
         yield
     except Exception:
-        log.exception("cannot process %s; retrying", what)
+        log.exception("cannot process %s; retrying", item)

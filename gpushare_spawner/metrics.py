@@ -13,25 +13,25 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gpushare_spawner.model.report import GpuReport, HostMemoryReport, Report, SessionReport
 
-Of = TypeVar("Of")
-Item = tuple[Sequence[str], Of]
+Labeled = TypeVar("Labeled")
+Item = tuple[Sequence[str], Labeled]
 """The label values, and the labeled object."""
 
 
 @dataclass(frozen=True)
-class Figure(Generic[Of]):
+class Figure(Generic[Labeled]):
     """One metric."""
 
     name: str
     """Name without ``_total``. In the tables it also lacks the prefix, which `_named` adds."""
     meaning: str
-    value: Callable[[Of], float | None]
+    value: Callable[[Labeled], float | None]
     """Function that returns the sample; None: unknown, so there is no sample."""
     counter: bool = False
     """Whether the value only increases; False: a gauge."""
 
 
-def _named(prefix: str, *figures: Figure[Of]) -> tuple[Figure[Of], ...]:
+def _named(prefix: str, *figures: Figure[Labeled]) -> tuple[Figure[Labeled], ...]:
     """Return the figures with a prefix before their names."""
     return tuple(replace(figure, name=prefix + figure.name) for figure in figures)
 
@@ -128,14 +128,16 @@ SESSION: tuple[Figure[SessionReport], ...] = _named(
 LEASE_WAIT = "gpushare_session_lease_wait_seconds"
 
 
-def families(figures: Iterable[Figure[Of]], labels: Sequence[str], items: Iterable[Item[Of]]) -> Iterator[Metric]:
+def families(
+    figures: Iterable[Figure[Labeled]], labels: Sequence[str], items: Iterable[Item[Labeled]]
+) -> Iterator[Metric]:
     """Yield one family for each figure, with a sample for each item."""
     items = list(items)
     for figure in figures:
         kind = CounterMetricFamily if figure.counter else GaugeMetricFamily
         family = kind(figure.name, figure.meaning, labels=labels)
-        for values, of in items:
-            if (value := figure.value(of)) is not None:
+        for values, labeled in items:
+            if (value := figure.value(labeled)) is not None:
                 family.add_metric(values, value)
         yield family
 

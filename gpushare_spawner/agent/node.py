@@ -229,11 +229,11 @@ class ControlRequests:
             await self._node.cordons.put(request.gpu, request.cordon)
         except OSError as error:
             raise ControlRefused("internal", f"cannot store the cordon on disk: {error.strerror or error}") from None
-        what = f"GPU {self._gpus[request.gpu].index}" if request.gpu else "the node"
+        place = f"GPU {self._gpus[request.gpu].index}" if request.gpu else "the node"
         if request.cordon is None:
-            log.info("new sessions can be placed on %s again", what)
+            log.info("new sessions can be placed on %s again", place)
         else:
-            log.info("no new sessions are placed on %s, by %s: %s", what, request.cordon.by, request.cordon.reason)
+            log.info("no new sessions are placed on %s, by %s: %s", place, request.cordon.by, request.cordon.reason)
 
     def _checked(self, request: OpenRequest) -> tuple[Gpu, ...]:
         """Return the GPUs of a valid request."""
@@ -273,9 +273,9 @@ class ControlRequests:
 
     def _check_layer(self, gpu: Gpu, request: OpenRequest) -> None:
         if (request.layer is LayerName.MIG) is (gpu.mig is None):
-            what = "is a whole GPU" if gpu.mig is None else "is a MIG instance"
+            kind = "is a whole GPU" if gpu.mig is None else "is a MIG instance"
             raise ControlRefused(
-                "no-capacity", f"{gpu.label} ({gpu.uuid}) {what}: the layer {request.layer} cannot share it"
+                "no-capacity", f"{gpu.label} ({gpu.uuid}) {kind}: the layer {request.layer} cannot share it"
             )
         for session in self._registry.sessions.values():
             layer = session.record.request.layer
@@ -654,7 +654,7 @@ def report_of_session(
         last_kernel_activity=session.kernels.last_activity if session.kernels else None,
         processes=len(session.cuda),
         bypassing_pids=session.bypassing,
-        exceeding=tuple(BypassingProcess(pid=each.pid, started=each.started) for each in session.exceeding),
+        exceeding=tuple(BypassingProcess(pid=process.pid, started=process.started) for process in session.exceeding),
         memory_limit_hits=session.memory_hits,
         host_use=host_use,
         lacks_requests=session.lacks_requests,

@@ -761,6 +761,6 @@ class GpuArbiter:
             time_slices.learn_revoke_timeout(client.session, received, self._settings)
 
 
-def _check(what: str, amount: int | None) -> None:
+def _check(name: str, amount: int | None) -> None:
     if amount is not None and amount < 0:
-        raise ValueError(f"{what} must be at least 0, not {amount}")
+        raise ValueError(f"{name} must be at least 0, not {amount}")

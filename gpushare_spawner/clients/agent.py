@@ -128,8 +128,8 @@ class AgentClient:
             try:
                 answer = Answer.model_validate_json(text)
             except ValidationError:
-                what = "closed the connection without an answer" if not text else "sent an answer that cannot be read"
-                raise AgentUnreachable(f"the agent on {self.socket} {what}") from None
+                fault = "closed the connection without an answer" if not text else "sent an answer that cannot be read"
+                raise AgentUnreachable(f"the agent on {self.socket} {fault}") from None
             if answer.error is None or answer.error.code != "overloaded":
                 return answer
             if clock() + pause > end - 0.1:

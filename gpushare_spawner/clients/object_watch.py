@@ -73,8 +73,8 @@ def whole(item: Object) -> Object:
 class Watched(Background, Generic[Part]):
     """Objects read by a list and a series of watches until `close`, with unlimited retries.
 
-    ``what`` names the objects at ``path`` for people ("the pods of this node"); ``query`` selects them. ``keep``
-    returns the part of an object to retain; None: the object is omitted. If ``keep`` raises, the object keeps its
+    ``title`` names the objects at ``path`` for people ("the pods of this node"); ``query`` selects them. ``convert``
+    returns the part of an object to retain; None: the object is omitted. If ``convert`` raises, the object keeps its
     earlier state or is omitted: an invalid object must not hide the others. ``on_change`` is called after each list and
     each change.
     """
@@ -83,7 +83,7 @@ class Watched(Background, Generic[Part]):
         self,
         api: ClusterApi,
         path: str,
-        what: str,
+        title: str,
         convert: Callable[[Object], Part | None],
         query: Mapping[str, str] | None = None,
         on_change: Callable[[], None] = lambda: None,
@@ -104,7 +104,7 @@ class Watched(Background, Generic[Part]):
         self._log = log or logging.getLogger("gpushare.cluster")
         self._missing_right = missing_right
         self._least = "0" if cached else ""
-        self.what = what
+        self.title = title
         """Name of the objects for people."""
         self.objects: dict[str, Part] = {}
         """Objects by `key`."""
@@ -113,7 +113,7 @@ class Watched(Background, Generic[Part]):
         self.arrived: dict[str, float] = {}
         """Earliest possible time (`time.monotonic`) at which the version in `objects` was written: usually the time of
         its watch event. Missing: it came from a list, so its age is unknown."""
-        self.problem = f"{self.what} have not been read yet"
+        self.problem = f"{self.title} have not been read yet"
         """Current problem, for people; empty: none."""
         self.version = ""
         """The newest version that a list or the watch has delivered, including deletions."""
@@ -160,7 +160,7 @@ class Watched(Background, Generic[Part]):
     def _part(self, item: Object) -> Part | None:
         """Return the part of an object to retain: for an unreadable object, the part retained before."""
         name = key(item)
-        with self._bad_objects.apart(f"{name} of {self.what}"):
+        with self._bad_objects.apart(f"{name} of {self.title}"):
             return self._convert(item)
         return self.objects.get(name)
 
@@ -250,11 +250,11 @@ class Watched(Background, Generic[Part]):
         self._heard, self.problem = time.monotonic(), ""
         self._answered.set()
         if self._failing:
-            self._log.info("%s can be read again", self.what)
+            self._log.info("%s can be read again", self.title)
         self._failing = False
 
     def _fail(self, why: str) -> None:
-        problem = f"{self.what} cannot be read: {why}"
+        problem = f"{self.title} cannot be read: {why}"
         if problem != self.problem:
             self._log.warning("%s", problem)
         self.problem, self._failing = problem, True

@@ -502,10 +502,10 @@ class Report(MessagePart):
     def _each_gpu_once(self) -> Self:
         uuids = [gpu.uuid for gpu in self.gpus]
         indices = [gpu.index for gpu in self.gpus if gpu.mig is None]
-        for what, values in (("UUID", uuids), ("index", indices)):
+        for key, values in (("UUID", uuids), ("index", indices)):
             twice = next((value for value, number in Counter(values).items() if number > 1), None)
             if twice is not None:
-                raise ValueError(f"two GPUs have the {what} {twice}")
+                raise ValueError(f"two GPUs have the {key} {twice}")
         return self
 
     @property

@@ -30,7 +30,7 @@ class News:
         for stream in self._streams:
             stream.set()
 
-    async def each(self, at_most: float | None = None) -> AsyncGenerator[None]:
+    async def changes(self, at_most: float | None = None) -> AsyncGenerator[None]:
         """Yield immediately, then after each change, and `at_most` seconds after the previous yield."""
         changed = asyncio.Event()
         self._streams.add(changed)

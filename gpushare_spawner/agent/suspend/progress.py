@@ -158,10 +158,10 @@ _WHY = {
 }
 
 
-def reason_of(answer: CheckpointResult, what: str) -> str:
+def reason_of(answer: CheckpointResult, sentence: str) -> str:
     """Return a sentence with the failed action and the meaning of the driver's answer."""
     why = _WHY.get(answer.code)
-    return f"{what}: {why}." if why is not None else f"{what}: the driver answers {answer}."
+    return f"{sentence}: {why}." if why is not None else f"{sentence}: the driver answers {answer}."
 
 
 def may_attach(proc: Path = Path("/proc")) -> bool:

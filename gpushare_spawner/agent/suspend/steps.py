@@ -231,8 +231,8 @@ class ResumeSteps:
                 if answer.ok or await self._is_there(name):
                     restored.append(name)
                 elif answer.code in _NOT_NOW:
-                    for other in restored:
-                        await self._checkpoints.checkpoint(other, left[other])
+                    for restored_name in restored:
+                        await self._checkpoints.checkpoint(restored_name, left[restored_name])
                     raise CannotRestore(reason_of(answer, f"Process {name.pid} cannot be restored"))
                 elif answer.code not in (Code.INVALID_VALUE, Code.ENDED):
                     _failed(session, name.pid, str(answer), failed)
@@ -243,7 +243,7 @@ class ResumeSteps:
                 _failed(session, name.pid, failure, failed)
         return sum(left[name] for name in restored)
 
-    async def each(self, session: str, gpu: Gpu, suspension: Suspension, failed: Failed) -> None:
+    async def resume_each(self, session: str, gpu: Gpu, suspension: Suspension, failed: Failed) -> None:
         """Make each process run, from any state. Waits until there is enough memory for it.
 
         A process that cannot be restored is added to `failed`.

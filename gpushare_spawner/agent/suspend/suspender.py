@@ -245,7 +245,7 @@ class Suspender:
         if refusal is not error:
             log.error("session %s could not be suspended", session.id, exc_info=error)
         if (suspension := session.record.suspension) is not None:
-            await self._resume_steps.each(session.id, session.gpus[0], suspension, progress.failed)
+            await self._resume_steps.resume_each(session.id, session.gpus[0], suspension, progress.failed)
             await self._end_suspension(progress, suspension)
         self._send_resumed(progress)
         busy = refusal.retry_in < LATER
@@ -312,7 +312,7 @@ class Suspender:
             log.info("session %s has been suspended since before the agent started", session.id)
             session.record.suspension = suspension.model_copy(update={"complete": True})
             return
-        await self._resume_steps.each(session.id, session.gpus[0], suspension, progress.failed)
+        await self._resume_steps.resume_each(session.id, session.gpus[0], suspension, progress.failed)
         await self._end_suspension(progress, suspension)
         self._is_back(progress)
         self._arbitration(session).resumed(session.id, 0, 0.0)

@@ -311,9 +311,9 @@ def _field(operator: str, node: str) -> dict[str, Any]:
 
 
 def required_of_node(
-    affinity: Mapping[str, Any] | None, what: str, conditions: Sequence[Mapping[str, Any]]
+    affinity: Mapping[str, Any] | None, field: str, conditions: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a pod's affinity with further conditions on its node. ``what``: matchFields or matchExpressions.
+    """Return a pod's affinity with further conditions on its node. ``field``: matchFields or matchExpressions.
 
     Terms are alternatives, so the conditions are added to each of them.
     """
@@ -321,7 +321,7 @@ def required_of_node(
     node_affinity = affinity.get("nodeAffinity") or {}
     required = node_affinity.get(_REQUIRED) or {}
     terms = [
-        {**term, what: [*(term.get(what) or []), *conditions]} for term in required.get("nodeSelectorTerms") or [{}]
+        {**term, field: [*(term.get(field) or []), *conditions]} for term in required.get("nodeSelectorTerms") or [{}]
     ]
     return {**affinity, "nodeAffinity": {**node_affinity, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}
 
@@ -392,11 +392,15 @@ class PodConstraints:
         terms = self._parts["terms"]
         if terms and not any(_matches(term, node) for term in terms):
             return False
-        return all(any(_tolerates(each, taint) for each in self._parts["tolerations"]) for taint in node.taints)
+        return all(
+            any(_tolerates(toleration, taint) for toleration in self._parts["tolerations"]) for taint in node.taints
+        )
 
     def rejected(self, nodes: Iterable[NodeFacts]) -> frozenset[str]:
         """Return the names of the nodes that `accept` rejects. Nodes with equal relevant labels are checked once."""
-        named = {each["key"] for term in self._parts["terms"] for each in term.get("matchExpressions") or []}
+        named = {
+            expression["key"] for term in self._parts["terms"] for expression in term.get("matchExpressions") or []
+        }
         keys = sorted({*self._parts["nodeSelector"], *named})
         by_name = any(term.get("matchFields") for term in self._parts["terms"])
         judged: dict[tuple[Any, ...], bool] = {}
@@ -415,8 +419,8 @@ def _matches(term: Mapping[str, Any], node: NodeFacts) -> bool:
     expressions, fields = term.get("matchExpressions") or [], term.get("matchFields") or []
     # a term without a condition matches no node (kubernetes component-helpers/scheduling/corev1/nodeaffinity)
     return bool(expressions or fields) and (
-        all(_satisfies(each, node.labels) for each in expressions)
-        and all(_satisfies(each, {NAME_FIELD: node.name}) for each in fields)
+        all(_satisfies(expression, node.labels) for expression in expressions)
+        and all(_satisfies(field, {NAME_FIELD: node.name}) for field in fields)
     )
 
 

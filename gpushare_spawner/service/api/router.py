@@ -82,14 +82,14 @@ class Needs(Enum):
         """The scopes that satisfy it. A token needs one of them."""
         return (ACT_OWN, ACT) if self is Needs.OWN else (self.value,) if self.value else ()
 
-    def check(self, caller: Caller, of: Owned | None = None) -> None:
+    def check(self, caller: Caller, owned: Owned | None = None) -> None:
         """Raise ApiError unless the caller has the right. ``of``: the session or spawn to act on; None: not yet known.
 
         This is the only check of whether a caller may act; `service.actions` has none.
         """
         if (self is Needs.ACT and not caller.acts_on_all) or (self is Needs.DRAIN and not caller.drains):
             raise ApiError(403, "forbidden", words.scope_missing(self.scopes))
-        if self is Needs.OWN and of is not None and not caller.may_act_on(of):
+        if self is Needs.OWN and owned is not None and not caller.may_act_on(owned):
             raise ApiError(403, "forbidden", words.not_your_session(self.scopes))
 
 

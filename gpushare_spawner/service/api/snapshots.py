@@ -154,11 +154,11 @@ class Events:
         """Check for changes immediately after an action."""
         self._soon.set()
 
-    async def stream(self, of: str) -> AsyncGenerator[str]:
-        """Yield the events for a client. ``of``: its user or service. Raises TooManyStreams before the first event."""
-        if self._streams.total() >= self._most_streams or self._streams[of] >= MOST_STREAMS_OF_USER:
+    async def stream(self, user: str) -> AsyncGenerator[str]:
+        """Yield the events for a client. ``user``: its user or service. Raises TooManyStreams before the first event."""
+        if self._streams.total() >= self._most_streams or self._streams[user] >= MOST_STREAMS_OF_USER:
             raise TooManyStreams("Too many pages listen for changes: close some of them, or try again in a minute.")
-        self._streams[of] += 1
+        self._streams[user] += 1
         try:
             if not self._polling:
                 version = (await self._snapshots.current()).version
@@ -176,9 +176,9 @@ class Events:
                 parts, seen = self._snapshots.changed_since(seen), self._version
                 yield _event(ChangedResources(version=seen, parts=parts))
         finally:
-            self._streams[of] -= 1
-            if not self._streams[of]:
-                del self._streams[of]
+            self._streams[user] -= 1
+            if not self._streams[user]:
+                del self._streams[user]
             if not self._streams and self._poller is not None:
                 self._poller.cancel()
                 self._poller = None

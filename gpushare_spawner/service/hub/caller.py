@@ -72,10 +72,10 @@ class Caller:
         """Whether the caller may cordon and drain GPUs and nodes."""
         return self.has(DRAIN)
 
-    def may_act_on(self, of: Owned) -> bool:
+    def may_act_on(self, owned: Owned) -> bool:
         """Return whether the caller may act on this session or server."""
-        return self.acts_on_all or (self.acts_on_own and of.user == self.name)
+        return self.acts_on_all or (self.acts_on_own and owned.user == self.name)
 
-    def may_see(self, of: Owned) -> bool:
+    def may_see(self, owned: Owned) -> bool:
         """Return whether the caller may see this session or server and its user's name."""
-        return self.sees_all or of.user == self.name
+        return self.sees_all or owned.user == self.name

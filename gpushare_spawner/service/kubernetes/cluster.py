@@ -179,7 +179,7 @@ class Cluster:
         """
         for watched in self._watched:
             if not watched.current:
-                raise AgentUnreachable(watched.problem or f"no news of {watched.what} from the API server")
+                raise AgentUnreachable(watched.problem or f"no news of {watched.title} from the API server")
         name, read = self._reports().get(node, ("", None))
         here = self._pods_by_node().get(node, _NodePods())
         now = self._clock()

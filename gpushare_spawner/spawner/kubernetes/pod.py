@@ -352,11 +352,11 @@ def _notebook(pod: V1Pod) -> Any:
     return next((container for container in containers if container.name == NOTEBOOK), containers[0])
 
 
-def _get(thing: Any, name: str) -> Any:
+def _get(item: Any, name: str) -> Any:
     # KubeSpawner accepts both models and dicts in several settings and does not convert them
-    if thing is None:
+    if item is None:
         return None
-    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name)
+    return item.get(name) if isinstance(item, Mapping) else getattr(item, name)
 
 
 WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "-1"}

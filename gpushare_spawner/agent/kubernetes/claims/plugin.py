@@ -108,7 +108,7 @@ class DeviceHealth(health_services.DRAResourceHealthServicer):
         self, request: health_messages.NodeWatchResourcesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[health_messages.NodeWatchResourcesResponse]:
         """Send the whole list initially, after each change, and every `HEALTH_EVERY` seconds."""
-        async with contextlib.aclosing(self._news.each(HEALTH_EVERY)) as changes:
+        async with contextlib.aclosing(self._news.changes(HEALTH_EVERY)) as changes:
             async for _ in changes:
                 yield self._list()
 

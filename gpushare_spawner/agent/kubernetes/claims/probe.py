@@ -124,20 +124,20 @@ async def _stores_taints(api: ClusterApi, node: str) -> bool:
     return True
 
 
-async def _may_read(api: ClusterApi, path: str, what: str, missing: str) -> None:
+async def _may_read(api: ClusterApi, path: str, right: str, missing: str) -> None:
     """Raise ClaimsUnavailable if the object cannot be read or, with `missing`, does not exist."""
     try:
         await api.get(path)
     except ApiFailure as failure:
         if failure.status != 404:
-            raise _without_right(failure, what) from None
+            raise _without_right(failure, right) from None
         if missing:
             raise ClaimsUnavailable(missing) from None
 
 
-def _without_right(failure: ApiFailure, what: str) -> ApiFailure | ClaimsUnavailable:
+def _without_right(failure: ApiFailure, right: str) -> ApiFailure | ClaimsUnavailable:
     if failure.status not in (401, 403):
         return failure
     return ClaimsUnavailable(
-        f"the agent's service account may not {what}; the chart gives it the rights with kubelet: dra: {failure}"
+        f"the agent's service account may not {right}; the chart gives it the rights with kubelet: dra: {failure}"
     )

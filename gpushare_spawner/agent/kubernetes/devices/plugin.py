@@ -87,7 +87,7 @@ class DevicePlugin(services.DevicePluginServicer):
         self, request: messages.Empty, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[messages.ListAndWatchResponse]:
         """Send the whole list initially and after each change."""
-        async with contextlib.aclosing(self._news.each()) as changes:
+        async with contextlib.aclosing(self._news.changes()) as changes:
             async for _ in changes:
                 ids, healthy = self._reported
                 health = HEALTHY if healthy else UNHEALTHY

@@ -350,8 +350,8 @@ class PodReconciler:
                 self._check_again(ALL_GPUS_WITHIN - age)
                 return
             record = self._record(pod, annotated, devices)
-        other = self._node.sessions.get(record.request.id)
-        if other is not None and not self._is_older(other, pod):
+        earlier = self._node.sessions.get(record.request.id)
+        if earlier is not None and not self._is_older(earlier, pod):
             self._warnings.about(f"pod {key[0]}/{key[1]} claims session {record.request.id}, which a newer pod holds")
             return
         assert record.pod is not None
