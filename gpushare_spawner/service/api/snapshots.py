@@ -155,7 +155,7 @@ class Events:
         self._soon.set()
 
     async def stream(self, user: str) -> AsyncGenerator[str]:
-        """Yield the events for a client. ``user``: its user or service. Raises TooManyStreams before the first event."""
+        """Yield a client's events. ``user``: its user or service. Raises TooManyStreams before the first event."""
         if self._streams.total() >= self._most_streams or self._streams[user] >= MOST_STREAMS_OF_USER:
             raise TooManyStreams("Too many pages listen for changes: close some of them, or try again in a minute.")
         self._streams[user] += 1
