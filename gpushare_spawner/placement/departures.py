@@ -37,6 +37,10 @@ MOST_CANDIDATES = 20
 """Nodes that are compared: the nodes that lack the least. Each costs 0.2 to 1 ms."""
 
 
+_ALL = ""
+"""The key of the lengths of all templates."""
+
+
 class TimeRange(NamedTuple):
     """The times between which something happens in four of five cases, and the time at which half of them have."""
 
@@ -52,39 +56,56 @@ class TimeRange(NamedTuple):
 
 
 class SessionLengths:
-    """The lengths in seconds of recently ended sessions, by template."""
+    """The lengths in seconds of recently ended sessions, by template.
+
+    For a template of which too few sessions have ended, those of all templates count.
+    """
 
     def __init__(self) -> None:
         self._recent: dict[str, deque[float]] = {}
         self._ordered: dict[str, list[float]] = {}
 
+    @property
+    def recent(self) -> dict[str, list[float]]:
+        """The lengths by template, oldest first, in whole seconds."""
+        return {name: [round(seconds) for seconds in lengths] for name, lengths in self._recent.items() if name}
+
     def ended(self, template: str, seconds: float) -> None:
         """Record the length of an ended session."""
         if not template or seconds < SHORTEST_SECONDS:
             return
-        recent, ordered = self._recent.setdefault(template, deque()), self._ordered.setdefault(template, [])
-        recent.append(seconds)
-        insort(ordered, seconds)
-        if len(recent) > MOST_LENGTHS:
-            ordered.remove(recent.popleft())
+        for name in (template, _ALL):
+            recent, ordered = self._recent.setdefault(name, deque()), self._ordered.setdefault(name, [])
+            recent.append(seconds)
+            insort(ordered, seconds)
+            if len(recent) > MOST_LENGTHS:
+                ordered.remove(recent.popleft())
+
+    def _known(self, template: str) -> Sequence[float]:
+        """Return lengths in ascending order; none if too few sessions have ended."""
+        ordered = self._ordered.get(template, ())
+        if len(ordered) < FEWEST_LENGTHS:
+            ordered = self._ordered.get(_ALL, ())
+        return ordered if len(ordered) >= FEWEST_LENGTHS else ()
 
     def expected(self, template: str) -> float | None:
         """Return the length that half of the template's sessions exceed; None: too few have ended."""
-        ordered = self._ordered.get(template, [])
-        return ordered[len(ordered) // 2] if len(ordered) >= FEWEST_LENGTHS else None
+        ordered = self._known(template)
+        return ordered[len(ordered) // 2] if ordered else None
 
     def remaining(self, template: str, age: float) -> Sequence[float]:
         """Return equally likely seconds for which a session of this age lasts, ascending.
 
         If few ended sessions lasted as long, it lasts as long again in half of the cases (Gott, Nature 363, 1993).
-        Infinite: nothing is known of the template's sessions.
+        Infinite: nothing is known of any sessions.
         """
-        ordered = self._ordered.get(template, [])
-        longer = ordered[bisect_right(ordered, age) :]
-        if len(longer) >= FEWEST_LENGTHS:
-            return [longer[int(level * len(longer))] - age for level in _LEVELS]
-        if len(ordered) < FEWEST_LENGTHS:
+        ordered = self._known(template)
+        if not ordered:
             return [math.inf] * SAMPLES
+        first = bisect_right(ordered, age)
+        longer = len(ordered) - first
+        if longer >= FEWEST_LENGTHS:
+            return [ordered[first + int(level * longer)] - age for level in _LEVELS]
         return [age * level / (1 - level) for level in _LEVELS]
 
 
@@ -167,9 +188,13 @@ class Departures:
             if not demand.count or not demand.accepts(model) or len(able) < demand.count:
                 continue
             free = {gpu: _units_free(gpu, demand, demand.units, leaving, now) for gpu in able}
-            last = {gpu: _units_free(gpu, demand, demand.least_units, leaving, now) for gpu in able}
+            last = free
+            if demand.least_units != demand.units:
+                last = {gpu: _units_free(gpu, demand, demand.least_units, leaving, now) for gpu in able}
             starts = []
-            for sample, start in enumerate(resources):
+            if len(able) == demand.count and last is free:
+                starts = list(map(max, zip(resources, *free.values(), strict=True)))
+            for sample, start in enumerate(resources if not starts else ()):
                 times = {gpu: free[gpu][sample] for gpu in able}
                 chosen = _first(able, demand.count, times, {gpu: last[gpu][sample] for gpu in able})
                 starts.append(max(start, last[chosen[-1]][sample], *(times[gpu] for gpu in chosen[:-1])))
@@ -241,6 +266,11 @@ def _reached(lacking: int, given: Sequence[tuple[Sequence[float], int]], now: fl
     """Return when so much is given, in each sample; infinite: never."""
     if lacking <= 0:
         return [now] * SAMPLES
+    total = sum(amount for _, amount in given)
+    if total <= lacking:
+        # all must leave, which is usual for whole GPUs, or all are not enough
+        every = [times for times, amount in given if amount]
+        return list(map(max, zip(*every, strict=True))) if total == lacking else [math.inf] * SAMPLES
     times = []
     for sample in range(SAMPLES):
         left, at = lacking, math.inf

@@ -141,10 +141,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     quota_usage_file = Unicode(
         "gpushare-quota-usage.json",
         help="""
-        File in which the hub stores the recent use over quota of each user and group, so that the use of ended sessions
-        survives a restart. A relative path starts at the hub's working directory; empty: nothing is stored.
+        File in which the hub stores the recent use over quota of each user and group, and how long each template's
+        sessions lasted, so that both survive a restart. A relative path starts at the hub's working directory; empty:
+        nothing is stored.
 
-        The file is written only if there are quotas. It names users and groups, and only its owner can read it.
+        It names users and groups, and only its owner can read it.
         """,
     ).tag(config=True)
 

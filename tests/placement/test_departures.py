@@ -54,7 +54,16 @@ def departures(*allocations: Allocation, cpu: int | None = None, **nodes: int) -
 def test_a_new_session_lasts_as_long_as_half_of_those_that_ended() -> None:
     assert lengths(*[HOUR] * (FEWEST_LENGTHS - 1)).expected("t") is None
     assert lengths(100.0, 200.0, 300.0, 400.0, 5000.0).expected("t") == 300.0
-    assert lengths(100.0, 200.0, 300.0, 400.0, 5000.0).expected("other") is None
+
+
+def test_where_few_sessions_of_a_template_have_ended_those_of_all_templates_count() -> None:
+    ended = lengths(100.0, 200.0, 300.0, 400.0, 5000.0)
+    assert ended.expected("other") == 300.0
+    assert ended.remaining("other", 0.0)[0] == 100.0
+    for _ in range(FEWEST_LENGTHS):
+        ended.ended("other", HOUR)
+    assert (ended.expected("other"), ended.expected("t")) == (HOUR, 300.0)
+    assert ended.recent == {"t": [100, 200, 300, 400, 5000], "other": [HOUR] * FEWEST_LENGTHS}
 
 
 def test_servers_that_failed_to_start_and_sessions_of_long_ago_do_not_count() -> None:
@@ -112,7 +121,8 @@ def test_the_last_gpu_of_a_share_needs_only_its_own_units() -> None:
 
 
 def test_a_notice_says_more_than_the_lengths() -> None:
-    expected = departures(of("idle", "a-0", age=60.0, template="never seen"), a=1)
+    expected = departures(of("idle", "a-0", age=60.0), a=1)
+    expected.lengths = SessionLengths()
     request = PlacementRequest(Share(50))
     unknown, told = (expected.start_on("a", request, NOW, notices) for notices in ({}, {"idle": STOP}))
     assert unknown is not None
@@ -171,12 +181,12 @@ def test_a_reservation_that_a_pod_replaces_has_not_ended() -> None:
     feed.put(EntrySource.SEEN, of("pod-ann", "a-0", 10, age=90.0))
     feed.drop(EntrySource.RESERVED, "ann#1")
     expected.follow(NOW)
-    assert not expected.lengths._ordered
+    assert not expected.lengths.recent
     feed.put(EntrySource.RESERVED, of("pod-ann", "a-0", 10, age=90.0))
     feed.drop(EntrySource.SEEN, "pod-ann")
     feed.drop(EntrySource.RESERVED, "pod-ann")
     expected.follow(NOW)
-    assert expected.lengths._ordered == {"t": [90.0]}
+    assert expected.lengths.recent == {"t": [90]}
 
 
 def test_a_session_that_ended_while_nobody_looked_has_no_known_length() -> None:
@@ -185,7 +195,7 @@ def test_a_session_that_ended_while_nobody_looked_has_no_known_length() -> None:
     expected.follow(NOW)
     expected._ledger.remove("there")
     expected.follow(NOW + MOST_UNSEEN_SECONDS + 1)
-    assert not expected.lengths._ordered
+    assert not expected.lengths.recent
 
 
 def test_nodes_that_the_request_leaves_out_are_no_candidates() -> None:

@@ -245,7 +245,7 @@ FEWEST_WAITS = 3
 MOST_WAITS = 200
 """The maximum number of stored waits."""
 _STEPS = ((5, 1), (30, 5), (120, 15))
-"""Pairs (minutes, step): an estimate of at most ``minutes`` is rounded up to a multiple of ``step``."""
+"""Pairs (minutes, step): an estimate of at most ``minutes`` is rounded to a multiple of ``step``."""
 
 
 @dataclass(frozen=True)
@@ -355,17 +355,21 @@ async def after_pending_stops(snapshot: GpuSnapshot, queue: SpawnQueue, breaks: 
     return expected
 
 
-def rounded_minutes(seconds: float) -> int:
-    """Return minutes, at least 1, rounded up to a suitable number for an estimate: 6 min gives 10, 31 min gives 45."""
-    minutes = max(1, math.ceil(seconds / 60))
+def rounded_minutes(seconds: float, upward: bool = True) -> int:
+    """Return minutes rounded to a suitable number for an estimate: 6 min gives 10, 31 min gives 45; upward at least 1.
+
+    Downward, 6 min gives 5, 31 min gives 30.
+    """
+    minutes = seconds / 60
     step = next((step for most, step in _STEPS if minutes <= most), 60)
-    return math.ceil(minutes / step) * step
+    return max(1, math.ceil(minutes / step)) * step if upward else math.floor(minutes / step) * step
 
 
 def rounded_interval(seconds: TimeRange) -> WaitInterval:
-    """Return the rounded minutes of an estimate; at the earliest 0."""
-    earliest, likely, latest = map(rounded_minutes, seconds)
-    return WaitInterval(earliest if seconds.earliest > 60 else 0, likely, latest)
+    """Return the rounded minutes of an estimate: of an interval the earliest is rounded down."""
+    is_interval = seconds.earliest < seconds.latest
+    earliest = rounded_minutes(seconds.earliest, upward=not is_interval) if seconds.earliest > 60 else 0
+    return WaitInterval(earliest, rounded_minutes(seconds.likely), rounded_minutes(seconds.latest))
 
 
 async def after_idle_actions(check: PlacementCheck, queue: SpawnQueue, breaks: LoopBreaks) -> Mapping[Ticket, float]:

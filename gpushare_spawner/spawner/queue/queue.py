@@ -63,7 +63,7 @@ MOST_EXPECTED_SECONDS = 86400.0
 UNKNOWN_HOLD_SECONDS = 300.0
 """Seconds of a hold with an unknown start."""
 PAUSE_SECONDS = 120.0
-"""Seconds after a hold that was given up in which the same spawn has none: what became free meanwhile serves others."""
+"""Seconds after a hold with an unknown start in which the same spawn has none: what became free serves others."""
 
 
 @dataclass(frozen=True)
@@ -147,28 +147,37 @@ class Ticket:
     """Where and when it is expected to start; None: unknown, or earlier spawns could use the same nodes."""
     hold_ends: float | None = None
     """When its hold is given up unless it has started (monotonic clock, seconds); None: it has no hold."""
+    promised: float = 0.0
+    """When it was expected to start on the node held for it, as the hold began (seconds since the epoch)."""
     holds_again: float = 0.0
     """When it may have a hold again."""
     ends: float = math.inf
     """When its wait ends."""
 
-    def may_hold(self, now: float, wall_time: float) -> bool:
-        """Return whether GPUs may be held for the spawn.
+    def give_up_late(self, now: float) -> None:
+        """Give up the hold if the start is late. ``now``: seconds on a monotonic clock.
 
-        ``now``: seconds on a monotonic clock; ``wall_time``: seconds since the epoch.
-        They are held until some time after the expected start. Then the estimate was wrong, and others may use the
-        GPUs for `PAUSE_SECONDS`. Nothing is held for a spawn if its wait ends before its earliest expected start.
+        The estimate was wrong: the next hold is where the spawn is expected to start first then. If nothing was
+        expected, others may use the GPUs for `PAUSE_SECONDS` before.
+        """
+        if self.hold_ends is not None and now >= self.hold_ends:
+            self.hold_ends, self.held_node = None, ""
+            if self.start is None:
+                self.holds_again = now + PAUSE_SECONDS
+
+    def may_hold(self, now: float, wall_time: float) -> bool:
+        """Return whether GPUs may be held for the spawn, see `give_up_late`.
+
+        ``now``: seconds on a monotonic clock; ``wall_time``: seconds since the epoch. Nothing is held for a spawn if
+        its wait ends before its earliest expected start.
         """
         if self.start is not None and self.start.at.earliest - wall_time > self.ends - now:
             return False
-        if self.hold_ends is not None and now >= self.hold_ends:
-            self.hold_ends, self.holds_again, self.held_node = None, now + PAUSE_SECONDS, ""
+        self.give_up_late(now)
         if now < self.holds_again:
             return False
         if self.hold_ends is None:
-            wait = self.start.at.likely - wall_time if self.start is not None else math.inf
-            late = min(max(wait * LATE_PART, LEAST_LATE_SECONDS), MOST_LATE_SECONDS)
-            self.hold_ends = now + (wait + late if wait < MOST_EXPECTED_SECONDS else UNKNOWN_HOLD_SECONDS)
+            self.hold_ends = now + UNKNOWN_HOLD_SECONDS
         return True
 
     @property
@@ -176,10 +185,19 @@ class Ticket:
         """The name of its hold in the ledger."""
         return f"{self.request.session}#{id(self)}"
 
-    def record_hold(self, node: str) -> None:
-        """Record the node with the GPUs that are held for this spawn."""
-        self.moves += self.held_node not in ("", node)
-        self.held_node = node
+    def record_hold(self, hold: NodeHold, now: float, wall_time: float) -> NodeHold:
+        """Record the GPUs that are held for this spawn; return their hold, with the start before which others must end.
+
+        Sessions that pass the hold can outlast the start that was expected when it began; no others pass for that.
+        """
+        if self.held_node != hold.node:
+            self.moves += self.held_node != ""
+            self.held_node, self.promised = hold.node, hold.start
+            if self.start is not None:
+                wait = hold.start - wall_time
+                late = min(max(wait * LATE_PART, LEAST_LATE_SECONDS), MOST_LATE_SECONDS)
+                self.hold_ends = now + wait + late
+        return replace(hold, start=min(self.promised, hold.start))
 
     def says(self, ahead: int, hint: str) -> None:
         """Record the position and the reason for the wait. `publish` shows them to the user."""
@@ -691,9 +709,9 @@ class Placer:
     async def hold(self, ticket: Ticket, breaks: LoopBreaks) -> None:
         """Keep GPUs for a waiting ticket if no earlier ticket could use their node.
 
-        Chooses the GPUs on which it is expected to start first, for a stated time: see `Ticket.may_hold`. If nothing
-        is expected, chooses the GPUs on which the least capacity must become free; that amount decreases from pass to
-        pass.
+        Chooses the GPUs on which it is expected to start first, for a stated time, see `Ticket.give_up_late`. If
+        nothing is expected, chooses the GPUs on which the least capacity must become free; that amount decreases from
+        pass to pass.
         """
         check = self._check
         if not check.snapshot.native(ticket.request.template):
@@ -702,11 +720,12 @@ class Placer:
         capacity = check.ledger.capacity
         await breaks.through(preparing_hold(capacity, request))
         able = able_nodes(capacity, request)
+        ticket.give_up_late(check.monotonic)
         ticket.nodes, ticket.start = self._yielding_nodes(request), None
         if ticket.result.done() or ticket not in self._queue:
             return
         if able <= self._reached:
-            ticket.hold_ends = None
+            ticket.hold_ends, ticket.held_node = None, ""
             return
         hold = await self._first_to_fit(request, breaks) if ticket.moves < MOST_MOVES else None
         await self._expect_start(ticket, request, hold, able - request.left_out, breaks)
@@ -720,8 +739,7 @@ class Placer:
             # also during a pause: a later spawn must not take the GPUs that are open to all then
             self._reached |= able
         if holds:
-            ticket.record_hold(hold.node)
-            self._feed.hold(ticket.hold_name, hold)
+            self._feed.hold(ticket.hold_name, ticket.record_hold(hold, check.monotonic, check.now))
 
     async def _expect_start(
         self, ticket: Ticket, request: PlacementRequest, hold: NodeHold | None, able: Set[str], breaks: LoopBreaks

@@ -1,13 +1,14 @@
 """Quotas in force for the queue: they determine the order of its spawns and the limits that refuse a spawn.
 
 The rules are in the package `quota`. Current use comes from the ledger, so a restarted hub reads it again. Use over
-quota by ended sessions is kept in a file (`QuotaHistory`).
+quota by ended sessions, and their lengths, are kept in a file (`QuotaHistory`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.quota import NOTHING, Quotas, ResourceAmounts
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement.departures import SessionLengths
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.quota.accounts import Account, Charge, QuotaAccounts, QuotaUsage, needs_of
@@ -52,52 +54,72 @@ class PastUse(BaseModel):
     """Seconds since the epoch."""
     used: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
     """The part of the cluster that each account has used over quota, on average, see `quota.FairShare`."""
+    lengths: dict[str, list[Annotated[float, Field(ge=0, allow_inf_nan=False)]]] = {}
+    """The seconds for which the recently ended sessions of each template lasted, oldest first."""
 
 
 class QuotaHistory:
     """The file of past use. It is replaced as a whole: a killed hub leaves either the old or the new content.
 
+    ``lengths``: the lengths of ended sessions, which the file keeps too.
+
     An invalid file is renamed. A file that cannot be read or written is not used until the next start of the hub. Each
     problem is logged once. No method raises.
     """
 
-    def __init__(self, path: Path | None, log: logging.Logger) -> None:
+    def __init__(self, path: Path | None, log: logging.Logger, lengths: SessionLengths | None = None) -> None:
         """Store the path. ``path``: None if nothing is saved."""
         self._path = path
         self._log = log
+        self._lengths = lengths or SessionLengths()
         self._saved: PastUse | None = None
+        self._saved_at = -math.inf
 
     def load(self) -> PastUse | None:
-        """Return the saved use; None if there is none."""
-        if self._path is None:
-            return None
+        """Return the saved use; None if there is none. The first call adds the saved lengths to those of sessions."""
+        if self._saved is None and self._path is not None:
+            self._saved = self._read(self._path)
+            for template, lengths in self._saved.lengths.items() if self._saved is not None else ():
+                for seconds in lengths:
+                    self._lengths.ended(template, seconds)
+        return self._saved
+
+    def _read(self, path: Path) -> PastUse | None:
         try:
-            return PastUse.model_validate_json(self._path.read_bytes())
+            return PastUse.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
             self._give_up("read", error)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            aside = self._path.with_name(self._path.name + BAD)
+            aside = path.with_name(path.name + BAD)
             self._log.error(
                 "The past use over quota in %s is lost: the file is not valid (%s). The file is kept as %s",
-                self._path,
+                path,
                 first["msg"],
                 aside.name,
             )
             with contextlib.suppress(OSError):
-                self._path.replace(aside)
+                path.replace(aside)
         return None
 
-    def save(self, now: float, used: Mapping[str, float]) -> None:
-        """Save the use over quota if a write is due. ``now``: seconds since the epoch."""
-        last = self._saved
-        if self._path is None or (last is not None and 0 <= now - last.at < SAVE_EVERY):
+    def save(self, now: float, used: Mapping[str, float] | None) -> None:
+        """Save the use over quota and the lengths if a write is due. ``now``: seconds since the epoch.
+
+        ``used``: None without quotas; the saved use and its time stay.
+        """
+        last = self.load()
+        if self._path is None or 0 <= now - self._saved_at < SAVE_EVERY:
             return
-        if not used and (last is None or not last.used) and not self._path.exists():
+        past = last or PastUse(at=0.0)
+        at, used = (past.at, past.used) if used is None else (max(0.0, now), used)
+        content = PastUse(at=at, used=dict(used), lengths=self._lengths.recent)
+        if content == past:
+            self._saved_at = now
             return
-        content = PastUse(at=max(0.0, now), used=dict(used))
+        if not (used or content.lengths or self._path.exists()):
+            return
         fresh = self._path.with_name(f".{self._path.name}.new")
         try:
             # The file is readable only by its owner, because it names users.
@@ -107,11 +129,11 @@ class QuotaHistory:
         except OSError as error:
             self._give_up("written", error)
         else:
-            self._saved = content
+            self._saved, self._saved_at = content, now
 
     def _give_up(self, what: str, error: OSError) -> None:
         self._log.warning(
-            "%s cannot be %s (%s): the use over quota by ended sessions is lost when the hub is restarted. "
+            "%s cannot be %s (%s): the use over quota and the lengths of ended sessions are lost at a restart. "
             "Set quota_usage_file to a file that the hub can write",
             self._path,
             what,
@@ -196,6 +218,7 @@ class QueueQuotas:
         self._capacity = ResourceAmounts(capacity)
         if self.usage is None:
             self._fair = None
+            self._history.save(self._clock(), None)
             return
         quotas = self.usage.accounts.quotas
         if quotas.count_resources:

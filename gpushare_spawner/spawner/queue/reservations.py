@@ -61,7 +61,7 @@ class Reservations(ABC, Generic[Reserved]):
 
     One object serves all spawners of a hub that use the same GPUs. ``nodes_are_added``: a spawn that no current node
     can take waits for a new node. ``policy`` returns the admin's templates and quotas in force. ``quota_usage_file``:
-    the file of use over quota, None if there is no file.
+    the file of use over quota and of lengths of sessions, None if there is no file.
     """
 
     place_every = 1.5
@@ -100,11 +100,12 @@ class Reservations(ABC, Generic[Reserved]):
         """The ledger of all reported shares and of those in flight; `snapshot` updates it."""
         self.strategy = strategy or BestFit()
         self.policy = policy
+        self._departures = Departures(self.feed.ledger, self._requested, self.feed.is_reserved)
         self.quotas = QueueQuotas(
             self.feed.ledger,
             log,
             lambda: policy().quotas,
-            history=QuotaHistory(quota_usage_file, log),
+            history=QuotaHistory(quota_usage_file, log, self._departures.lengths),
             templates=lambda: policy().templates,
             without_gpu=self.without_gpu,
         )
@@ -113,7 +114,6 @@ class Reservations(ABC, Generic[Reserved]):
         self.queue = SpawnQueue(queue_length)
         self.nodes_are_added = nodes_are_added
         self.started_at = time.time()
-        self._departures = Departures(self.feed.ledger, self._requested, self.feed.is_reserved)
         self._estimates = WaitEstimates()
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()

@@ -208,28 +208,45 @@ async def test_a_spawn_holds_the_node_that_is_expected_to_empty_first() -> None:
     assert set(big.start.at) == {NOW + 600}
 
 
-async def test_a_hold_ends_when_the_start_is_late_and_comes_back_after_a_pause() -> None:
+async def test_a_late_hold_is_given_up_for_the_node_that_is_expected_to_empty_first_then() -> None:
     machine = expecting()
     machine.held.pop(0)
-    machine.hold("a", 100)
-    big = machine.join("big", count=1)
-    late, also = machine.join("late", 0.2), machine.join("also-big", count=1)
-    assert await one_pass(machine) == {}
+    machine.hold("a", 100, opened_at=NOW, template="long")
+    big, also = machine.join("big", count=1), machine.join("also-big", count=1)
+    short = machine.join("short", 0.2, template="short")
+    assert await one_pass(machine) == {"short": "b"}
+    machine.held.pop()
     machine.now = NOW + 600 + 300 - 1
+    late = machine.join("late", 0.2, template="short")
     assert await one_pass(machine) == {}
     assert holds(machine) == ["b"]
-    # half of the expected wait later, the estimate was wrong
+    # half of the expected wait later, the estimate was wrong: b is expected to empty 70 min later, a 45 min
     machine.now += 1
     assert await one_pass(machine) == {"late": "b"}
-    assert holds(machine) == [], "nor has the next one a hold, which could take its turn"
+    kept = hold_of(machine, big)
+    assert kept is not None
+    assert (kept.node, kept.start) == ("a", NOW + 3600)
+    assert (hold_of(machine, also), big.moves) == (None, 0)
+    assert short not in machine.queue
     assert late not in machine.queue
-    machine.now += PAUSE_SECONDS - 1
-    await one_pass(machine)
-    assert holds(machine) == []
-    machine.now += 1
-    await one_pass(machine)
-    assert hold_of(machine, big) is not None
-    assert hold_of(machine, also) is None
+
+
+async def test_sessions_that_pass_a_hold_do_not_let_others_pass_for_longer() -> None:
+    machine = expecting()
+    machine.held.pop(0)
+    machine.hold("a", 100, opened_at=NOW, template="long")
+    big = machine.join("big", count=1)
+    machine.join("short", 0.1, template="short")
+    assert await one_pass(machine) == {"short": "b"}
+    # it lasts longer than expected
+    machine.held[-1] = replace(machine.held[-1], template="short", opened_at=NOW)
+    machine.now = NOW + 550
+    machine.join("late", 0.1, template="short")
+    assert await one_pass(machine) == {}
+    kept = hold_of(machine, big)
+    assert kept is not None
+    assert big.start is not None
+    assert kept.start == NOW + 600 < big.start.at.likely
 
 
 async def test_a_hold_of_which_nothing_is_expected_ends_too() -> None:
@@ -243,6 +260,12 @@ async def test_a_hold_of_which_nothing_is_expected_ends_too() -> None:
     machine.join("small", 0.2)
     machine.now += UNKNOWN_HOLD_SECONDS
     assert await one_pass(machine) == {"small": "a"}
+    machine.now += PAUSE_SECONDS - 1
+    await one_pass(machine)
+    assert holds(machine) == []
+    machine.now += 1
+    await one_pass(machine)
+    assert hold_of(machine, big) is not None
 
 
 async def test_nothing_is_kept_for_a_spawn_whose_wait_ends_before_it_can_start() -> None:
@@ -263,7 +286,6 @@ async def test_a_session_that_ends_before_the_start_may_use_what_is_kept() -> No
     machine.hold("a", 100)
     machine.join("big", count=1)
     machine.join("long", 0.1, template="long")
-    machine.join("unknown", 0.1, template="unknown")
     machine.join("short", 0.1, template="short")
     assert await one_pass(machine) == {"short": "b"}
     check_ledger(machine.feed.ledger)
@@ -308,6 +330,25 @@ async def test_a_spawn_whose_wait_ends_before_it_can_start_does_not_keep_the_nex
     assert await one_pass(machine) == {"small": "a"}
     assert hold_of(machine, second) is not None
     assert holds(machine) == ["b"]
+
+
+async def test_a_hold_that_an_earlier_spawn_took_begins_anew() -> None:
+    machine = expecting()
+    low = machine.join("low", count=1)
+    await one_pass(machine)
+    high = machine.join("high", count=1)
+    machine.queue.arrange([high, low])
+    machine.now += 500
+    await one_pass(machine)
+    assert (hold_of(machine, low), low.held_node) == (None, "")
+    machine.queue.leave(high)
+    machine.feed.hold(high.hold_name, None)
+    machine.held = [replace(held, opened_at=NOW - 600) for held in machine.held]
+    await one_pass(machine)
+    kept = hold_of(machine, low)
+    assert kept is not None
+    assert kept.start == NOW + 3000
+    assert low.hold_ends == NOW + 3000 + 600
 
 
 async def test_time_in_which_an_earlier_spawn_has_the_hold_does_not_count() -> None:

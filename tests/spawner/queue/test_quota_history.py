@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.model.quota import HALF_LIFE_SECONDS
+from gpushare_spawner.placement.departures import SessionLengths
 from gpushare_spawner.placement.ledger import Ledger
-from gpushare_spawner.spawner.queue.quotas import SAVE_EVERY, QueueQuotas, QuotaHistory
+from gpushare_spawner.spawner.queue.quotas import SAVE_EVERY, PastUse, QueueQuotas, QuotaHistory
 from tests.spawner.queue.test_queue_quotas import CAPACITY, QUOTAS, Clock, allocation
 
 DAY = HALF_LIFE_SECONDS
@@ -93,6 +94,39 @@ def test_only_the_owner_can_read_the_file_and_it_is_not_written_all_the_time(pat
     assert kept.used == {}
 
 
+def test_lengths_of_ended_sessions_survive_a_restart_also_without_quotas(path: Path, clock: Clock) -> None:
+    a_day_over_quota(path, clock)
+    kept = PastUse.model_validate_json(path.read_bytes())
+    for number in range(2):
+        lengths = SessionLengths()
+        if not number:
+            for seconds in (600.0, 1200.4, 1800.0, 2400.0, 3000.0):
+                lengths.ended("small", seconds)
+        without = QueueQuotas(Ledger(), LOG, lambda: None, clock, QuotaHistory(path, LOG, lengths))
+        clock.now += SAVE_EVERY
+        without.bring_up_to_date(CAPACITY)
+        assert lengths.expected("small") == 1800.0
+        assert lengths.recent == {"small": [600, 1200, 1800, 2400, 3000]}
+    again = PastUse.model_validate_json(path.read_bytes())
+    assert (again.at, again.used) == (kept.at, kept.used), "use over quota waits for quotas"
+    clock.now += DAY
+    assert used(hub(path, clock)) == pytest.approx(0.125 / 2, rel=0.01)
+    assert PastUse.model_validate_json(path.read_bytes()).lengths == lengths.recent
+
+
+def test_without_saved_use_sessions_count_from_their_opening_although_lengths_are_saved(
+    path: Path, clock: Clock
+) -> None:
+    lengths = SessionLengths()
+    lengths.ended("small", 600.0)
+    without = QueueQuotas(Ledger(), LOG, lambda: None, clock, QuotaHistory(path, LOG, lengths))
+    without.bring_up_to_date(CAPACITY)
+    ledger = Ledger()
+    ledger.add(allocation("s", "b", at=clock.now - DAY))
+    assert PastUse.model_validate_json(path.read_bytes()).lengths == {"small": [600]}
+    assert used(hub(path, clock, ledger)) == pytest.approx(0.125)
+
+
 class Killed(BaseException):
     """The process ends here."""
 
@@ -127,7 +161,7 @@ def test_a_hub_that_is_killed_while_it_writes_leaves_the_old_file(
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", '{"version": 2, "at": 1}', '{"version": 1, "at": 1, "used": {"group:b": -1}}',
-     '{"version": 1, "at": 1, "used": {"group:b": "much"}}'],
+     '{"version": 1, "at": 1, "used": {"group:b": "much"}}', '{"version": 1, "at": 1, "lengths": {"small": [-1]}}'],
 )  # fmt: skip
 def test_a_file_that_is_not_valid_is_set_aside_and_logged(
     path: Path, clock: Clock, caplog: pytest.LogCaptureFixture, content: str

@@ -166,7 +166,7 @@ async def test_the_lengths_of_sessions_are_an_interval_for_the_spawn_with_a_hold
         ticket.publish(0.0)
     waits = await WaitEstimates().intervals(machine.check(), machine.queue, 0.0, machine.now, LoopBreaks())
     # it ends at any time of the next 100 minutes; nothing is known of the second spawn
-    assert waits == {first: (15, 60, 90)}
+    assert waits == {first: (10, 60, 90)}
 
 
 # -- both --
@@ -188,3 +188,8 @@ async def test_the_earlier_of_two_estimates_counts() -> None:
 )
 def test_estimates_are_rounded_up_to_numbers_that_suit_them(seconds: float, minutes: int) -> None:
     assert rounded_minutes(seconds) == minutes
+
+
+@pytest.mark.parametrize(("seconds", "minutes"), [(59.0, 0), (119.0, 1), (599.0, 5), (2600.0, 30), (7300.0, 120)])
+def test_the_earliest_start_is_rounded_down(seconds: float, minutes: int) -> None:
+    assert rounded_minutes(seconds, upward=False) == minutes
