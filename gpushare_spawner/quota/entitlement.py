@@ -194,11 +194,13 @@ def exchanged(sessions: Iterable[Exchanging], excess: Mapping[str, float], free:
         lacking = sorted((units, account) for account, units in trade.balance.items() if units <= -LEAST_EXCHANGED)
         paths = ((account, trade.path(account)) for _, account in lacking if account not in stuck)
         account, path = next((candidate for candidate in paths if candidate[1]), ("", []))
-        if path:
-            stuck |= set() if trade.make(path) else {account}
-        elif trade.in_quota:
+        if path and not trade.make(path):
+            stuck.add(account)
+        elif path or not trade.in_quota:
+            trade.in_quota = not path
+            stuck.clear()
+        else:
             break
-        trade.in_quota = not path
     return {session.session: session.units for session in in_order if session.units != before[session.session]}
 
 

@@ -146,8 +146,8 @@ def test_a_session_of_one_and_a_half_gpus_exchanges_what_it_has_on_both() -> Non
     assert exchanged([pair("x", "a", 20, last_units=50)], {}, {"g": 80, "h": 70}) == {"x": 100}
 
 
-@pytest.mark.parametrize("pairs", [False, True])
-def test_no_unit_is_made_or_lost_and_repeated_rounds_change_nothing(pairs: bool) -> None:
+@pytest.mark.parametrize(("pairs", "in_quota"), [(False, 0), (True, 0), (False, 2), (True, 2)])
+def test_no_unit_is_made_or_lost_and_repeated_rounds_change_nothing(pairs: bool, in_quota: int) -> None:
     chance = random.Random(6)
     for _ in range(200):
         gpus = [f"g{number}" for number in range(6)]
@@ -164,7 +164,8 @@ def test_no_unit_is_made_or_lost_and_repeated_rounds_change_nothing(pairs: bool)
                 left -= units
                 least = units if chance.random() < 0.3 else 0
                 name = f"{gpu}-{number}"
-                sessions.append(session(name, chance.choice("abc"), gpu, units, max(units, 50), least))
+                made = session(name, chance.choice("abc"), gpu, units, max(units, 50), least)
+                sessions.append(replace(made, in_quota=number < in_quota))
         has = of_accounts(sessions)
         total = has.total()
         excess = {account: has[account] - total / 3 for account in "abc"}
