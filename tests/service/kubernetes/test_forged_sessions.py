@@ -123,7 +123,7 @@ class World:
         ]
         watches: Any = ((self.cluster._pods, pods), (self.cluster._maps, maps), (self.cluster._layer_pods, []))
         for watched, objects in watches:
-            watched.objects = {f"jhub/{one['metadata']['name']}": watched._keep(one) for one in objects}
+            watched.objects = {f"jhub/{one['metadata']['name']}": watched._convert(one) for one in objects}
             watched._heard = float("inf")
         self.patched: list[tuple[str, dict[str, Any]]] = []
         self.hub_asked: list[tuple[str, ...]] = []
