@@ -334,26 +334,25 @@ class LoopBreaks:
     async def pause_if_due(self) -> None:
         """Let other tasks run if the last break was too long ago."""
         if self._clock() - self._since >= self._longest:
-            self._collect()
             await asyncio.sleep(0)
+            if self._collect():
+                await asyncio.sleep(0)  # a collection is a step of its own
             self._since = self._clock()
 
-    def _collect(self) -> None:
-        """Collect garbage where little is left to collect, and exclude the objects that stay."""
+    def _collect(self) -> bool:
+        """Collect garbage where little is left to collect, and exclude the objects that stay. Return whether it did."""
         if LoopBreaks.freezes >= MOST_FREEZES:
-            return
-        if self._lasting:
-            # The youngest generation: its garbage is freed, and tuples of numbers and strings are untracked.
-            gc.collect(0)
-        elif not LoopBreaks.freezes or gc.get_count()[2] < MIDDLE_COLLECTIONS:
-            return
-        else:
-            began = self._clock()
-            gc.collect()
-            if self._clock() - began < self._longest:
-                return
-        LoopBreaks.freezes += 1
-        gc.freeze()
+            return False
+        if not self._lasting and (not LoopBreaks.freezes or gc.get_count()[2] < MIDDLE_COLLECTIONS):
+            return False
+        began = self._clock()
+        # The youngest generation during a first read: all older objects are excluded, and tuples of numbers and strings
+        # are untracked.
+        gc.collect(0 if self._lasting else 2)
+        if self._lasting or self._clock() - began >= self._longest:
+            LoopBreaks.freezes += 1
+            gc.freeze()
+        return True
 
     async def through(self, pieces: Iterable[object]) -> None:
         """Run all pieces of some work, with breaks between them."""

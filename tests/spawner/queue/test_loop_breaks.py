@@ -77,7 +77,7 @@ async def test_later_work_collects_often_and_excludes_what_stays_where_it_is_muc
     """Not in a process that never read a large cluster: there a collection of all would take longer than a break."""
     now, freeze, collect = 0.0, Mock(), Mock()
 
-    def pass_time() -> None:
+    def pass_time(generation: int) -> None:
         nonlocal now
         now += took
 
