@@ -218,7 +218,7 @@ class Notice(MessagePart):
         return self.cause is None or self.cause.averted_by_work
 
 
-class GpuTime(MessagePart):
+class GpuTimeReport(MessagePart):
     """GPU time that a session was entitled to and received while others competed."""
 
     entitled_seconds: Seconds = 0.0
@@ -227,7 +227,7 @@ class GpuTime(MessagePart):
     """GPU seconds that it received in that time."""
 
 
-class DeliveredReport(GpuTime):
+class DeliveredReport(GpuTimeReport):
     """GPU time and waits of a session on all its GPUs, while others competed for them."""
 
     waits: Count = 0
@@ -235,7 +235,7 @@ class DeliveredReport(GpuTime):
     wait_p50_seconds: Seconds = 0.0
     """Median wait, which can be up to 50 % too high."""
     wait_p95_seconds: Seconds = 0.0
-    gpus: tuple[GpuTime, ...] = ()
+    gpus: tuple[GpuTimeReport, ...] = ()
     """The time on each of several GPUs, in the order of the session's `gpus`. Empty: one GPU, or an agent that does not
     send it."""
 
@@ -250,7 +250,8 @@ class DeliveredReport(GpuTime):
             wait_p50_seconds=delivered.wait_quantile(0.5),
             wait_p95_seconds=delivered.wait_quantile(0.95),
             gpus=tuple(
-                GpuTime(entitled_seconds=on.entitled_seconds, delivered_seconds=on.delivered_seconds) for on in each
+                GpuTimeReport(entitled_seconds=on.entitled_seconds, delivered_seconds=on.delivered_seconds)
+                for on in each
             ),
         )
 

@@ -6,7 +6,7 @@ import asyncio
 
 from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.frames import Kind, Role
-from gpushare_spawner.model.report import DeliveredReport, GpuTime
+from gpushare_spawner.model.report import DeliveredReport, GpuTimeReport
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, SECOND, Peer
 from tests.present import present
@@ -77,7 +77,7 @@ async def test_time_of_a_session_on_two_gpus_is_reported_for_each(agent: Agent) 
     first, second = before.gpus
     assert (first.entitled_seconds, first.delivered_seconds) == (before.entitled_seconds, before.delivered_seconds)
     assert first.delivered_seconds >= 0.1
-    assert second == GpuTime()
+    assert second == GpuTimeReport()
     assert delivered(agent, "bob").gpus == (), "it has one GPU"
     server = await agent.peer(str(present(agent.node.sessions["ada"].socket).path), Role.NOTEBOOK)
     told = present((await server.status()).delivered).gpus
@@ -86,4 +86,4 @@ async def test_time_of_a_session_on_two_gpus_is_reported_for_each(agent: Agent) 
     await agent.start()
     assert delivered(agent, "ada") == before
     agent.open("ada", gpus=(FIRST.uuid, SECOND.uuid))
-    assert delivered(agent, "ada").gpus == (GpuTime(), GpuTime())
+    assert delivered(agent, "ada").gpus == (GpuTimeReport(), GpuTimeReport())

@@ -13,7 +13,7 @@ from gpushare_spawner.idle.use import Observation, RecentUse
 from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import BypassingProcess, DeliveredReport, GpuReport, GpuTime, HostMemoryReport
+from gpushare_spawner.model.report import BypassingProcess, DeliveredReport, GpuReport, GpuTimeReport, HostMemoryReport
 from gpushare_spawner.model.share import Tier, UseRule
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.api.entries import problems
@@ -51,7 +51,10 @@ def test_the_page_says_of_each_session_what_it_has_and_does() -> None:
 
 
 def test_page_says_of_a_session_on_two_gpus_what_it_received_on_each() -> None:
-    time = [GpuTime(entitled_seconds=1500, delivered_seconds=1482), GpuTime(entitled_seconds=60, delivered_seconds=60)]
+    time = [
+        GpuTimeReport(entitled_seconds=1500, delivered_seconds=1482),
+        GpuTimeReport(entitled_seconds=60, delivered_seconds=60),
+    ]
     total = DeliveredReport(entitled_seconds=1560, delivered_seconds=1542, gpus=tuple(time))
     two = session("fay", gpus=("GPU-1", "GPU-0"), share_units=100, last_units=50, delivered=total)
     assert (
