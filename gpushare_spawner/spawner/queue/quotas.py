@@ -260,7 +260,10 @@ class QueueQuotas:
 
     def _count_entitlements(self) -> None:
         """Count the units of the sessions that have changed, or whose neighbours on a GPU have."""
-        accounts = self.usage.accounts if self.usage is not None else QuotaAccounts(Quotas())
+        if self.usage is None:
+            self._ledger.recounted.clear()
+            return
+        accounts = self.usage.accounts
         changed = self._changed_sessions.union(*map(self._ledger.sessions_on, self._ledger.recounted))
         for session in changed:
             if (before := self._entitled.pop(session, None)) is not None:
