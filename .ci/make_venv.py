@@ -31,9 +31,11 @@ import os
 import platform
 import shutil
 import subprocess
+import threading
 import time
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -153,15 +155,16 @@ def install_packages(extra: str) -> None:
         # without a connection pip says that there is no such package, too
         missing = not unreachable() and "No matching distribution found for ziglang" in LOG.read_text()
         raise Trouble(no_compiler() if missing else no_packages())
-    say("compiling the native libraries")
-    compile_libraries()
-    say("installing Python packages: the first time this takes a minute or two")
-    if locked(extra):
-        itself: tuple[object, ...] = ("--no-deps", "--editable", ROOT)
-    elif pip(*building, "editables") == 0:
-        itself = ("--editable", f"{ROOT}[{extra}]")
-    else:
-        raise Trouble(no_packages())
+    say("compiling the native libraries, and installing Python packages: the first time this takes a minute or two")
+    with ThreadPoolExecutor() as pool:
+        compiling = pool.submit(compile_libraries)
+        if locked(extra):
+            itself: tuple[object, ...] = ("--no-deps", "--editable", ROOT)
+        elif pip(*building, "editables") == 0:
+            itself = ("--editable", f"{ROOT}[{extra}]")
+        else:
+            raise Trouble(no_packages())
+        compiling.result()
     say("building JupyterLab's extension: the first time this takes half a minute")
     build_labextension()
     if pip("--no-build-isolation", *itself) != 0:
@@ -247,6 +250,7 @@ def run(*command: object, env: dict[str, str] | None = None) -> int:
 def counted(command: Sequence[str], **options: Any) -> tuple[int, str]:
     """Run it, and count the seconds on a terminal; its exit status, and its errors where they are piped."""
     began, shown = time.monotonic(), False
+    counts = sys.stdout.isatty() and threading.current_thread() is threading.main_thread()
     with subprocess.Popen(command, **options) as process:
         try:
             while True:
@@ -254,7 +258,7 @@ def counted(command: Sequence[str], **options: Any) -> tuple[int, str]:
                     errors = process.communicate(timeout=1)[1]
                     return process.returncode, errors or ""
                 except subprocess.TimeoutExpired:
-                    if sys.stdout.isatty():
+                    if counts:
                         print(f"\r  {time.monotonic() - began:.0f} s", end="", flush=True)
                         shown = True
         except BaseException:
