@@ -9,7 +9,7 @@ TESTS ?=
 PACKAGE ?= placement idle arbiter
 # How many test files run at a time: make test WORKERS=2. Tests wait for processes 60 % of their time. With eight at a time on two
 # cores, compilers and hubs of the heavy tests miss their time-outs. Tests of one file share what they started.
-WORKERS ?= 6
+WORKERS ?= 5
 # Hundreds of processes import the packages: what Python has compiled is kept, even where the environment forbids it.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
