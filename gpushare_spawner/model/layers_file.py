@@ -313,7 +313,7 @@ def gpu_label(index: int, instance: MigInstance | None) -> str:
 
 
 def smallest(profiles: Iterable[MigProfile], units: int, memory: Memory = None) -> MigProfile | None:
-    """Return the smallest profile that holds a share (see `MigProfile.holds`); None if there is none."""
+    """Return the smallest profile that holds a share (see `MigProfile.covers`); None if there is none."""
     return min(
         (profile for profile in profiles if profile.covers(units, memory)),
         key=lambda profile: profile.size,

@@ -760,6 +760,19 @@ def test_the_exchange_of_sessions_on_several_gpus_reaches_the_entitlements_and_e
     assert before == {"pair": 20, "mia": 80, "zoe": 80}
 
 
+def test_a_limit_stays_if_its_session_would_own_units_before_an_older_one_that_cannot_own_them_elsewhere(
+    agent: FakeAgent, clock: Clock
+) -> None:
+    share(agent, "mia", units=50, borrowed_units=50, quota="group:ml", opened_at=1.0, **ON_BOTH)
+    share(agent, "guest", units=75, gpu_busy=True, opened_at=2.0)
+    agent.change("guest", effective_units=50, guaranteed_units=50, borrowed_units=75, **LIMITED)
+    share(agent, "owner", units=50, gpu=1, gpu_busy=True)
+    lent = {"effective_units": 0, "guaranteed_units": 0, "tier": Tier.RELEASED}
+    share(agent, "idle", units=50, gpu=1, **lent)
+    found = now_needed(agent, [], clock() + HOUR, EQUAL)
+    assert (kept(found), found.free_again) == ({"guest": 50}, frozenset())
+
+
 def test_a_session_in_quota_gets_its_units_from_one_in_quota_of_an_account_with_more_than_its_entitlement(
     agent: FakeAgent, clock: Clock
 ) -> None:

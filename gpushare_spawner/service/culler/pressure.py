@@ -22,7 +22,7 @@ from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.placement.feed import LedgerFeed, SupposedLedger
 from gpushare_spawner.placement.ledger import Ledger
-from gpushare_spawner.placement.node import Allocation, guaranteed_units
+from gpushare_spawner.placement.node import Allocation, convert_borrowed, guaranteed_units
 from gpushare_spawner.placement.request import Conditions, PlacementRequest, suitable_models
 from gpushare_spawner.quota.accounts import Account, QuotaAccounts, QuotaUsage, needs_of
 from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED, MINIMUM_RUN, Entitlements, Exchanging, exchanged
@@ -251,12 +251,14 @@ class Exchange:
             name: allocations[name].with_effective(session.most) if name in able else allocations[name]
             for name, session in exchanging.items()
         }
+        converted: dict[str, int] = {}
         left = list(on_gpu)
         while left:
             gpu = left.pop()
             here = [exchanging[session.id] for session in on_gpu[gpu]]
             gets = guaranteed_units(
-                self._ledger.capacity.gpus[gpu].capacity, [held[session.session].on(gpu) for session in here]
+                self._ledger.capacity.gpus[gpu].capacity,
+                [_with_borrowed(held[session.session], converted).on(gpu) for session in here],
             )
             lack = any(gets[session.session] < session.on(gpu) for session in here)
             for session in here:
@@ -264,7 +266,26 @@ class Exchange:
                 if name in limited and gets[name] > session.on(gpu) and (lack or allocations[name].yields):
                     held[name] = held[name].with_effective(session.units)
                     left += session.gpus
+            if not left:
+                before, converted = converted, self._converted(held)
+                changed = before.items() ^ converted.items()
+                left = [uuid for name, _ in changed for uuid in allocations[name].gpus if uuid in on_gpu]
         return held
+
+    def _converted(self, held: Mapping[str, Allocation]) -> dict[str, int]:
+        """Return the units left borrowed by sessions that come to own units because others no longer yield them.
+
+        A younger session can come to own units before an older one that cannot own them on another GPU.
+        """
+        now = self._ledger.allocations
+        after = {
+            name: replace(allocation, yields=allocation.effective_units < now[name].most_units)
+            for name, allocation in held.items()
+        }
+        if not any(now[name].yields and not allocation.yields for name, allocation in after.items()):
+            return {}
+        capacities = {uuid: gpu.capacity for uuid, gpu in self._ledger.capacity.gpus.items()}
+        return convert_borrowed(capacities, {**now, **after}.values())
 
     def _takes_part(self, session: SessionReport) -> bool:
         part = session.layer is LayerName.NATIVE and not session.neighbours.alone
@@ -279,6 +300,10 @@ class Exchange:
         giver = self._givers.get(session.id) if able and session.id in self._limited else None
         least, rank = (min(units, giver.steps[-1]), (giver.priority, *giver.rank)) if giver is not None else (units, ())
         return Exchanging(session.id, account, held.gpus, units, most, least, rank, held.last_units, in_quota)
+
+
+def _with_borrowed(allocation: Allocation, borrowed: Mapping[str, int]) -> Allocation:
+    return allocation.with_borrowed(borrowed.get(allocation.session, allocation.borrowed_units))
 
 
 @dataclass(frozen=True)
