@@ -285,9 +285,10 @@ class Allocation:
         """
         if not report.gpus or report.share_units < 1:
             return None
+        gpus = tuple(dict.fromkeys(report.gpus))
         return cls(
             session=report.id,
-            gpus=tuple(dict.fromkeys(report.gpus)),
+            gpus=gpus,
             share_units=report.share_units,
             borrowed_units=min(report.borrowed_units, report.share_units),
             effective_units=min(report.effective_units, report.share_units),
@@ -298,7 +299,7 @@ class Allocation:
             template=report.template,
             layer=report.layer,
             neighbours=report.neighbours,
-            last_units=report.share.last_units,
+            last_units=report.share.last_units if len(gpus) > 1 else 0,
         )
 
     def on(self, gpu: str) -> Allocation:

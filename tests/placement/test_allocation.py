@@ -6,6 +6,7 @@ import pytest
 
 from gpushare_spawner.placement.node import Allocation
 from tests.placement.reports import active, session
+from tests.present import present
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,8 @@ def test_numbers_beyond_the_share_are_cut_to_it_and_a_gpu_counts_once() -> None:
         update={"gpus": ("a", "b", "a"), "borrowed_units": 50, "effective_units": 60}
     )
     assert Allocation.of(report) == Allocation("ann", ("a", "b"), 40, borrowed_units=40, effective_units=40, user="ann")
+    one = present(Allocation.of(report.model_copy(update={"gpus": ("a", "a"), "last_units": 10})))
+    assert (one.gpus, one.last_units) == (("a",), 0)
 
 
 def test_the_older_session_comes_first_and_the_name_decides_between_equals() -> None:
