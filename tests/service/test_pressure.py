@@ -773,6 +773,25 @@ def test_a_limit_stays_if_its_session_would_own_units_before_an_older_one_that_c
     assert (kept(found), found.free_again) == ({"guest": 50}, frozenset())
 
 
+def test_an_account_passes_no_units_on_if_an_older_session_without_limit_would_get_those_given_to_it(
+    agent: FakeAgent, clock: Clock
+) -> None:
+    exempt: dict[str, Any] = {"exemption": Exemption(until=clock() + 2 * HOUR, by="root"), "gpu_busy": True}
+    borrows: dict[str, Any] = {"guaranteed_units": 0, "gpu_busy": True, "opened_at": 5.0}
+    share(agent, "old", units=100, borrowed_units=80, **exempt)
+    agent.change("old", guaranteed_units=20)
+    share(agent, "guest", units=80, gpu_busy=True, opened_at=3.0)
+    share(agent, "mid0", units=60, borrowed_units=60, quota="group:hep", **borrows)
+    share(agent, "mid1", units=66, gpu=1, quota="group:hep", gpu_busy=True)
+    share(agent, "other", units=34, gpu=1, **exempt)
+    share(agent, "mia", units=100, gpu=1, borrowed_units=100, quota="group:ml", **borrows)
+    rules = Quotas.model_validate({"groups": {"ml": {}, "hep": {}, "guests": {}}})
+    agent.change("old", opened_at=9.0)
+    assert kept(now_needed(agent, [], clock() + HOUR, rules)) == {"guest": 20, "mid1": 6}
+    agent.change("old", opened_at=1.0)
+    assert kept(now_needed(agent, [], clock() + HOUR, rules)) == {}
+
+
 def test_a_session_in_quota_gets_its_units_from_one_in_quota_of_an_account_with_more_than_its_entitlement(
     agent: FakeAgent, clock: Clock
 ) -> None:

@@ -7,7 +7,7 @@ their idle actions are due: `idle.policy.reclaim_action` applies the notice peri
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -234,9 +234,18 @@ class Exchange:
                         free[gpu.uuid] = self._ledger.free_units(gpu.uuid)
         sharing = {session.id: session for here in on_gpu.values() for session in here}
         able = {name for name in sharing if on_gpu.keys() >= set(self._ledger.allocations[name].gpus)}
-        exchanging = {name: self._exchanging(session, name in able) for name, session in sharing.items()}
-        exchanged(exchanging.values(), self._excess, free)
-        held = self._held(on_gpu, exchanging, able)
+        harmed: set[str] = set()
+        while True:
+            exchanging = {name: self._exchanging(session, name in able) for name, session in sharing.items()}
+            for giver in exchanging.values():
+                if giver.account in harmed:
+                    giver.least = giver.units
+            exchanged(exchanging.values(), self._excess, free)
+            held = self._held(on_gpu, exchanging, able)
+            more = self._harmed(on_gpu, held) - harmed
+            if not more:
+                break
+            harmed |= more
         for name, session in sharing.items():
             allocation, limit = self._ledger.allocations[name], held[name].effective_units
             if limit < session.most_units and (allocation.yields or limit < allocation.effective_units):
@@ -270,7 +279,33 @@ class Exchange:
                 before, converted = converted, self._converted(held)
                 changed = before.items() ^ converted.items()
                 left = [uuid for name, _ in changed for uuid in allocations[name].gpus if uuid in on_gpu]
-        return held
+        return {name: _with_borrowed(allocation, converted) for name, allocation in held.items()}
+
+    def _harmed(self, on_gpu: Mapping[str, Sequence[SessionReport]], held: Mapping[str, Allocation]) -> set[str]:
+        """Return the accounts that would lose units to which they are entitled.
+
+        An account between two others gives units to one and gets as many from the other. It would not get them if an
+        older session that cannot be limited came first.
+        """
+        gets: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for gpu, here in on_gpu.items():
+            capacity = self._ledger.capacity.gpus[gpu].capacity
+            units_here = guaranteed_units(capacity, [held[session.id].on(gpu) for session in here])
+            for name, units in units_here.items():
+                gets[name][gpu] = units
+        sessions = {session.id: session for here in on_gpu.values() for session in here}
+        balance = Counter[str]()
+        for name, by_gpu in gets.items():
+            allocation = held[name]
+            if len(by_gpu) == len(allocation.gpus):
+                account = self._usage.accounts.find(sessions[name].quota, sessions[name].user).key
+                before, after = self._ledger.guaranteed(name), allocation.least_of(by_gpu)
+                balance[account] += allocation.total_of(after) - allocation.total_of(before)
+        return {
+            account
+            for account, change in balance.items()
+            if change < 0 and self._excess[account] + change <= -LEAST_EXCHANGED
+        }
 
     def _converted(self, held: Mapping[str, Allocation]) -> dict[str, int]:
         """Return the units left borrowed by sessions that come to own units because others no longer yield them.
