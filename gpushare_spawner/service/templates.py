@@ -35,15 +35,15 @@ class UserGroups:
 
     def __init__(self, users: Callable[[], Iterable[HubUser] | None]) -> None:
         self._users = users
-        self._seen: Iterable[HubUser] | None = None
-        self._groups: Mapping[str, Collection[str] | None] = {}
+        self._read: tuple[Iterable[HubUser] | None, Mapping[str, Collection[str] | None]] = None, {}
+        """A list and its users' groups, set at once: the culler's threads call this too."""
 
     def __call__(self, user: str) -> Collection[str] | None:
-        users = self._users()
-        if users is not None and users is not self._seen:
-            self._seen = users
-            self._groups = {hub_user.name: hub_user.servers[0].groups for hub_user in users if hub_user.servers}
-        return self._groups.get(user)
+        users, (seen, groups) = self._users(), self._read
+        if users is not None and users is not seen:
+            groups = {hub_user.name: hub_user.servers[0].groups for hub_user in users if hub_user.servers}
+            self._read = users, groups
+        return groups.get(user)
 
 
 _NO_LAYERS = LayersFile()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -133,6 +133,22 @@ def test_groups_are_those_that_the_hub_said_last() -> None:
     assert groups("ada") == ("ml",)
     said = [HubUser("ada", servers=(HubServer("ada", "", groups=()),))]
     assert groups("ada") == ()
+
+
+def test_groups_are_known_while_another_thread_reads_a_new_list() -> None:
+    asked: list[object] = []
+
+    class ReadSlowly(list[HubUser]):
+        def __iter__(self) -> Iterator[HubUser]:
+            if not asked:
+                asked.append("first")
+                asked.append(groups("ada"))
+            return super().__iter__()
+
+    said = ReadSlowly([HubUser("ada", servers=(HubServer("ada", "", groups=("ml",)),))])
+    groups = UserGroups(lambda: said)
+    assert groups("ada") == ("ml",)
+    assert asked == ["first", ("ml",)]
 
 
 def test_the_hook_for_the_other_culler_follows_defaults_and_limits(source: TemplateSource) -> None:

@@ -25,7 +25,7 @@ from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import GpuReport, Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement.capacity import Rating
+from gpushare_spawner.placement.capacity import FreeCapacity, Rating
 from gpushare_spawner.placement.departures import Departures, ExpectedStart, candidates
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed, first_to_fit, helpful_actions
 from gpushare_spawner.placement.ledger import (
@@ -396,8 +396,10 @@ class PlacementCheck:
     """Seconds since the epoch."""
     monotonic: float = 0.0
     """Seconds on a monotonic clock."""
-    _placed: dict[PlacementRequest, tuple[int, Placement | None]] = field(default_factory=dict, repr=False)
-    """By request, the version of the capacity and the place."""
+    _placed: dict[PlacementRequest, tuple[FreeCapacity, int, Placement | None]] = field(
+        default_factory=dict, repr=False
+    )
+    """By request, the capacity with its version, and the place. A rebuilt ledger has another capacity."""
 
     def verdict(self, request: PlacementRequest) -> Verdict:
         """Return whether a request can be placed without the capacity that is held for waiting spawns."""
@@ -422,12 +424,12 @@ class PlacementCheck:
 
     def _place(self, request: PlacementRequest) -> Placement | None:
         """Return a place for a request; it is computed once until a node changes."""
-        version = self.ledger.capacity.version
+        capacity = self.ledger.capacity
         cached = self._placed.get(request)
-        if cached is None or cached[0] != version:
-            cached = version, self.ledger.place(self.counted_request(request), self.strategy)
+        if cached is None or cached[0] is not capacity or cached[1] != capacity.version:
+            cached = capacity, capacity.version, self.ledger.place(self.counted_request(request), self.strategy)
             self._placed[request] = cached
-        return cached[1]
+        return cached[2]
 
     def length_of(self, request: PlacementRequest) -> float | None:
         """Return the expected seconds of a session, with which it may pass holds; None: unknown, or there are none."""
@@ -714,6 +716,7 @@ class Placer:
         """
         check = self._check
         if not check.snapshot.native(ticket.request.template):
+            ticket.start = None
             return
         request = check.request_of(ticket)
         capacity = check.ledger.capacity
@@ -724,7 +727,8 @@ class Placer:
         if ticket.result.done() or ticket not in self._queue:
             return
         if able <= self._reached:
-            ticket.hold_ends, ticket.held_node = None, ""
+            if not ticket.held_elsewhere:
+                ticket.hold_ends, ticket.held_node = None, ""
             return
         hold = await self._first_to_fit(request, breaks) if ticket.moves < MOST_MOVES else None
         await self._expect_start(ticket, request, hold, able - request.left_out, breaks)

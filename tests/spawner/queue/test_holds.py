@@ -59,6 +59,21 @@ async def test_a_spawn_that_waits_keeps_the_gpu_of_which_least_has_to_become_fre
     assert late.hint == EARLIER_FIRST
 
 
+async def test_a_rebuilt_ledger_with_as_many_changes_gives_no_place_of_before() -> None:
+    machine = Machine(nodes={"a": ("A100",)})
+    ticket = machine.join("big", count=1)
+    check = machine.check()
+    ledger, request = check.ledger, check.request_of(ticket)
+    for cpu in (4000, 8000):
+        machine.cpu("a", cpu)
+    assert check.verdict(request).placement is not None
+    version = ledger.capacity.version
+    there = machine.hold("a", 50)
+    ledger.make_anew({"a": machine.reports[0].gpus}, [there])
+    assert ledger.capacity.version == version
+    assert check.verdict(request).placement is None
+
+
 async def test_a_known_idle_action_decides_which_gpu_is_kept() -> None:
     machine = Machine()
     machine.hold("a", 80)

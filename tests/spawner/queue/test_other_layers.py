@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Set
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,14 @@ from gpushare_spawner.spawner.queue.availability import (
     after_idle_actions,
     after_pending_stops,
 )
-from gpushare_spawner.spawner.queue.queue import LoopBreaks, PlacementCheck, Placer, Ticket
+from gpushare_spawner.spawner.queue.queue import (
+    MOST_OVERTAKEN,
+    UNKNOWN_HOLD_SECONDS,
+    LoopBreaks,
+    PlacementCheck,
+    Placer,
+    Ticket,
+)
 from gpushare_spawner.spawner.queue.snapshot import (
     NO_HOLDS,
     GpuSnapshot,
@@ -165,6 +173,46 @@ async def test_a_spawn_for_another_layer_holds_no_gpu_and_has_no_estimate_by_idl
     await placer.hold(ticket, LoopBreaks())
     assert not machine.feed.ledger.holds
     assert await after_idle_actions(made, machine.queue, LoopBreaks()) == {}
+
+
+class OneNode(Layers):
+    """KAI serves each template on one node, which is full."""
+
+    def names(self, template: Template) -> tuple[LayerName, ...]:
+        return (LayerName.KAI,)
+
+    def verdict(self, asked: SpawnRequest, holds: LayerHolds = NO_HOLDS) -> LayerVerdict:
+        return replace(super().verdict(asked, holds), able=frozenset({"k"}))
+
+
+async def test_a_node_of_a_layer_is_held_for_a_stated_time_also_if_gpus_with_an_agent_might_serve_the_spawn() -> None:
+    machine, held = Machine(), []
+    ticket = machine.join("ada", 0.5, models=["*H100*"])
+    ticket.overtaken = MOST_OVERTAKEN
+    for machine.now in (0.0, UNKNOWN_HOLD_SECONDS - 1.0, UNKNOWN_HOLD_SECONDS):
+        made = check(machine, OneNode(LayerOutcome.WAIT, "Full."))
+        made = replace(made, now=machine.now, monotonic=machine.now)
+        placer = Placer(made, machine.feed, machine.queue, "this cluster")
+        assert placer.place(ticket) is None
+        await placer.hold(ticket, LoopBreaks())
+        held.append(ticket.held_elsewhere)
+    assert held == ["k", "k", ""]
+
+
+async def test_a_spawn_that_only_another_layer_can_serve_now_has_no_expected_start_on_gpus_with_an_agent() -> None:
+    machine = Machine()
+    machine.expect(1000.0, x=100.0)
+    for gpu in ("a", "b"):
+        machine.hold(gpu, 100, opened_at=950.0, template="x")
+    ticket = machine.join("ada", 0.5)
+    placer = machine.placer()
+    assert placer.place(ticket) is None
+    await placer.hold(ticket, LoopBreaks())
+    assert ticket.start is not None
+    layers = Layers(LayerOutcome.WAIT, "Full.")
+    layers.native = lambda template: False  # type: ignore[method-assign]
+    await Placer(check(machine, layers), machine.feed, machine.queue, "this cluster").hold(ticket, LoopBreaks())
+    assert ticket.start is None
 
 
 async def test_announced_stops_are_an_estimate_for_the_first_spawns_of_a_layer() -> None:
