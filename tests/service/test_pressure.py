@@ -22,7 +22,7 @@ from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler import pressure as pressure_module
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
-from gpushare_spawner.service.culler.pressure import Pressure, pressure
+from gpushare_spawner.service.culler.pressure import Pressure, may_matter, pressure
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import MachineAgent
 from gpushare_spawner.service.waiting import quota_use
@@ -811,6 +811,21 @@ def test_a_session_in_quota_gets_its_units_from_one_in_quota_of_an_account_with_
     agent.sessions.pop("second")
     found = now_needed(agent, [], clock() + HOUR, rules)
     assert (kept(found), found.free_again) == ({}, frozenset({"guest"}))
+
+
+def test_units_may_be_needed_although_all_sessions_are_in_quota(agent: FakeAgent, clock: Clock) -> None:
+    rules = Quotas.model_validate({"groups": {"ml": {"guarantee": 2}, "guests": {"guarantee": 2}}})
+    for gpu in (0, 1):
+        share(agent, f"guest{gpu}", units=100, gpu=gpu, gpu_busy=True, opened_at=1.0)
+    assert not may_matter([agent.report()], quota_use(rules, [agent.report()]))
+    for gpu in (0, 1):
+        borrowed = {"guaranteed_units": 0, "borrowed_units": 100, "quota": "group:ml"}
+        share(agent, f"ml{gpu}", units=100, gpu=gpu, gpu_busy=True, opened_at=2.0, **borrowed)
+    use = quota_use(rules, [agent.report()])
+    assert not list(use.over_quota_sessions())
+    # the guarantees exceed the two GPUs: each quota is entitled to one
+    assert list(kept(now_needed(agent, [], clock() + HOUR, rules)).values()) == [0]
+    assert may_matter([agent.report()], use)
 
 
 async def test_units_that_nobody_else_needs_are_given_back_while_the_session_still_yields(

@@ -63,9 +63,14 @@ def may_matter(reports: Sequence[Report], usage: QuotaUsage | None) -> bool:
 
     ``usage``: see `pressure`; None: no session makes way for a quota.
     """
-    if any(session.yields for report in reports for session in report.sessions):
+    sessions = [session for report in reports for session in report.sessions]
+    if any(session.yields for session in sessions):
         return True
-    return usage is not None and any(charge.needs.units for charge in usage.over_quota_sessions())
+    if usage is None:
+        return False
+    # without a session over quota, one in quota can still give units to one that lacks them
+    lacking = any(session.most_units - session.guaranteed_units >= LEAST_EXCHANGED for session in sessions)
+    return lacking or any(charge.needs.units for charge in usage.over_quota_sessions())
 
 
 def pressure(

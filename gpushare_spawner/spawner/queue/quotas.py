@@ -79,9 +79,14 @@ class QuotaHistory:
         """Return the saved use; None if there is none. The first call adds the saved lengths to those of sessions."""
         if self._saved is None and self._path is not None:
             self._saved = self._read(self._path)
-            for template, lengths in self._saved.lengths.items() if self._saved is not None else ():
-                for seconds in lengths:
-                    self._lengths.ended(template, seconds)
+            saved = self._saved.lengths if self._saved is not None else {}
+            # the newest of each template last: of all templates together only the newest count
+            for _, template, seconds in sorted(
+                (number - len(lengths), template, seconds)
+                for template, lengths in saved.items()
+                for number, seconds in enumerate(lengths)
+            ):
+                self._lengths.ended(template, seconds)
         return self._saved
 
     def _read(self, path: Path) -> PastUse | None:

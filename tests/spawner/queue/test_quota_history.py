@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.model.quota import HALF_LIFE_SECONDS
-from gpushare_spawner.placement.departures import SessionLengths
+from gpushare_spawner.placement.departures import MOST_LENGTHS, SessionLengths
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.spawner.queue.quotas import SAVE_EVERY, PastUse, QueueQuotas, QuotaHistory
 from tests.spawner.queue.test_queue_quotas import CAPACITY, QUOTAS, Clock, allocation
@@ -112,6 +112,16 @@ def test_lengths_of_ended_sessions_survive_a_restart_also_without_quotas(path: P
     clock.now += DAY
     assert used(hub(path, clock)) == pytest.approx(0.125 / 2, rel=0.01)
     assert PastUse.model_validate_json(path.read_bytes()).lengths == lengths.recent
+
+
+def test_the_lengths_of_all_templates_together_are_the_newest_of_each_after_a_restart(path: Path, clock: Clock) -> None:
+    lengths, later = SessionLengths(), SessionLengths()
+    for _ in range(MOST_LENGTHS):
+        for template, seconds in (("other", 5000.0), ("long", 9000.0), ("short", 100.0)):
+            lengths.ended(template, seconds)
+    QuotaHistory(path, LOG, lengths).save(clock.now, None)
+    QuotaHistory(path, LOG, later).load()
+    assert lengths.expected("new") == later.expected("new") == 5000.0
 
 
 def test_without_saved_use_sessions_count_from_their_opening_although_lengths_are_saved(
