@@ -410,15 +410,18 @@ def test_bandwidth_of_an_instance_follows_its_memory_slices(simulated: Start) ->
         + """
 size, begin, end = 2 << 20, machine.event(), machine.event()
 address = machine.plain(size)
-check(cu.cuEventRecord(begin, 0))
-machine.launch("fill_u32", address, size // 4, 1)
-check(cu.cuEventRecord(end, 0))
-machine.synchronize()
-say(check(cu.cuEventElapsedTime(begin, end)))
+times = []
+for _ in range(8):
+    check(cu.cuEventRecord(begin, 0))
+    machine.launch("fill_u32", address, size // 4, 1)
+    check(cu.cuEventRecord(end, 0))
+    machine.synchronize()
+    times.append(check(cu.cuEventElapsedTime(begin, end)))
+say(min(times))
 """
     )
     program = simulated(code.format(index=1), **SMALL, SIMGPU_HBM="1e9")
-    # 2 MiB at an eighth of 1e9 bytes/s
+    # 2 MiB at an eighth of 1e9 bytes/s; other programs of this machine make some runs longer
     assert program.hear() == pytest.approx(16.8, rel=0.1)
 
 
