@@ -147,7 +147,10 @@ class SuspendSteps:
         if foreign := min((pids - own) | others, default=None):
             raise CannotSuspend(f"Process {foreign} uses this session's socket but does not belong to its server.")
         if stranger := min(own - pids, default=None):
-            raise CannotSuspend(f"Process {stranger} uses the GPU without the library, and may have managed memory.")
+            # SOON: after a restart of the agent the libraries connect again within moments, one after another
+            raise CannotSuspend(
+                f"Process {stranger} uses the GPU without the library, and may have managed memory.", SOON
+            )
         if stuck := sorted(progress.failed.keys() & shown.keys()):
             raise CannotSuspend(
                 progress.of_failed() or f"Process {stuck[0]} has ended, and its memory is still in use."
