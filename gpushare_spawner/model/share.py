@@ -94,6 +94,13 @@ def units_on(gpu: str, gpus: Sequence[str], units: int, last_units: int) -> int:
     return min(units, last_units) if last_units and gpu == gpus[-1] else units
 
 
+def units_on_all(gpus: Sequence[str], units: int, last_units: int) -> int:
+    """Return the sum of a session's units on all its GPUs, see `units_on`."""
+    if not last_units:
+        return units * len(gpus)
+    return sum([units_on(gpu, gpus, units, last_units) for gpu in gpus])
+
+
 def choice_of(share: Share) -> int:
     """Return the number for a share among those of equally many GPUs: its units on each, or 150 for 100 and 50."""
     return share.total_units if share.last_units else share.units

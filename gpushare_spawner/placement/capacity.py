@@ -109,7 +109,7 @@ class ChangeLog:
         return self._first + len(self._names)
 
     def add(self, name: str, retain: int) -> None:
-        """Record a change. At least the last ``keep`` changes stay available."""
+        """Record a change. At least the last ``retain`` changes stay available."""
         self._names.append(name)
         if len(self._names) > 2 * retain + 1000:
             dropped = len(self._names) - retain

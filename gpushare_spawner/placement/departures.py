@@ -191,13 +191,14 @@ class Departures:
             last = free
             if demand.least_units != demand.units:
                 last = {gpu: _units_free(gpu, demand, demand.least_units, leaving, now) for gpu in able}
-            starts = []
             if len(able) == demand.count and last is free:
                 starts = list(map(max, zip(resources, *free.values(), strict=True)))
-            for sample, start in enumerate(resources if not starts else ()):
-                times = {gpu: free[gpu][sample] for gpu in able}
-                chosen = _first(able, demand.count, times, {gpu: last[gpu][sample] for gpu in able})
-                starts.append(max(start, last[chosen[-1]][sample], *(times[gpu] for gpu in chosen[:-1])))
+            else:
+                starts = []
+                for sample, start in enumerate(resources):
+                    times = {gpu: free[gpu][sample] for gpu in able}
+                    chosen = _first(able, demand.count, times, {gpu: last[gpu][sample] for gpu in able})
+                    starts.append(max(start, last[chosen[-1]][sample], *(times[gpu] for gpu in chosen[:-1])))
             likely = ({gpu: TimeRange.of(times[gpu]).likely for gpu in able} for times in (free, last))
             uuids = tuple(gpu.uuid for gpu in _first(able, demand.count, *likely))
             at = TimeRange.of(starts)

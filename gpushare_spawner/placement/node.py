@@ -13,7 +13,7 @@ from typing import Any
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.layers_file import MigProfile
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, UNITS_PER_GPU, NeighbourRules, Share, units_on
+from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, UNITS_PER_GPU, NeighbourRules, Share, units_on_all
 from gpushare_spawner.placement.request import UNCONDITIONAL, Conditions, Demand
 
 
@@ -322,7 +322,7 @@ class Allocation:
 
     def total_of(self, units: int) -> int:
         """Return the units on all GPUs if it has so many on each, and on the last at most those of its share there."""
-        return sum(units_on(gpu, self.gpus, units, self.last_units) for gpu in self.gpus)
+        return units_on_all(self.gpus, units, self.last_units)
 
     @property
     def owned_units(self) -> int:

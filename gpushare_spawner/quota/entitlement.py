@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpushare_spawner.model.quota import Quota
-from gpushare_spawner.model.share import units_on
+from gpushare_spawner.model.share import units_on, units_on_all
 from gpushare_spawner.quota.accounts import Account
 
 _NO_QUOTA = Quota()
@@ -85,10 +85,7 @@ class Entitlements:
 
         ``last_units``: see `share.units_on`.
         """
-        if last_units:
-            has, demand = (sum([units_on(gpu, gpus, units, last_units) for gpu in gpus]) for units in (has, demand))
-        else:
-            has, demand = has * len(gpus), demand * len(gpus)
+        has, demand = units_on_all(gpus, has, last_units), units_on_all(gpus, demand, last_units)
         self.add(account, has, demand)
         return account, has, demand
 

@@ -247,7 +247,7 @@ class Exchange:
                     giver.least = giver.units
             exchanged(exchanging.values(), self._excess, free)
             held = self._held(on_gpu, exchanging, able)
-            more = self._harmed(on_gpu, held) - harmed
+            more = self._harmed(on_gpu, exchanging, held) - harmed
             if not more:
                 break
             harmed |= more
@@ -286,7 +286,12 @@ class Exchange:
                 left = [uuid for name, _ in changed for uuid in allocations[name].gpus if uuid in on_gpu]
         return {name: _with_borrowed(allocation, converted) for name, allocation in held.items()}
 
-    def _harmed(self, on_gpu: Mapping[str, Sequence[SessionReport]], held: Mapping[str, Allocation]) -> set[str]:
+    def _harmed(
+        self,
+        on_gpu: Mapping[str, Sequence[SessionReport]],
+        exchanging: Mapping[str, Exchanging],
+        held: Mapping[str, Allocation],
+    ) -> set[str]:
         """Return the accounts that would lose units to which they are entitled.
 
         An account between two others gives units to one and gets as many from the other. It would not get them if an
@@ -298,14 +303,12 @@ class Exchange:
             units_here = guaranteed_units(capacity, [held[session.id].on(gpu) for session in here])
             for name, units in units_here.items():
                 gets[name][gpu] = units
-        sessions = {session.id: session for here in on_gpu.values() for session in here}
         balance = Counter[str]()
         for name, by_gpu in gets.items():
             allocation = held[name]
             if len(by_gpu) == len(allocation.gpus):
-                account = self._usage.accounts.find(sessions[name].quota, sessions[name].user).key
                 before, after = self._ledger.guaranteed(name), allocation.least_of(by_gpu)
-                balance[account] += allocation.total_of(after) - allocation.total_of(before)
+                balance[exchanging[name].account] += allocation.total_of(after) - allocation.total_of(before)
         return {
             account
             for account, change in balance.items()

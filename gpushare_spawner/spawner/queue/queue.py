@@ -708,7 +708,7 @@ class Placer:
         ticket.refuse(SpawnRefused(message, reason="no-such-gpu", status=409))
 
     async def hold(self, ticket: Ticket, breaks: LoopBreaks) -> None:
-        """Keep GPUs for a waiting ticket if no earlier ticket could use their node.
+        """Hold GPUs for a waiting ticket if no earlier ticket could use their node.
 
         Chooses the GPUs on which it is expected to start first, for a stated time, see `Ticket.give_up_late`. If
         nothing is expected, chooses the GPUs on which the least capacity must become free; that amount decreases from
