@@ -26,8 +26,8 @@ from typing import TypeVar
 
 from benchmarks import interactive, oversubscription
 from benchmarks.interactive import Delays, start_delays
-from benchmarks.interactive_gpu import Checkpoints
 from benchmarks.oversubscription import SCALE, alone, arbitrated
+from gpushare_spawner.arbiter.replay import CheckpointCosts
 from gpushare_spawner.model.layers import MemoryEngine
 
 Result = TypeVar("Result")
@@ -42,7 +42,7 @@ CONTEXT_BYTES = 300_000_000
 """GPU memory of a process's CUDA context: real drivers take 250 to 600 MiB. Both engines have it."""
 
 
-def settings(checkpoints: Checkpoints) -> dict[str, str]:
+def settings(checkpoints: CheckpointCosts) -> dict[str, str]:
     """Return the settings of the simulator, in the time and memory of `benchmarks.oversubscription`."""
     return {
         "SIMGPU_CONTEXT_MEMORY": str(round(checkpoints.context_bytes / SCALE)),
@@ -52,7 +52,7 @@ def settings(checkpoints: Checkpoints) -> dict[str, str]:
     }
 
 
-def delays(seed: int, checkpoints: Checkpoints | None) -> Delays:
+def delays(seed: int, checkpoints: CheckpointCosts | None) -> Delays:
     """Return the start delays of the mixed load. `checkpoints`: None for the engine managed."""
     load = replace(interactive.LOADS["mixed"], horizon=interactive.MIXED_HORIZON)
     return start_delays(SESSIONS, load, interactive.SETTINGS, seed, checkpoints)
@@ -76,7 +76,7 @@ def main() -> int:
         help="of each beside the bytes; default: %(default)s",
     )  # fmt: skip
     options = parser.parse_args()
-    checkpoints = Checkpoints(options.checkpoint_bandwidth, options.checkpoint_seconds, CONTEXT_BYTES)
+    checkpoints = CheckpointCosts(options.checkpoint_bandwidth, options.checkpoint_seconds, CONTEXT_BYTES)
     more = settings(checkpoints)
     # the interactive runs compute, the others mostly sleep: one of each kind at a time disturbs neither
     with multiprocessing.Pool(1) as computing, multiprocessing.Pool(1) as sleeping:

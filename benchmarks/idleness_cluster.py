@@ -1,7 +1,7 @@
 """GPUs that are shared, or reserved, by notebook servers in virtual time; for `benchmarks.idleness`.
 
 The ledger, the placement strategy, the arbiters, the idle policy and the choice of the sessions that a waiting spawn
-needs are the product's. The GPUs are those of `benchmarks.interactive_gpu`. Nothing else is modelled: neither the
+needs are the product's. The GPUs are those of `gpushare_spawner.arbiter.replay`. Nothing else is modelled: neither the
 start of a server nor CPU and host memory. Servers stay until the end of the run.
 """
 
@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.interactive_gpu import Clock, InteractiveGpu, Kernel
+from gpushare_spawner.arbiter.replay import VirtualClock, VirtualGpu, VirtualProcess
 from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.idle.policy import decide
 from gpushare_spawner.idle.use import Observation, RecentUse
@@ -57,7 +57,7 @@ class Sharing:
 
 @dataclass
 class _Session:
-    kernel: Kernel
+    kernel: VirtualProcess
     chance: random.Random
     arrived: float
     known: SessionReport | None = None
@@ -117,7 +117,7 @@ class Cluster:
     habits: Habits
     settings: ArbiterSettings
     seed: int
-    clock: Clock = field(default_factory=Clock)
+    clock: VirtualClock = field(default_factory=VirtualClock)
 
     def __post_init__(self) -> None:
         slices = self.sharing.slices
@@ -134,8 +134,7 @@ class Cluster:
         for node, on_node in self._nodes.items():
             self._ledger.put_node(node, on_node)
         self._devices = {
-            card.uuid: InteractiveGpu(self.clock, self.memory // slices, self.bandwidth, self.settings)
-            for card in cards
+            card.uuid: VirtualGpu(self.clock, self.memory // slices, self.bandwidth, self.settings) for card in cards
         }
         share = self.sharing.template.share
         assert share is not None, "a share of one GPU"
@@ -157,7 +156,7 @@ class Cluster:
         for number, arrived in enumerate(arrivals):
             name = f"session-{number:03}"
             chance = random.Random(f"{self.seed}-{number}")
-            kernel = Kernel(name, self.habits.memory(chance))
+            kernel = VirtualProcess(name, self.habits.memory(chance))
             session = _Session(kernel, chance, arrived)
             self._sessions.append(session)
             self.clock.at(arrived, lambda session=session: self._arrive(session))  # type: ignore[misc]
@@ -239,7 +238,7 @@ class Cluster:
 
     def _reweigh(self, uuid: str) -> None:
         """Tell the arbiter what sessions are guaranteed on a GPU now."""
-        for name in self._devices[uuid].kernels:
+        for name in self._devices[uuid].processes:
             lends = self._ledger.allocations[name].effective_units == 0
             weight = 0 if lends else max(1, self._ledger.guaranteed(name))
             if weight != self._weights.get(name):

@@ -42,7 +42,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.interactive_gpu import Checkpoints, Clock, InteractiveGpu, Kernel
+from gpushare_spawner.arbiter.replay import CheckpointCosts, VirtualClock, VirtualGpu, VirtualProcess
 from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import Share
@@ -110,19 +110,19 @@ def quantile(values: list[float], part: float) -> float:
 
 
 def start_delays(
-    sessions: int, load: Load, settings: ArbiterSettings, seed: int = 1, checkpoints: Checkpoints | None = None
+    sessions: int, load: Load, settings: ArbiterSettings, seed: int = 1, checkpoints: CheckpointCosts | None = None
 ) -> Delays:
     """Run so many sessions on one GPU. `checkpoints`: of the engine suspend; None: of the engine managed."""
-    clock = Clock()
-    gpu = InteractiveGpu(clock, VRAM, BANDWIDTH, settings, checkpoints)
+    clock = VirtualClock()
+    gpu = VirtualGpu(clock, VRAM, BANDWIDTH, settings, checkpoints)
     kernels = []
     for number in range(sessions):
         chance = random.Random(f"{seed}-{number}")
-        kernel = Kernel(str(number), WORKING_SET)
+        kernel = VirtualProcess(str(number), WORKING_SET)
         gpu.session(kernel.name, max(1, 100 // sessions))
         gpu.connect(kernel)
 
-        def cell(kernel: Kernel = kernel, chance: random.Random = chance) -> None:
+        def cell(kernel: VirtualProcess = kernel, chance: random.Random = chance) -> None:
             _, median, sigma = chance.choices(load.cells, [part for part, _, _ in load.cells])[0]
             gpu.submit(kernel, median * math.exp(chance.gauss(0, sigma)))
 
@@ -139,7 +139,7 @@ def start_delays(
     return Delays(
         quantile(delays, 0.5),
         quantile(delays, 0.95),
-        sum(kernel.cells for kernel in kernels),
+        sum(kernel.bursts for kernel in kernels),
         sum(kernel.gpu_seconds for kernel in kernels) / load.horizon,
         tuple(delays),
     )
@@ -184,7 +184,7 @@ class Cluster:
     """GPUs with the real ledger and arbiters; sessions that come, work, pause, are released and return."""
 
     def __init__(self, settings: ArbiterSettings, seed: int) -> None:
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self.seed = seed
         self.chances: dict[str, random.Random] = {}
         """By session, so that what a session does depends on no other: runs with other settings compare."""
@@ -192,8 +192,8 @@ class Cluster:
             GpuReport(index=number, uuid=f"GPU-{number:02}", model="A100", memory_bytes=VRAM) for number in range(GPUS)
         )
         self.ledger = LedgerFeed().follow([Report(node="node", published_at=0, gpus=cards, sessions=())])
-        self.gpus = {card.uuid: InteractiveGpu(self.clock, VRAM, BANDWIDTH, settings) for card in cards}
-        self.queue: list[Kernel] = []
+        self.gpus = {card.uuid: VirtualGpu(self.clock, VRAM, BANDWIDTH, settings) for card in cards}
+        self.queue: list[VirtualProcess] = []
         self.released: set[str] = set()
         self.returns: list[float] = []
         """Start delays of first tasks after a release, seconds."""
@@ -206,11 +206,11 @@ class Cluster:
         for number in range(SESSIONS):
             name = f"session-{number}"
             chance = self.chances[name] = random.Random(f"{self.seed}-{number}")
-            kernel = Kernel(name, min(20 * GB, int(8 * GB * math.exp(chance.gauss(0, 0.7)))))
+            kernel = VirtualProcess(name, min(20 * GB, int(8 * GB * math.exp(chance.gauss(0, 0.7)))))
             self.clock.at(chance.uniform(0, 4 * HOURS), lambda kernel=kernel: self.arrive(kernel))  # type: ignore[misc]
         self.clock.run(horizon)
 
-    def arrive(self, kernel: Kernel) -> None:
+    def arrive(self, kernel: VirtualProcess) -> None:
         """A user wants a server."""
         self.queue.append(kernel)
         self.place()
@@ -236,14 +236,14 @@ class Cluster:
 
     def reweigh(self, uuid: str) -> None:
         """What sessions are guaranteed on a GPU has changed."""
-        for kernel in self.gpus[uuid].kernels.values():
+        for kernel in self.gpus[uuid].processes.values():
             active = self.ledger.allocations[kernel.name].effective_units > 0
             weight = max(1, self.ledger.guaranteed(kernel.name)) if active else 0
             if weight != self.weights.get(kernel.name):
                 self.weights[kernel.name] = weight
                 self.gpus[uuid].weigh(kernel.name, weight)
 
-    def pause(self, kernel: Kernel, gpu: InteractiveGpu, uuid: str) -> None:
+    def pause(self, kernel: VirtualProcess, gpu: VirtualGpu, uuid: str) -> None:
         """A task is over: the user thinks, and the share is released if that takes long."""
         number = self.tasks[kernel.name] = self.tasks.get(kernel.name, 0) + 1
         self.starts.append(kernel.delays[-1][1])
@@ -253,7 +253,7 @@ class Cluster:
         self.clock.after(think_time(self.chances[kernel.name]), lambda: self.work(kernel, gpu, uuid))
         self.clock.after(RELEASE_AFTER, lambda: self.release(kernel, uuid, number))
 
-    def release(self, kernel: Kernel, uuid: str, number: int) -> None:
+    def release(self, kernel: VirtualProcess, uuid: str, number: int) -> None:
         """Nothing has happened since that task."""
         if self.tasks.get(kernel.name) == number and not kernel.wants:
             self.released.add(kernel.name)
@@ -261,7 +261,7 @@ class Cluster:
             self.reweigh(uuid)
             self.place()
 
-    def work(self, kernel: Kernel, gpu: InteractiveGpu, uuid: str) -> None:
+    def work(self, kernel: VirtualProcess, gpu: VirtualGpu, uuid: str) -> None:
         """The next task."""
         if self.ledger.allocations[kernel.name].effective_units < UNITS:
             self.ledger.replace(self.ledger.allocations[kernel.name].with_effective(UNITS))
