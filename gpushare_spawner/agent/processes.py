@@ -87,6 +87,29 @@ def parent(pid: int) -> int | None:
     return int(stat[1]) if stat is not None else None
 
 
+MOST_ANCESTORS = 16
+"""Ancestors that `ancestry` returns: a kernel starts its programs directly or through a few shells and launchers."""
+
+
+def ancestry(pid: int) -> tuple[int, ...]:
+    """Return the pids of the process and its nearest ancestors in its pid namespace, in that namespace's numbering.
+
+    Empty if there is no such process.
+    """
+    pids: list[int] = []
+    depth = 0
+    ancestor: int | None = pid
+    while ancestor and len(pids) <= MOST_ANCESTORS:
+        # proc_pid_status(5): the pids in each namespace, from that of this /proc to the process's own
+        numbers = _status(ancestor, "NSpid:")
+        if not numbers or len(numbers) < depth:
+            break
+        depth = len(numbers)
+        pids.append(numbers[-1])
+        ancestor = parent(ancestor)
+    return tuple(pids)
+
+
 def cgroup(pid: int | str) -> str | None:
     """Return the path of its cgroup; None if it cannot be read.
 
@@ -117,11 +140,16 @@ def uid(pid: int) -> int | None:
 
 def uids(pid: int) -> tuple[int, ...]:
     """Return its real, effective, saved and file system uids; empty if there is no such process."""
+    return _status(pid, "Uid:")
+
+
+def _status(pid: int, name: str) -> tuple[int, ...]:
+    """Return the numbers in a line of /proc/PID/status; empty if there is none."""
     try:
         lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
     except OSError:
         return ()
-    return next((tuple(map(int, line.split()[1:5])) for line in lines if line.startswith("Uid:")), ())
+    return next((tuple(map(int, line.split()[1:])) for line in lines if line.startswith(name)), ())
 
 
 def _stat(pid: int, folder: Path | None = None) -> list[str] | None:

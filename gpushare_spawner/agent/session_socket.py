@@ -264,10 +264,10 @@ SUPPORTED_FEATURES = sum(Feature)
 COSTS = dict.fromkeys((Kind.RELEASE, Kind.PAGED_IN, Kind.PAGED_OUT), 2)
 """Cost of frame types in frames, if it is not 1.
 
-The arbiter processes all processes, an answer includes all sessions on the GPU, KERNELS reads the last reports of all
-notebook servers, and ASK is compared with all earlier asks.
+The arbiter processes all processes, CELL has listeners, an answer includes all sessions on the GPU, KERNELS reads the
+last reports of all notebook servers, and ASK is compared with all earlier asks.
 """
-COSTS |= {Kind.REQUEST: 8, Kind.RESERVE: 10, Kind.KERNELS: 20, Kind.QUERY: 50, Kind.ASK: 50}
+COSTS |= {Kind.REQUEST: 8, Kind.RESERVE: 10, Kind.CELL: 4, Kind.KERNELS: 20, Kind.QUERY: 50, Kind.ASK: 50}
 HELLO_WITHIN = 10.0
 """Seconds after which a connection without HELLO is closed."""
 

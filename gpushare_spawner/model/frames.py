@@ -75,6 +75,10 @@ class Kind(IntEnum):
     objects, events and semaphores of other processes or APIs that it has opened; f3 number of its own that it has
     exported; f4 CUDA contexts; f5 1: ready, 0: it cannot be suspended now, and continues; f6 bytes of plain memory on
     all GPUs."""
+    CELL = 15
+    """From a notebook server, feature CELLS: f0 event: 1 submitted, 2 started, 3 ended; f1 number of the execution, not
+    0; f2 number of the kernel; f3 hash of the cell's text with a key that only the notebook server has; f4 the kernel's
+    pid as the notebook server sees it, f5 the execution count (0: unknown)."""
 
     WELCOME = 64
     """Answers HELLO: f0 share units, f1 tier (0 active, 1 downgraded, 2 released), f2 effective units, f3 borrowed
@@ -149,6 +153,8 @@ class Feature(IntFlag):
     OBSERVE = 128
     """The library runs with engine `observe`: it sends no REQUEST, and reports its bursts without a lease. The agent
     accepts BUSY and IDLE with lease id 0, in sessions on GPUs that another layer shares."""
+    CELLS = 256
+    """The agent accepts CELL from notebook servers."""
 
 
 class ReserveKind(IntEnum):
@@ -170,6 +176,15 @@ class SessionMemoryTopic(IntEnum):
     """To a CUDA process: the memory that the session's other processes have allocated."""
     PROCESS = 1
     """To an observer: the memory that one process has allocated."""
+
+
+class CellEvent(IntEnum):
+    """The event of a CELL frame."""
+
+    SUBMITTED = 1
+    """The notebook server has received the request to execute the cell; the kernel has not."""
+    STARTED = 2
+    ENDED = 3
 
 
 class AskKind(IntEnum):

@@ -16,28 +16,35 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Callable, MutableMapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
+from jupyter_server.services.kernels.connection.base import deserialize_msg_from_ws_v1
 from jupyter_server.utils import url_path_join
 from tornado import web
 
+from gpushare_spawner.model.frames import CellEvent
 from gpushare_spawner.model.layers import FRAMEWORK_DEFAULTS, LAYER_VARIABLE, LAYERS, IdleReach, LayerName
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.share_status import ControlsStatus, ShareStatus
 from gpushare_spawner.notebook.client import AgentUnavailable
 from gpushare_spawner.notebook.pod_annotations import PodAnnotations
 from gpushare_spawner.notebook.session_client import (
+    MOST_EXECUTIONS,
+    Execution,
     KernelActivity,
     NoAnswer,
     ServiceAsk,
     SessionClient,
     WrongAsk,
     kernel_activity,
+    number_of,
 )
 from gpushare_spawner.wording import notices, share_status
 from gpushare_spawner.wording.actions import out_of_reach
@@ -110,12 +117,120 @@ SEND_SECONDS = 10.0
 """Maximum seconds between two messages about the activity to the agent."""
 
 
+class CellWatch:
+    """Reports the executions of cells in the kernels of this server to the agent, whichever frontend requests them.
+
+    The kernels' iopub messages show when an execution starts and ends. `watched` shows the request itself, before the
+    kernel has it, if it comes through a websocket of this server. The agent gets a keyed hash of the cell's text.
+    """
+
+    def __init__(self, kernels: Any, client: SessionClient) -> None:
+        """Start without kernels. ``kernels``: the server's kernel manager."""
+        self._kernels = kernels
+        self._client = client
+        self._key = secrets.token_bytes(16)
+        self._executions: dict[str, Execution] = {}
+        """Executions that have not ended, by message ID."""
+        self._streams: dict[str, tuple[Any, list[int], Any]] = {}
+        """Each kernel's manager, its ports and our stream of its iopub messages, by kernel ID."""
+
+    def watched(self, connection: type) -> type:
+        """Return a class of websocket connections that also reports the execution requests that it receives."""
+
+        def handle_incoming_message(self_: Any, incoming: Any) -> None:
+            with contextlib.suppress(Exception):  # the message must reach the kernel
+                self.received(self_.kernel_id, self_.subprotocol, incoming)
+            connection.handle_incoming_message(self_, incoming)  # type: ignore[attr-defined]
+
+        return type(connection.__name__, (connection,), {"handle_incoming_message": handle_incoming_message})
+
+    def received(self, kernel_id: str, subprotocol: str | None, message: Any) -> None:
+        """Report a websocket message if it requests an execution."""
+        if subprotocol == "v1.kernel.websocket.jupyter.org":
+            channel, parts = deserialize_msg_from_ws_v1(message)  # type: ignore[no-untyped-call]
+            if channel != "shell" or b"execute_request" not in bytes(parts[0]):
+                return
+            header, metadata, content = (json.loads(bytes(parts[part])) for part in (0, 2, 3))
+        else:
+            if isinstance(message, bytes) or "execute_request" not in message:
+                return  # a message in bytes has buffers, which an execute_request has not
+            whole = json.loads(message)
+            header, metadata, content = (whole[part] for part in ("header", "metadata", "content"))
+        if header["msg_type"] == "execute_request" and not content.get("silent"):
+            self.follow()
+            cell_id = metadata.get("cellId")
+            execution = self._execution(header["msg_id"], kernel_id, content["code"])
+            execution = replace(execution, cell_id=cell_id if isinstance(cell_id, str) else "")
+            self._tell(CellEvent.SUBMITTED, execution)
+
+    def follow(self) -> None:
+        """Watch new kernels, and end the executions of kernels that have ended or were restarted."""
+        alive = set(self._kernels.list_kernel_ids())
+        for kernel_id in [*self._streams]:
+            kernel, ports, stream = self._streams[kernel_id]
+            if kernel_id not in alive or kernel.ports != ports:
+                stream.close()
+                del self._streams[kernel_id]
+        for kernel_id in alive - self._streams.keys():
+            kernel = self._kernels.get_kernel(kernel_id)
+            if hasattr(kernel, "connect_iopub"):  # the kernels of a gateway use GPUs elsewhere
+                stream = kernel.connect_iopub()
+                stream.on_recv(partial(self._from_kernel, kernel_id, kernel))
+                self._streams[kernel_id] = kernel, list(kernel.ports), stream
+        for execution in [*self._executions.values()]:
+            pid = self._pid(execution.kernel_id)
+            if execution.kernel_id not in alive or (execution.pid and pid != execution.pid):
+                self._tell(CellEvent.ENDED, execution)
+
+    def _from_kernel(self, kernel_id: str, kernel: Any, message: list[Any]) -> None:
+        """Report an iopub message if an execution starts or ends with it."""
+        with contextlib.suppress(Exception):  # a kernel can send anything
+            _, parts = kernel.session.feed_identities(message)
+            unpack = kernel.session.unpack
+            header = unpack(parts[1])
+            if header["msg_type"] not in ("status", "execute_input"):
+                return
+            parent, content = (unpack(parts[part]) for part in (2, 4))
+            state, message_id = content.get("execution_state"), parent.get("msg_id")
+            if header["msg_type"] == "execute_input":
+                before = self._executions.get(message_id)
+                execution = before or self._execution(message_id, kernel_id, content["code"])
+                if before is None:  # from another frontend, or from before this watch
+                    self._tell(CellEvent.SUBMITTED, execution)
+                self._tell(CellEvent.STARTED, replace(execution, count=int(content.get("execution_count") or 0)))
+            elif state == "idle" and message_id in self._executions:
+                self._tell(CellEvent.ENDED, self._executions[message_id])
+            elif state == "starting":
+                for execution in [*self._executions.values()]:
+                    # the new process may already have requests
+                    if execution.kernel_id == kernel_id and execution.count:
+                        self._tell(CellEvent.ENDED, execution)
+                self.follow()
+
+    def _execution(self, message_id: str, kernel_id: str, code: str) -> Execution:
+        return Execution(message_id, kernel_id, number_of(code, self._key), self._pid(kernel_id))
+
+    def _pid(self, kernel_id: str) -> int:
+        with contextlib.suppress(Exception):  # a kernel that has ended; not every provisioner has a local process
+            return int(self._kernels.get_kernel(kernel_id).provisioner.pid or 0)
+        return 0
+
+    def _tell(self, event: CellEvent, execution: Execution) -> None:
+        self._executions.pop(execution.message_id, None)
+        if event is not CellEvent.ENDED:
+            self._executions[execution.message_id] = execution
+            if len(self._executions) > MOST_EXECUTIONS:
+                del self._executions[next(iter(self._executions))]
+        self._client.tell_cell(event, execution)
+
+
 def _jupyter_server_extension_points() -> list[dict[str, str]]:
     return [{"module": "gpushare_spawner.notebook.extension"}]
 
 
 def _load_jupyter_server_extension(server: Any) -> None:
     client = SessionClient(log=server.log, pod=PodAnnotations.of(os.environ))
+    cells: CellWatch | None = None
     handlers = {"status": StatusHandler, "ask": AskHandler}
     url = url_path_join(server.web_app.settings["base_url"], "gpushare")
     server.web_app.add_handlers(
@@ -126,14 +241,21 @@ def _load_jupyter_server_extension(server: Any) -> None:
         # process's environment
         for name, value in FRAMEWORK_DEFAULTS.items():
             os.environ.setdefault(name, value)
+        cells = CellWatch(server.kernel_manager, client)
+        connection = server.web_app.settings.get("kernel_websocket_connection_class")
+        if connection is not None:
+            server.web_app.settings["kernel_websocket_connection_class"] = cells.watched(connection)
     if client.shared or os.environ.get(LAYER_VARIABLE):
-        server.io_loop.add_callback(_start, server, client)  # the loop is not running yet
+        server.io_loop.add_callback(_start, server, client, cells)  # the loop is not running yet
 
 
-async def _start(server: Any, client: SessionClient) -> None:
+async def _start(server: Any, client: SessionClient, cells: CellWatch | None) -> None:
     settings = server.web_app.settings
 
     def read() -> KernelActivity:
+        if cells is not None:
+            with contextlib.suppress(Exception):  # an unknown kernel manager
+                cells.follow()
         return kernel_activity(server.kernel_manager)
 
     if client.shared:

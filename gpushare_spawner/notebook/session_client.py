@@ -1,7 +1,7 @@
 """The notebook server's persistent connection to the agent.
 
-`SessionClient` sends the kernels' activity, reads the share's status, and passes the user's requests to the service: a
-keep, its end, a release, a stop, or another share. The service decides and answers with a sentence
+`SessionClient` sends the kernels' activity and cells' events, reads the share's status, and passes the user's requests
+to the service: a keep, its end, a release, a stop, or another share. The service decides and answers with a sentence
 (docs/reference/protocol.md). `kernel_activity` counts the kernels of a running Jupyter server. client.py has the
 connection for a single query.
 """
@@ -15,11 +15,13 @@ import os
 import secrets
 import socket
 import time
+from collections import deque
 from dataclasses import dataclass, replace
 from datetime import datetime
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Self
 
-from gpushare_spawner.model.frames import AskKind, Frame, Kind
+from gpushare_spawner.model.frames import AskKind, CellEvent, Feature, Frame, Kind
 from gpushare_spawner.model.layers import LAYER_VARIABLE
 from gpushare_spawner.model.share_status import MAX_RECORD_BYTES, AgentRecord, ServiceAnswer, ShareStatus
 from gpushare_spawner.notebook.client import (
@@ -156,6 +158,39 @@ def kernel_activity(kernel_manager: Any) -> KernelActivity:
     return KernelActivity(busy, alive, latest)
 
 
+@dataclass(frozen=True)
+class Execution:
+    """One execution of a cell in a kernel of this server."""
+
+    message_id: str
+    """ID of the execute_request."""
+    kernel_id: str
+    text: int
+    """Keyed hash of the cell's text."""
+    pid: int = 0
+    """The kernel's pid; 0: unknown."""
+    cell_id: str = ""
+    """JupyterLab's ID of the cell; empty: another frontend."""
+    count: int = 0
+    """The execution count; 0: not started."""
+
+    @property
+    def number(self) -> int:
+        """The number that stands for this execution in frames and records."""
+        return number_of(self.message_id)
+
+    def fields(self, event: CellEvent) -> tuple[int, ...]:
+        """Return the fields of a CELL frame."""
+        return event, self.number, number_of(self.kernel_id), self.text, self.pid, self.count
+
+
+def number_of(text: str, key: bytes = b"") -> int:
+    """Return a number from 1 to 2^64-1 that stands for a text. ``key``: without it, nobody can recompute the number."""
+    return int.from_bytes(blake2b(text.encode(errors="replace"), digest_size=8, key=key).digest()) or 1
+
+
+MOST_EXECUTIONS = 256
+"""Number of executions without an end that are sent again after a reconnect, as many as the agent keeps."""
 FIRST_DELAY = 0.1
 
 
@@ -193,6 +228,15 @@ class SessionClient:
         self._last: tuple[float, ShareStatus] | None = None
         self._kernels: KernelActivity | None = None
         self._problem = AGENT_NOT_YET
+        self._sending = asyncio.Lock()
+        """Held while a frame is sent: two writers cannot wait for one socket."""
+        self._features = Feature(0)
+        """The agent's features."""
+        self._executions: dict[int, tuple[CellEvent, Execution]] = {}
+        """The last event of each execution that has not ended, by number."""
+        self._cell_frames: deque[tuple[int, ...]] = deque()
+        """CELL frames that have not been sent."""
+        self._cell_task: asyncio.Task[None] | None = None
 
     @property
     def shared(self) -> bool:
@@ -261,6 +305,30 @@ class SessionClient:
             with contextlib.suppress(OSError):  # `run` detects the end of the connection and reconnects
                 await self._send(Kind.KERNELS, *activity.fields())
 
+    def tell_cell(self, event: CellEvent, execution: Execution) -> None:
+        """Send an execution's event to the agent soon, without waiting. A new connection sends unfinished ones again.
+
+        An agent without the feature gets nothing. Must be called on the event loop.
+        """
+        self._executions.pop(execution.number, None)
+        if event is not CellEvent.ENDED:
+            self._executions[execution.number] = event, execution
+            if len(self._executions) > MOST_EXECUTIONS:
+                del self._executions[next(iter(self._executions))]
+        self._queue_cell(execution.fields(event))
+
+    def _queue_cell(self, fields: tuple[int, ...]) -> None:
+        if not self.connected or Feature.CELLS not in self._features:
+            return
+        self._cell_frames.append(fields)
+        if self._cell_task is None or self._cell_task.done():
+            self._cell_task = asyncio.create_task(self._send_cells())
+
+    async def _send_cells(self) -> None:
+        with contextlib.suppress(OSError):  # `run` detects the end of the connection and reconnects
+            while self._cell_frames:
+                await self._send(Kind.CELL, *self._cell_frames.popleft())
+
     def _unknown(self, problem: str) -> ShareStatus:
         """Return the status while the agent is unavailable."""
         return self._pod.status() if self._pod is not None else ShareStatus(problem=problem)
@@ -283,6 +351,7 @@ class SessionClient:
         finally:
             welcomed, self.connected = self.connected, False
             self._connection = self._last = None
+            self._cell_frames.clear()
             for future in (self._answered, *self._asks.values()):
                 if future is not None and not future.done():
                     future.set_exception(ConnectionResetError("the connection ended"))
@@ -292,7 +361,9 @@ class SessionClient:
     async def _take(self, packet: Frame | AgentRecord) -> None:
         if isinstance(packet, Frame):
             if packet.kind is Kind.WELCOME:
-                self.connected = True
+                self.connected, self._features = True, Feature(packet.fields[6] & Feature.CELLS)
+                for event, execution in self._executions.values():
+                    self._queue_cell(execution.fields(event))
                 if self._kernels is not None:
                     await self._send(Kind.KERNELS, *self._kernels.fields())
             return
@@ -308,8 +379,9 @@ class SessionClient:
                 future.set_result(answer)
 
     async def _send(self, kind: Kind, *fields: int) -> None:
-        if self._connection is None:
-            raise ConnectionResetError("there is no connection")
-        self._serial += 1
-        frame = Frame(kind, fields, serial=self._serial)
-        await asyncio.get_running_loop().sock_sendall(self._connection, frame.pack())
+        async with self._sending:
+            if self._connection is None:
+                raise ConnectionResetError("there is no connection")
+            self._serial += 1
+            frame = Frame(kind, fields, serial=self._serial)
+            await asyncio.get_running_loop().sock_sendall(self._connection, frame.pack())

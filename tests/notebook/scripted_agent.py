@@ -71,6 +71,8 @@ class Script:
     """The sharing layer that gives the GPU; empty: ours."""
     layer_gpus: int = 1
     layer_trouble: str = ""
+    features: int = 0
+    """An old agent has none."""
     message: tuple[str, float] | None = None
     """An admin's message, and its instant in seconds since the epoch."""
     drain: tuple[str, float] | None = None
@@ -208,7 +210,7 @@ class ScriptedAgent:
             if self.after_hello is not None:
                 return [self.after_hello]
             tier = (script.tier.depth, script.effective, script.borrowed)
-            return [Frame(Kind.WELCOME, (script.share, *tier, 1)).pack()]
+            return [Frame(Kind.WELCOME, (script.share, *tier, 1, 0, script.features)).pack()]
         if frame.kind is Kind.QUERY and not self.silent:
             return [AgentRecord(status=script.status()).packet()]
         if frame.kind is Kind.ASK and script.answer is not None:

@@ -13,15 +13,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
+from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.session_limit import SHOWN_PROCESSES
 from gpushare_spawner.agent.session_socket import MALFORMED, NOT_ALLOWED, Connection, FairReading, FrameRefused
+from gpushare_spawner.agent.sessions.cells import CellReport
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Kernels, Session
 from gpushare_spawner.arbiter.recent_use import WINDOW
 from gpushare_spawner.model.controls import AskAnswer
-from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, Feature, Frame, Kind, Role, SessionMemoryTopic, gpu_bytes
+from gpushare_spawner.model.frames import (
+    MAX_TEXT_LETTERS,
+    CellEvent,
+    Feature,
+    Frame,
+    Kind,
+    Role,
+    SessionMemoryTopic,
+    gpu_bytes,
+)
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport, shared_fields
 from gpushare_spawner.model.share_status import (
@@ -94,7 +105,7 @@ class BurstFrames(Generic[Key]):
 
 _FOR_ARBITER = frozenset({Kind.REQUEST, Kind.RELEASE, Kind.MEMORY, Kind.IDLE, Kind.BUSY, Kind.PAGED_IN, Kind.PAGED_OUT})
 _FOR_MEMORY = frozenset({Kind.RESERVE, Kind.RETURN})
-_FROM_NOTEBOOKS = frozenset({Kind.KERNELS, Kind.QUERY, Kind.ASK})
+_FROM_NOTEBOOKS = frozenset({Kind.KERNELS, Kind.QUERY, Kind.ASK, Kind.CELL})
 MEMORY_EVERY = 0.01
 """Seconds between the times at which each process's last MEMORY frame takes effect."""
 MEMORY_AT_ONCE = 4
@@ -197,6 +208,8 @@ class Conversation:
                 self._kernels_reported(connection, kernels)
             elif frame.kind is Kind.ASK:
                 self._take_ask(connection, *frame.fields[:3])
+            elif frame.kind is Kind.CELL:
+                self._cell_event(connection, frame)
             else:
                 connection.send_packet(AgentRecord(status=self.status()).packet())
         elif connection in session.connections:
@@ -212,8 +225,10 @@ class Conversation:
         if connection in session.notebooks:
             session.notebooks.discard(connection)
             self._kernels_reported(connection, None)
+            session.cells.server_left(connection.number, self._loop.time())
         if connection in session.cuda:
             session.cuda.discard(connection)
+            session.cells.process_left(connection.number)
             self._limits.leave(connection)
             for gpu in session.gpus:
                 self._memory.pop((connection, gpu.uuid), None)
@@ -312,6 +327,18 @@ class Conversation:
         else:
             self._registry.ask_came()
 
+    def _cell_event(self, connection: Connection, frame: Frame) -> None:
+        """Record an execution's event, and pass it to the listeners. Events of newer notebook servers are ignored."""
+        event, number, kernel, text, pid, count = frame.fields[:6]
+        if not number:
+            raise FrameRefused(MALFORMED, "CELL with the number 0")
+        if event in list(CellEvent):
+            report = CellReport(CellEvent(event), number, kernel, text, pid, count)
+            cell = self._session.cells.received(report, connection.number, self._loop.time())
+            if cell is not None:
+                for listener in self._registry.cell_listeners:
+                    listener(self._session, cell, report.event)
+
     def _hello(self, connection: Connection, frame: Frame) -> None:
         session, record = self._session, self._session.record
         if connection in session.connections:
@@ -345,14 +372,18 @@ class Conversation:
                 paced = Feature.PACE in connection.features
                 self._registry.arbitrations[gpu.uuid].join(connection, session.id, connection.peer.process, paced)
             self._agent.suspensions.joined(session, connection)
+            # the pid in the process's own numbering is a statement, but it only divides the session's own work
+            seen = processes.ancestry(connection.peer.pid) if connection.peer.process is not None else ()
+            session.cells.process_joined(connection.number, seen or (frame.fields[1],))
         else:
             (session.observers if role is Role.OBSERVER else session.notebooks).add(connection)
 
     def _features(self, role: Role) -> Feature:
         """Return this agent's features for a process with that role."""
+        cells = Feature.CELLS if role is Role.NOTEBOOK else Feature(0)
         if not self._session.observed:
-            return AGENT_FEATURES
-        return Feature.OBSERVE if role is Role.CUDA else OBSERVED_FEATURES
+            return AGENT_FEATURES | cells
+        return Feature.OBSERVE if role is Role.CUDA else OBSERVED_FEATURES | cells
 
     def _names(self, role: Role) -> dict[bytes, str]:
         """Return the GPU UUIDs that a process with that role can know, each with its UUID in the report."""

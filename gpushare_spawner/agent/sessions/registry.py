@@ -19,6 +19,7 @@ from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.session_limit import ExclusiveMemory, SessionLimit
 from gpushare_spawner.agent.session_records import Clock, SessionRecord, Store, short_name
 from gpushare_spawner.agent.session_socket import SESSION_CLOSED, SessionEndpoints
+from gpushare_spawner.agent.sessions.cells import Cell
 from gpushare_spawner.agent.sessions.session import (
     Activity,
     Past,
@@ -34,7 +35,7 @@ from gpushare_spawner.background import set_within
 from gpushare_spawner.clocks import STEP, WallClock
 from gpushare_spawner.model.control import MessageRequest, OpenRequest
 from gpushare_spawner.model.controls import NO_CONTROLS, AskAnswer, Controls, Message
-from gpushare_spawner.model.frames import ReserveKind
+from gpushare_spawner.model.frames import CellEvent, ReserveKind
 from gpushare_spawner.model.report import NO_HITS
 from gpushare_spawner.model.share import MemoryLimit, Tier
 
@@ -184,6 +185,8 @@ class SessionRegistry:
         """Callback for each session that has ended, before its sockets are closed."""
         self.left: Callable[[SessionRecord], None] = _nothing
         """Callback for the record of each session that ended while no agent was running."""
+        self.cell_listeners: list[Callable[[Session, Cell, CellEvent], None]] = []
+        """Callbacks for each event of a cell, after the session's `cells` were updated."""
         self._ask_event = asyncio.Event()
         self.watch = ProcessWatch(lambda name: self.end(name, "its server's process has ended"))
 

@@ -21,6 +21,7 @@ from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.session_limit import SessionLimit
 from gpushare_spawner.agent.session_records import SessionRecord
 from gpushare_spawner.agent.session_socket import Connection, FrameHandler, SessionEndpoint
+from gpushare_spawner.agent.sessions.cells import Cells
 from gpushare_spawner.arbiter.session import SessionView
 from gpushare_spawner.clocks import Budget
 from gpushare_spawner.idle.use import UseCount
@@ -214,6 +215,8 @@ class Session:
     changed."""
     memory: SessionLimit | None = None
     asks: PendingAsks = field(default_factory=lambda: PendingAsks(time.time))
+    cells: Cells = field(default_factory=Cells)
+    """Executions of cells in its kernels."""
     conversation: SessionFrameHandler | None = None
     budget_checked: bool = False
     """Whether its server's memory limit was compared with the guarantee of its share."""

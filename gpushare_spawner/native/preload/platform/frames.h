@@ -66,6 +66,7 @@ enum feature {
     FEATURE_USE = 32,
     FEATURE_SUSPEND = 64,  /* only of the library with engine `suspend` */
     FEATURE_OBSERVE = 128, /* only of the library with engine `observe` */
+    FEATURE_CELLS = 256,   /* only of the agent, for notebook servers */
 };
 #define LIBRARY_FEATURES  (FEATURE_PACE | FEATURE_RESERVE)
 #define OBSERVER_FEATURES (FEATURE_RESERVE | FEATURE_USE)

@@ -1,0 +1,192 @@
+"""The events of cells, from real kernels of a real Jupyter server to the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_server.services.kernels.connection.base import serialize_msg_to_ws_v1
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+from gpushare_spawner.model.frames import CellEvent, Feature, Kind
+from gpushare_spawner.notebook.session_client import Execution, SessionClient, number_of
+from tests.notebook.jupyter import TOKEN, Jupyter, running
+from tests.notebook.scripted_agent import Script, ScriptedAgent
+from tests.notebook.test_session_client import running as running_client
+from tests.notebook.test_session_client import until
+
+V1 = "v1.kernel.websocket.jupyter.org"
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedAgent]:
+    script = Script(features=Feature.CELLS)
+    with ScriptedAgent(tmp_path_factory.mktemp("agent") / "s.sock", script) as agent:
+        yield agent
+
+
+@pytest.fixture(scope="module")
+def server(agent: ScriptedAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jupyter]:
+    with running(tmp_path_factory.mktemp("jupyter"), GPUSHARE_SOCKET=str(agent.path)) as jupyter:
+        agent.wait_for(Kind.KERNELS)
+        yield jupyter
+
+
+@pytest.fixture(scope="module")
+def kernel(server: Jupyter) -> str:
+    code, body = server.post("api/kernels", {"name": "python3"})
+    assert code == 201
+    return str(body["id"])
+
+
+async def connected(server: Jupyter, kernel: str, v1: bool = True) -> WebSocketClientConnection:
+    url = f"{server.url.replace('http', 'ws', 1)}api/kernels/{kernel}/channels"
+    request = HTTPRequest(url, headers={"Authorization": f"token {TOKEN}"})
+    return await websocket_connect(request, subprotocols=[V1] if v1 else None)
+
+
+async def execute(socket: WebSocketClientConnection, code: str, v1: bool = True, **content: Any) -> str:
+    """Send an execute_request as JupyterLab does; its message ID."""
+    message_id = uuid.uuid4().hex
+    header = {"msg_id": message_id, "msg_type": "execute_request", "username": "", "session": "s", "version": "5.3"}
+    parts = {
+        "header": {**header, "date": "2026-01-01T00:00:00Z"},
+        "parent_header": {},
+        "metadata": {"cellId": f"cell of {code}"},
+        "content": {"code": code, "silent": False, "store_history": True, **content},
+    }
+    if v1:
+        packed = serialize_msg_to_ws_v1(parts, "shell", lambda part: json.dumps(part).encode())  # type: ignore[no-untyped-call]
+        await socket.write_message(packed, binary=True)
+    else:
+        await socket.write_message(json.dumps({**parts, "channel": "shell", "buffers": []}))
+    return message_id
+
+
+async def events(agent: ScriptedAgent, message_id: str, count: int, timeout: float = 20.0) -> list[tuple[int, ...]]:
+    """The fields of an execution's events, once so many have come."""
+    deadline = time.monotonic() + timeout
+    while True:
+        found = [frame.fields for frame in agent.of_kind(Kind.CELL) if frame.fields[1] == number_of(message_id)]
+        if len(found) >= count:
+            return found
+        assert time.monotonic() < deadline, f"{found} of {count} events"
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("v1", [True, False], ids=["v1", "legacy"])
+async def test_an_execution_is_reported_when_it_is_requested_when_it_starts_and_when_it_ends(
+    server: Jupyter, agent: ScriptedAgent, kernel: str, v1: bool
+) -> None:
+    socket = await connected(server, kernel, v1)
+    first = await execute(socket, "import os, time; time.sleep(1)", v1)
+    second = await execute(socket, "import os, time; time.sleep(1)", v1)
+    other = await execute(socket, "pass", v1)
+    hidden = await execute(socket, "1 + 1", v1, silent=True)
+    (submitted,) = await events(agent, second, 1, timeout=0.9)  # while the first runs
+    assert submitted[:3] == (CellEvent.SUBMITTED, number_of(second), number_of(kernel))
+    found = await events(agent, second, 3)
+    assert [fields[0] for fields in found] == list(CellEvent)
+    assert {fields[1:5] for fields in found} == {submitted[1:5]}
+    (started,) = (fields for fields in await events(agent, first, 3) if fields[0] == CellEvent.STARTED)
+    assert found[1][5] == started[5] + 1
+    # the same text has the same hash, another text another one, and neither is a hash that anybody can compute
+    assert started[3] == submitted[3] != (await events(agent, other, 3))[0][3]
+    assert started[3] != number_of("import os, time; time.sleep(1)")
+    assert Path(f"/proc/{submitted[4]}/cmdline").read_text().count(kernel) == 1
+    assert await events(agent, hidden, 0) == []
+    socket.close()
+
+
+async def test_an_execution_ends_for_the_agent_also_without_its_browser_tab(
+    server: Jupyter, agent: ScriptedAgent, kernel: str
+) -> None:
+    socket = await connected(server, kernel)
+    message_id = await execute(socket, "time.sleep(1.5)")
+    await events(agent, message_id, 2)
+    socket.close()
+    assert [fields[0] for fields in await events(agent, message_id, 3)] == list(CellEvent)
+
+
+async def test_executions_of_another_frontend_are_reported_from_the_kernels_messages(
+    server: Jupyter, agent: ScriptedAgent, kernel: str
+) -> None:
+    file = next(server.log.parent.glob(f"runtime/kernel-{kernel}.json"))
+    client = BlockingKernelClient(connection_file=str(file))
+    client.load_connection_file()
+    client.start_channels()
+    message_id = client.execute("2 + 2")
+    assert [fields[0] for fields in await events(agent, message_id, 3)] == list(CellEvent)
+    client.stop_channels()
+
+
+async def test_executions_that_a_failed_cell_aborts_end(server: Jupyter, agent: ScriptedAgent, kernel: str) -> None:
+    socket = await connected(server, kernel)
+    await execute(socket, "time.sleep(0.5); 1 / 0", stop_on_error=True)
+    aborted = await execute(socket, "3 + 3")
+    assert [fields[0] for fields in await events(agent, aborted, 2)] == [CellEvent.SUBMITTED, CellEvent.ENDED]
+    socket.close()
+
+
+async def test_a_restart_or_the_end_of_the_kernel_ends_its_executions(server: Jupyter, agent: ScriptedAgent) -> None:
+    kernel = server.post("api/kernels", {"name": "python3"})[1]["id"]
+    for action in ("restart", "kill"):
+        socket = await connected(server, kernel)
+        running = await execute(socket, "import os, time; time.sleep(600)")
+        waiting = await execute(socket, "0")
+        submitted, started = (await events(agent, running, 2))[:2]
+        assert (started[0], started[4]) == (CellEvent.STARTED, submitted[4])
+        if action == "restart":
+            assert (await asyncio.to_thread(server.post, f"api/kernels/{kernel}/restart", {}))[0] == 200
+        else:
+            os.kill(started[4], 9)
+        assert (await events(agent, running, 3))[-1][0] == CellEvent.ENDED
+        assert (await events(agent, waiting, 2))[-1][0] == CellEvent.ENDED
+        socket.close()
+
+
+async def test_an_old_agent_gets_no_events(
+    agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    execution = Execution("m", "k", 7)
+    with ScriptedAgent(tmp_path / "old.sock") as old:
+        monkeypatch.setenv("GPUSHARE_SOCKET", str(old.path))
+        async with running_client() as client:
+            await until(lambda: client.connected)
+            for event in CellEvent:
+                client.tell_cell(event, execution)
+            assert (await client.query()).known
+        assert old.of_kind(Kind.CELL) == []
+
+
+async def test_a_new_connection_gets_the_executions_that_have_not_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with ScriptedAgent(tmp_path / "new.sock", Script(features=Feature.CELLS)) as agent:
+        monkeypatch.setenv("GPUSHARE_SOCKET", str(agent.path))
+        async with running_client() as client:
+            await until(lambda: client.connected)
+            over, still = Execution("over", "k", 7), Execution("still", "k", 7, count=2)
+            for event in CellEvent:
+                client.tell_cell(event, over)
+            client.tell_cell(CellEvent.SUBMITTED, still)
+            client.tell_cell(CellEvent.STARTED, still)
+            await asyncio.to_thread(agent.wait_for, Kind.CELL, 5)
+            await asyncio.to_thread(agent.stop)
+            agent.start()
+            found = await asyncio.to_thread(agent.wait_for, Kind.CELL, 6)
+            assert found[-1].fields[:6] == still.fields(CellEvent.STARTED)
+
+
+async def test_without_an_agent_events_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUSHARE_SOCKET", raising=False)
+    SessionClient().tell_cell(CellEvent.SUBMITTED, Execution("m", "k", 7))
