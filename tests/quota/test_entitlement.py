@@ -60,6 +60,23 @@ def test_teams_divide_what_their_department_is_entitled_to() -> None:
     assert found["group:theory"] == pytest.approx(0 - 150)
 
 
+def test_a_session_counts_on_all_its_gpus_until_it_is_removed() -> None:
+    entitlements = Entitlements()
+    a, b = (ACCOUNTS.find(f"group:{group}", "") for group in "ab")
+    entitlements.add(a, 100, 100)
+    added = entitlements.add_session(b, ("g", "h"), 50, has=80, demand=100)
+    assert added == (b, 130, 150)
+    assert entitlements.excess(200) == pytest.approx({"group:a": 0, "group:b": 130 - 100})
+    assert entitlements.add_session(b, ("g", "h"), 0, has=40, demand=60) == (b, 80, 120)
+    entitlements.remove((b, 80, 120))
+    waiting = entitlements.copy()
+    waiting.add(b, 0, 100)
+    assert waiting.excess(400) == pytest.approx({"group:a": 0, "group:b": 130 - 250})
+    assert entitlements.excess(400) == pytest.approx({"group:a": 0, "group:b": 130 - 150})
+    entitlements.remove(added)
+    assert entitlements.excess(200) == {"group:a": 0}
+
+
 def session(name: str, account: str, gpu: str, units: int, most: int = 100, least: int = 0) -> Exchanging:
     return Exchanging(name, account, (gpu,), units, most, least, (1, name))
 
@@ -94,6 +111,8 @@ def test_a_session_in_quota_gives_only_to_one_in_quota_and_only_if_none_over_quo
 
     assert exchanged(beside(), {"a": 40, "b": -40}, {}) == {"x": 20, "y": 50}
     assert exchanged(beside("y"), {"a": 40, "b": -40}, {}) == {}
+    mixed = [replace(session("x", "a", "g", 60), in_quota=True), session("y", "b", "g", 10)]
+    assert exchanged(mixed, {"a": 40, "b": -40}, {}) == {}, "without a word a session is over quota"
     assert exchanged(beside("z"), {"a": 40, "b": -40}, {}) == {"x": 50, "y": 50, "z": 0}
     assert exchanged(beside("y", "z"), {"a": 40, "b": -40}, {}) == {"y": 40, "z": 0}
 
@@ -144,6 +163,40 @@ def test_a_session_of_one_and_a_half_gpus_exchanges_what_it_has_on_both() -> Non
     here = [pair("x", "a", 20, last_units=50), session("y", "b", "h", 80)]
     assert exchanged(here, {"a": -200, "b": 20}, {"g": 80, "h": 0}) == {"x": 40, "y": 60}
     assert exchanged([pair("x", "a", 20, last_units=50)], {}, {"g": 80, "h": 70}) == {"x": 100}
+
+
+def test_a_session_of_one_and_a_half_gpus_gives_and_gets_no_more_than_it_can_on_each() -> None:
+    # both GPUs of one below its half; the first GPU of one above it, down to its half
+    here = [pair("x", "a", 20), pair("v", "b", 45, last_units=50)]
+    assert exchanged(here, {"a": -30, "b": 30}, {}) == {"x": 35, "v": 30}
+    here = [replace(pair("v", "b", 50 + LEAST_EXCHANGED, last_units=50), least=30), session("y", "a", "g", 20, most=24)]
+    assert exchanged(here, {"a": -30, "b": 30}, {}) == {"v": 50, "y": 24}
+    here = [pair("v", "b", 49 + LEAST_EXCHANGED, last_units=50), session("y", "a", "g", 20)]
+    assert exchanged(here, {"a": -30, "b": 30}, {}) == {}
+    here = [replace(pair("v", "b", 20, last_units=50), most=30)]
+    assert exchanged(here, {}, {"g": 80, "h": 80}) == {"v": 30}
+    here = [replace(pair("v", "b", 80, last_units=50), least=60), session("y", "a", "g", 20)]
+    assert exchanged(here, {"a": -50, "b": 50}, {}) == {"v": 60, "y": 40}
+
+
+def test_a_session_that_gives_to_two_on_one_path_keeps_its_least_units() -> None:
+    # c gives to a on h, and to b on k for what b gives to a on g
+    rich = replace(pair("rich", "c", 55, "h k"), least=40)
+    here = [pair("x", "a", 20), session("y", "b", "g", 50), session("z", "b", "k", 20), rich]
+    found = exchanged(here, {"a": -60, "b": 0, "c": 60}, {})
+    assert found == {"x": 27, "y": 43, "z": 27, "rich": 41}
+
+
+def test_two_sessions_on_one_path_share_the_free_units_of_a_gpu() -> None:
+    here = [pair("x", "a", 20), session("y", "b", "g", 50), pair("z", "b", 20, "k h"), session("rich", "c", "k", 50)]
+    found = exchanged(here, {"a": -60, "b": -30, "c": 60}, {"h": 20})
+    assert found == {"x": 30, "y": 40, "z": 30, "rich": 40}
+
+
+def test_an_account_that_can_get_no_whole_unit_does_not_hold_up_the_others() -> None:
+    five = "g1 g2 g3 g4 g5"
+    here = [pair("x", "a", 20, five), pair("y", "b", 50, five), session("v", "d", "k", 20), session("w", "e", "k", 50)]
+    assert exchanged(here, {"a": -4, "b": 4, "d": -4, "e": 4}, {}) == {"v": 24, "w": 46}
 
 
 @pytest.mark.parametrize(("pairs", "in_quota"), [(False, 0), (True, 0), (False, 2), (True, 2)])

@@ -33,6 +33,18 @@ def test_lasting_use_counts_as_its_part_of_the_cluster() -> None:
     assert fair.used(A) == pytest.approx(0.25)
 
 
+def test_use_before_the_first_update_does_not_count() -> None:
+    fair = FairShare(DAY)
+    fair.advance(DAY, {A: ALL}, ALL)
+    assert fair.used(A) == 0
+
+
+def test_less_than_a_billionth_of_the_cluster_is_forgotten() -> None:
+    fair = FairShare.restored(DAY, {A: 3e-9, B: 1.5e-9}, 0.0)
+    fair.advance(DAY, {}, ALL)
+    assert fair.all_used == {A: pytest.approx(1.5e-9)}
+
+
 def test_an_account_without_use_is_forgotten() -> None:
     fair = FairShare(DAY)
     fair.advance(0.0, {}, ALL)

@@ -91,6 +91,20 @@ def test_the_order_changes_no_usage(spawns: list[tuple[str, int]]) -> None:
     assert all(fair.used(one.account.key) == 0 for one in asking(*spawns))
 
 
+def served_with_excess(excess: dict[str, float], *spawns: tuple[str, int]) -> list[int]:
+    all_of_them = {f"group:{group}": 0.0 for group, _ in spawns} | excess
+    return ordered(asking(*spawns), QuotaUsage(ACCOUNTS), FairShare(86400.0), CAPACITY, lambda: all_of_them)
+
+
+def test_accounts_that_lack_half_of_a_spawn_come_before_the_others_and_each_spawn_counts() -> None:
+    assert served_with_excess({"group:c": -60.0}, ("b", 50), ("c", 50), ("c", 50)) == [1, 0, 2]
+    assert served_with_excess({"group:c": -75.0}, ("b", 50), ("c", 50), ("c", 50)) == [1, 2, 0]
+    assert served_with_excess({"group:c": -24.0}, ("b", 50), ("c", 50)) == [0, 1]
+    # what a gets in quota counts too
+    assert served_with_excess({"group:a": -120.0}, ("b", 50), ("a", 100), ("a", 50)) == [1, 0, 2]
+    assert served_with_excess({"group:a": -125.0}, ("b", 50), ("a", 100), ("a", 50)) == [1, 2, 0]
+
+
 TREE = QuotaAccounts(
     Quotas.model_validate(
         {

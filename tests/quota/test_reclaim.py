@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from gpushare_spawner.model.quota import Quotas, ResourceAmounts
 from gpushare_spawner.quota import reclaim
 from gpushare_spawner.quota.accounts import QuotaAccounts
+from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED
 from gpushare_spawner.quota.order import Asking
-from gpushare_spawner.quota.reclaim import MissingUnits, OverQuota, reclaimed
+from gpushare_spawner.quota.reclaim import MissingUnits, OverQuota, in_excess, reclaimed
 
 Spawn = tuple[int, int]
 
@@ -108,6 +109,26 @@ def test_a_notice_is_not_passed_on_to_a_session_that_becomes_idle() -> None:
     assert made_way([50], [active("told", 1.0, told=True), idle("s", 1.0)]) == {"told": 0}
 
 
+def test_a_session_with_a_notice_gives_before_one_that_is_idle_longer() -> None:
+    sessions = [active("notified", 9.0, told=True), partly(idle("s", 1.0))]
+    assert made_way([60], sessions) == {"notified": 0, "s": 40}
+
+
+def test_on_one_gpu_too_two_idle_users_make_way_before_one_who_works() -> None:
+    idle_users = [idle(f"s{number}", 1.0, units=30) for number in range(2)]
+    assert made_way([60], [active("works", units=60), *idle_users]) == {"s0": 0, "s1": 0}
+
+
+def test_on_one_gpu_too_two_users_with_a_notice_make_way_before_one_without() -> None:
+    notified = [active(f"s{number}", units=30, told=True) for number in range(2)]
+    assert made_way([60], [idle("without", 1.0, units=60), *notified]) == {"s0": 0, "s1": 0}
+
+
+def test_a_session_that_makes_way_for_one_spawn_gives_to_the_next_before_one_that_is_idle_longer() -> None:
+    sessions = [idle("s", 9.0, smaller=20), replace(idle("t", 1.0), steps=[30])]
+    assert made_way([30, 20], sessions) == {"s": 0}
+
+
 def test_spawns_that_need_the_same_in_vain_cost_one_search() -> None:
     sessions = [idle(f"s{number}", number, units=1, node=f"n{number}") for number in range(20)]
     nodes = Nodes({one.node: 0 for one in sessions}, sessions)
@@ -153,6 +174,8 @@ def test_two_sessions_of_one_user_disturb_fewer_than_two_users() -> None:
 def test_the_fewest_units_beyond_need_are_taken_and_then_those_that_are_idle_longest() -> None:
     assert made_way([30], [idle("large", 1.0), idle("small", 2.0, units=30)]) == {"small": 0}
     assert made_way([30], [partly(idle("new", 2.0)), partly(idle("old", 1.0))]) == {"old": 20}
+    more_than_lacks = idle("lacks15", 1.0, units=20)
+    assert made_way([30], [more_than_lacks, idle("lacks30", 2.0, 30, "n2")], {"n1": 15}) == {"lacks30": 0}
 
 
 def test_a_request_for_two_gpus_takes_the_two_with_the_fewest_users() -> None:
@@ -165,6 +188,36 @@ def test_a_user_with_sessions_on_two_gpus_counts_once_for_a_request_for_two() ->
     both = [replace(idle(f"mine{gpu}", 9.0, units=100, node=f"n1/{gpu}"), user="me") for gpu in (1, 2)]
     sessions = [idle("other", 1.0, units=100, node="n1/0"), *both]
     assert made_way([100], sessions, count=2) == {"mine1": 0, "mine2": 0}
+
+
+def shared_by_me(node: str) -> list[OverQuota]:
+    """Sessions of whom mine would make way for two GPUs, but for each GPU by itself the other one is better."""
+    mine = [replace(idle(f"mine{gpu}", 9.0, 1, f"{node}/{gpu}"), user="me") for gpu in (1, 2)]
+    return [idle("other", 1.0, 1, f"{node}/0"), *mine]
+
+
+@pytest.mark.parametrize(("better", "expected"), [(19, {"mine1", "mine2"}), (20, {"n0/0", "n0/1"})])
+def test_sets_of_sessions_are_compared_on_the_twenty_best_nodes(better: int, expected: set[str]) -> None:
+    sessions = [idle(f"n{node}/{gpu}", 0.5, 1, f"n{node}/{gpu}") for node in range(better) for gpu in (0, 1)]
+    assert made_way([1], [*sessions, *shared_by_me("shared")], count=2).keys() == expected
+
+
+@pytest.mark.parametrize(("crowded", "expected"), [(1, {"mine1", "mine2"}), (2, {"n0/0-0", "n0/1-0"})])
+def test_sets_of_sessions_are_compared_until_there_were_four_thousand(crowded: int, expected: set[str]) -> None:
+    """Of 6 sessions on each of two GPUs, 63 times 63 sets free both."""
+    sessions = [
+        replace(idle(f"n{node}/{gpu}-{number}", 20.0, 1, f"n{node}/{gpu}"), user=f"u{node}")
+        for node in range(crowded)
+        for gpu in (0, 1)
+        for number in range(6)
+    ]
+    assert made_way([1], [*sessions, *shared_by_me("shared")], count=2).keys() == expected
+
+
+def test_a_session_on_two_gpus_gives_what_the_gpu_that_lacks_more_needs() -> None:
+    both = replace(partly(idle("both", 1.0, units=30)), gpus=("n1/0", "n1/1"))
+    sessions = [both, partly(idle("more", 1.0, 40, "n1/0")), partly(idle("less", 1.0, 20, "n1/1"))]
+    assert made_way([50], sessions, count=2) == {"both": 0, "more": 20, "less": 0}
 
 
 @pytest.mark.parametrize(("nodes", "gpus", "count", "each"), [(1, 12, 6, 1), (1, 3, 2, 4), (3, 2, 2, 6)])
@@ -308,6 +361,49 @@ def test_units_beyond_those_on_the_last_gpu_free_nothing_there(lacks: str, kept:
     asking = [Asking((40, 1), ACCOUNTS.find("group:a", ""), ResourceAmounts(40))]
     nodes.free |= {"n1/0": -100, "n1/1": -100, lacks: 0}
     assert reclaimed(asking, [session], nodes) == {"x": kept}
+
+
+def test_on_the_last_gpu_too_the_session_that_is_idle_longest_makes_way() -> None:
+    large = replace(partly(idle("large", 9.0, 100, "n1/1")), gpus=("n1/0", "n1/1"), last_units=50)
+    assert made_way([40], [large, partly(idle("small", 1.0, 50, "n1/1"))], {"n1/0": -100}) == {"small": 10}
+
+
+def gifts(
+    sessions: list[OverQuota], excess: float, lacking: float = 50.0, units: int = 50
+) -> dict[str, tuple[int, int]]:
+    """The most and the fewest units that each session could keep."""
+    able = in_excess(sessions, {"group:b": excess, "group:a": -lacking}, lacking, units)
+    return {session.session: (session.steps[0], session.steps[-1]) for session in able}
+
+
+def test_accounts_give_what_they_have_beyond_their_entitlement_and_what_the_spawn_gets_beyond_its_own() -> None:
+    sessions = [partly(idle("s", 1.0))]
+    assert gifts(sessions, 30.0) == {"s": (49, 20)}
+    assert gifts(sessions, 30.0, lacking=40.0) == {"s": (49, 10)}
+    assert gifts(sessions, 30.0, lacking=70.0) == {"s": (49, 20)}
+    assert gifts(sessions, float(LEAST_EXCHANGED)) == {"s": (49, 46)}
+    assert gifts(sessions, LEAST_EXCHANGED - 0.5) == {}
+    assert gifts([partly(idle("s", 1.0, account="a"))], 30.0) == {}
+
+
+def test_the_first_sessions_to_make_way_use_up_the_excess_of_their_account_on_each_node() -> None:
+    old, new, elsewhere = idle("old", 1.0), partly(idle("new", 9.0)), partly(idle("elsewhere", 9.0, node="n2"))
+    assert gifts([new, old, elsewhere], 60.0) == {"old": (0, 0), "new": (49, 40), "elsewhere": (49, 0)}
+    assert gifts([new, old, elsewhere], 50.0) == {"old": (0, 0), "elsewhere": (49, 0)}
+    assert gifts([new, replace(old, steps=[20])], 60.0) == {"old": (20, 20), "new": (49, 20)}
+    assert gifts([new, old], 40.0) == {"new": (49, 10)}, "the older one gives all or nothing"
+
+
+def test_a_session_that_was_reduced_a_short_time_ago_gives_nothing_to_accounts_over_quota() -> None:
+    assert gifts([replace(partly(idle("s", 1.0)), had_minimum_run=False)], 30.0) == {}
+
+
+def test_units_on_all_gpus_of_a_session_count_as_given() -> None:
+    pair = replace(partly(idle("s", 1.0)), gpus=("n1/0", "n1/1"))
+    assert gifts([pair], 30.0) == {"s": (49, 35)}
+    one_and_a_half = replace(partly(idle("s", 1.0, units=100)), gpus=("n1/0", "n1/1"), last_units=50)
+    assert gifts([one_and_a_half], 30.0) == {"s": (99, 70)}
+    assert gifts([one_and_a_half], 70.0) == {"s": (99, 40)}
 
 
 @given(st.data())

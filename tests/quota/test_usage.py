@@ -157,6 +157,11 @@ def test_quotas_are_equal_whatever_was_computed_of_them() -> None:
 def test_accounts_without_sessions_use_nothing() -> None:
     for group in ("optics", "course"):
         assert usage().used(account(group)) == (0, 0, 0)
+        assert usage().left(account(group)).of(account(group)) == (account(group).quota.guarantee * 100, 0, 0)
+
+
+def test_without_a_guarantee_nothing_is_left() -> None:
+    assert usage().left(account("gone")).of(account("gone")) == (0, 0, 0)
 
 
 def test_an_account_says_whether_the_file_has_it() -> None:
