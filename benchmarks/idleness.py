@@ -6,7 +6,8 @@ arbiter and templates are the product's (benchmarks/idleness_cluster.py says wha
 **Ways to offer GPUs.** ``whole``: a GPU for each server. ``static``: each GPU divided for good into four parts, in
 memory and speed. ``shipped``: the template quarter-gpu as it is shipped. ``pressure``: the same with
 ``when: pressure``. ``before``: a downgrade after 15 min and a release after 45 min, the templates that were shipped
-when the bars were set.
+when the bars were set. ``steps``: a downgrade after 5 min and a release after 10 min, those that were shipped next.
+``rules``: idle rules in use elsewhere, and ``times``: other times of ours, see benchmarks/idleness_rules.py.
 
 **The cluster.** 197 servers on 24 GPUs of 80 GB with a bus of 25 GB/s each way, for 10 h; users come evenly within the
 first hours and stay. Tasks take a median of 5 min (lognormal, sigma 1) with a quarter of the GPU, the pauses between
@@ -43,6 +44,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.idleness_cluster import Cluster, Habits, Outcome, Sharing
+from benchmarks.idleness_rules import Users, figures_of, mean, rules, times
 from benchmarks.interactive import (
     BANDWIDTH,
     GB,
@@ -111,7 +113,12 @@ def ways() -> dict[str, Sharing]:
     return {
         "whole": Sharing(whole),
         "static": Sharing(whole, STATIC_PARTS),
-        "before": Sharing(with_idle(quarter, downgrade_after=900.0, release_after=2700.0, warn_before=300.0)),
+        "before": Sharing(
+            with_idle(quarter, downgrade_after=900.0, downgrade_to=0.10, release_after=2700.0, warn_before=300.0)
+        ),
+        "steps": Sharing(
+            with_idle(quarter, downgrade_after=300.0, downgrade_to=0.10, release_after=600.0, warn_before=120.0)
+        ),
         "shipped": Sharing(quarter),
         "pressure": Sharing(with_idle(quarter, when="pressure")),
     }
@@ -159,9 +166,14 @@ class Figures:
 
 def cluster(way: str, gpus: int, within: float, seed: int, servers: int, horizon: float) -> Outcome:
     """Run the cluster. ``within``: seconds in which all users come; ``horizon``: seconds."""
-    chance = random.Random(f"arrivals-{seed}")
-    arrivals = sorted(chance.uniform(0, within) for _ in range(servers))
+    arrivals = arrivals_of(within, seed, servers)
     return Cluster(gpus, VRAM, BANDWIDTH, ways()[way], TASKS, COARSE, seed).run(arrivals, horizon)
+
+
+def arrivals_of(within: float, seed: int, servers: int) -> list[float]:
+    """Return the instants, in seconds, at which users come."""
+    chance = random.Random(f"arrivals-{seed}")
+    return sorted(chance.uniform(0, within) for _ in range(servers))
 
 
 def one_gpu(template: Template, sessions: int, seed: int, horizon: float) -> Outcome:
@@ -221,7 +233,16 @@ def main() -> int:
         admitting = pool.apply_async(one_gpu, (shipped_template("tenth-gpu"), MOST, seeds[0], watched))
         runs = iter(pool.map(_cluster_job, jobs, chunksize=1))
         tried, admitted = searching.get(), admitting.get()
-    figures = {case: Figures.of([next(runs) for _ in seeds]) for case in cases}
+    outcomes = {case: [next(runs) for _ in seeds] for case in cases}
+    figures = {case: Figures.of(of_seeds) for case, of_seeds in outcomes.items()}
+    compared = rules(
+        [
+            Users(GPUS // part, TASKS, arrivals_of(ARRIVALS["rush"], seed, SERVERS // part), horizon, seed)
+            for seed in seeds
+        ]
+    )
+    compared["shipped"] = mean([figures_of(outcome) for outcome in outcomes["shipped", GPUS, "rush"]])
+    by_times = times(shipped_template("quarter-gpu"))
     at_most = max((count for count, p95 in tried.items() if p95 < TARGET), default=0)
     ours = [figures["shipped", GPUS, load] for load in ARRIVALS]
     result: dict[str, object] = {
@@ -233,6 +254,8 @@ def main() -> int:
         "admitted_tenth": round(admitted.servers_per_gpu, 1),
         "before_mean_wait_min_on_32_gpus": figures["before", FACTS_GPUS, "rush"].mean_wait_min,
         "loads": {load: {way: asdict(figures[way, GPUS, load]) for way in ways()} for load in ARRIVALS},
+        "rules": compared,
+        "times": by_times,
         "gpus": GPUS // part,
         "servers": SERVERS // part,
         "seeds": list(seeds),
@@ -244,6 +267,12 @@ def main() -> int:
         for way in ways():
             shown = "".join(f"{value:12.4g}" for value in asdict(figures[way, GPUS, load]).values())
             print(f"{load:9}{way:10}{shown}")
+    print(f"{'rule':12}" + "".join(f"{name:>15}" for name in compared["shipped"]))
+    for rule, row in compared.items():
+        print(f"{rule:12}" + "".join(f"{value:15.4g}" for value in row.values()))
+    print(f"{'won, % (back, of 100 pauses)':28}" + "".join(f"{name:>14}" for name in next(iter(by_times.values()))))
+    for workload, of_times in by_times.items():
+        print(f"{workload:28}" + "".join("{won:>8} ({back:4})".format(**of) for of in of_times.values()))
     print(f"one GPU, short cells: {at_most} sessions below {TARGET:g} s, {STATIC_PARTS} in static parts")
     if options.json:
         print(json.dumps(result))

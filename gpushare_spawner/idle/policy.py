@@ -31,7 +31,7 @@ period lasts."""
 
 FIRST_WORK = 300.0
 """Seconds in which a session without GPU work loses no units, because its user may read before running the first cell.
-Equals the shortest time in the shipped templates, so only shorter times, such as the demo's, are delayed."""
+No time in the shipped templates is shorter, so only shorter times, such as the demo's, are delayed."""
 FIRST_WORK_TIMES = 5
 """Maximum factor by which a time is delayed, so that an admin can test with times of a few seconds."""
 

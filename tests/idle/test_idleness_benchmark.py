@@ -8,7 +8,8 @@ import random
 import pytest
 
 from benchmarks.idleness import SHORT, TASKS, cluster, one_gpu, p95_of, shipped_template, ways
-from benchmarks.idleness_cluster import Outcome
+from benchmarks.idleness_cluster import Habits, Outcome
+from benchmarks.idleness_rules import PerCell, Rule, Turns, Users, times
 from benchmarks.interactive import HOURS
 from gpushare_spawner.model.share import Share
 
@@ -67,3 +68,45 @@ def test_habits_are_those_of_the_facts() -> None:
     assert sorted(SHORT.work(chance) for _ in range(2001))[1000] == pytest.approx(3.7, rel=0.15)
     assert sorted(SHORT.think(chance) for _ in range(2001))[1000] == pytest.approx(120, rel=0.1)
     assert all(math.isfinite(TASKS.memory(chance)) for _ in range(10))
+
+
+def users(gpus: int, count: int, think: float, work: float) -> Users:
+    """All come at once; the same pause and work each time, in seconds; working sets need no time."""
+    habits = Habits(think=lambda chance: think, work=lambda chance: work, memory=lambda chance: 0)
+    return Users(gpus, habits, [0.0] * count, HOURS, 1)
+
+
+def test_a_stop_of_idle_servers_lets_others_start_and_loses_what_was_computed() -> None:
+    held = Rule(users(1, 2, think=1000.0, work=100.0)).figures()
+    assert (held.never, held.killed) == (1, 0)
+    assert held.computed == pytest.approx(300 / HOURS)
+    stopped = Rule(users(1, 2, think=1000.0, work=100.0), stop_after=600.0).figures()
+    assert stopped.never == 0
+    assert stopped.killed == 5
+    assert stopped.lost > 0
+    assert stopped.mean_wait_min == pytest.approx(5.0), "one waits for 10 minutes, the other not"
+
+
+def test_a_gpu_for_each_cell_serves_everybody_and_lets_cells_wait_for_each_other() -> None:
+    run = PerCell(users(1, 3, think=300.0, work=100.0)).figures()
+    assert run.never == 0
+    assert run.delayed == pytest.approx(100 * 2 / 26, abs=0.1), "only the first cells come at the same time"
+    assert run.won == 100
+
+
+def test_kernels_that_take_turns_share_the_time_equally() -> None:
+    alone = Turns(users(1, 1, think=100.0, work=100.0)).figures()
+    four = Turns(users(1, 5, think=100.0, work=100.0)).figures()
+    assert (alone.never, four.never) == (0, 1)
+    assert alone.computed == pytest.approx(0.5, abs=0.02)
+    assert four.computed == pytest.approx((HOURS - 8 * 100) / HOURS, abs=0.1), "all pause at the same time"
+
+
+def test_one_release_takes_less_often_from_a_user_who_is_back_soon_than_a_downgrade_and_a_release() -> None:
+    for of_times in times(shipped_template("quarter-gpu")).values():
+        assert of_times["shipped"]["back"] < of_times["5/10"]["back"] * 0.75
+        assert of_times["shipped"]["won"] > of_times["5/10"]["won"] - 5
+        assert (
+            of_times["learned"]["won"] < of_times["shipped"]["won"]
+            or of_times["learned"]["back"] > of_times["-/7"]["back"]
+        )

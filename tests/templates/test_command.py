@@ -17,7 +17,8 @@ SHIPPED = Path(__file__).parents[2] / "templates"
 def test_check_of_the_shipped_templates(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["templates", "check", str(SHIPPED)]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"quarter-gpu \(default\) +0.25 GPU +after 5 min, downgraded to 0.10 GPU; after 10 min, ", said)
+    assert re.search(r"quarter-gpu \(default\) +0.25 GPU +after 8 min, ", said)
+    assert "after 8 min, downgraded to 0.25 GPU; after 15 min, " in said
     assert "5 templates, no problems." in said
     assert "resources.memory.limit" not in said, "each guarantee is kept on GPUs of up to 80 GiB"
 
