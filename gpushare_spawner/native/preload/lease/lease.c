@@ -127,15 +127,15 @@ static void hold(struct gpu *gpu) {
 void lease_granted(struct gpu *gpu, const struct frame *frame) {
     struct lease *lease = lease_of(gpu);
     atomic_fetch_add(&gpu->progress, 1);
-    if (frame->f[0] == 0) { /* the request is queued */
+    if (frame->f[GRANT_LEASE] == 0) { /* the request is queued */
         lease->requested_at = clock_now();
-        if (frame->f[4]) shortage_refused(gpu);
+        if (frame->f[GRANT_REFUSED]) shortage_refused(gpu);
         return;
     }
     if (lease->state == WITHOUT_AGENT) return;
-    if (frame->f[0] == lease->last_id) return; /* a new pace for the lease that was just released */
-    lease->id = frame->f[0];
-    lease->pace = frame->f[3];
+    if (frame->f[GRANT_LEASE] == lease->last_id) return; /* a new pace for the lease that was just released */
+    lease->id = frame->f[GRANT_LEASE];
+    lease->pace = frame->f[GRANT_PACE];
     if (lease->state == HELD) {
         pace_set(gpu, lease->pace);
         return;
@@ -145,8 +145,8 @@ void lease_granted(struct gpu *gpu, const struct frame *frame) {
         return;
     }
     log_line(LOG_DEBUG, "GPU %d: lease %llu, %llu bytes to page in", gpu->index, (unsigned long long)lease->id,
-             (unsigned long long)frame->f[2]);
-    lease->page_in = frame->f[2];
+             (unsigned long long)frame->f[GRANT_PAGE_IN]);
+    lease->page_in = frame->f[GRANT_PAGE_IN];
     if (lease->page_in) {
         lease->state = PAGING_IN;
         pager_cut(gpu); /* a page-out in progress ends first; then lease_step begins the page-in */
@@ -169,28 +169,29 @@ static void shut(struct gpu *gpu, uint32_t reason, uint64_t page_out) {
 
 void lease_revoked(struct gpu *gpu, const struct frame *frame) {
     struct lease *lease = lease_of(gpu);
-    if (frame->f[0] != lease->id || lease->state == WITHOUT_AGENT || lease->state == NONE ||
+    if (frame->f[REVOKE_LEASE] != lease->id || lease->state == WITHOUT_AGENT || lease->state == NONE ||
         lease->state == REQUESTED) {
         /* this frame crossed with the release; the agent still needs the memory */
-        if (frame->f[1] && frame->f[0] == lease->last_id && (lease->state == NONE || lease->state == REQUESTED))
-            begin_page_out(gpu, frame->f[1], frame->f[0]);
+        if (frame->f[REVOKE_PAGE_OUT] && frame->f[REVOKE_LEASE] == lease->last_id &&
+            (lease->state == NONE || lease->state == REQUESTED))
+            begin_page_out(gpu, frame->f[REVOKE_PAGE_OUT], frame->f[REVOKE_LEASE]);
         return;
     }
     log_line(LOG_DEBUG, "GPU %d: lease %llu revoked, %llu bytes to page out", gpu->index,
-             (unsigned long long)frame->f[0], (unsigned long long)frame->f[1]);
+             (unsigned long long)frame->f[REVOKE_LEASE], (unsigned long long)frame->f[REVOKE_PAGE_OUT]);
     if (lease->state == SHUTTING) {
         lease->reason = RELEASE_REVOKED;
-        lease->page_out = frame->f[1];
+        lease->page_out = frame->f[REVOKE_PAGE_OUT];
         return;
     }
     pager_cut(gpu); /* PAGING_IN */
-    shut(gpu, RELEASE_REVOKED, frame->f[1]);
+    shut(gpu, RELEASE_REVOKED, frame->f[REVOKE_PAGE_OUT]);
 }
 
 void lease_page_out(struct gpu *gpu, const struct frame *frame) {
     struct lease *lease = lease_of(gpu);
     if (lease->state == NONE || lease->state == REQUESTED)
-        begin_page_out(gpu, frame->f[0], 0);
+        begin_page_out(gpu, frame->f[PAGE_OUT_BYTES], 0);
     else
         send_paged_out(gpu, NOTHING_MOVED, 0); /* the process now holds a lease */
 }

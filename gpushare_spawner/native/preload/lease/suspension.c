@@ -92,7 +92,7 @@ static void check_for_blocked(void) {
 
 void suspension_requested(const struct frame *frame) {
     bool was_suspended = suspension.phase >= SUSPENDED;
-    suspension.number = frame->f[0];
+    suspension.number = frame->f[SUSPEND_NUMBER];
     hold_threads();
     if (was_suspended) { /* no driver call is possible */
         send_ready(suspension.number, true);
@@ -109,7 +109,8 @@ void suspension_requested(const struct frame *frame) {
 }
 
 void suspension_resumed(const struct frame *frame) {
-    if (suspension.phase == UNCERTAIN || (suspension.phase != RUNNING && frame->f[0] == suspension.number)) end();
+    if (suspension.phase == UNCERTAIN || (suspension.phase != RUNNING && frame->f[RESUMED_NUMBER] == suspension.number))
+        end();
 }
 
 void suspension_lease_granted(void) {

@@ -177,17 +177,18 @@ static void greeting_complete(void) {
 static void handle_error(const struct frame *frame) {
     session.refused = true;
     /* logged only once, because a refused process retries every few seconds; the end of a session is not an error */
-    if (frame->f[0] != session.last_error)
-        log_lost(frame->f[0] == ERROR_SESSION_CLOSED ? LOG_INFO : LOG_ERROR, error_meaning(frame->f[0]));
-    session.last_error = frame->f[0];
+    if (frame->f[ERROR_CODE] != session.last_error)
+        log_lost(frame->f[ERROR_CODE] == ERROR_SESSION_CLOSED ? LOG_INFO : LOG_ERROR,
+                 error_meaning(frame->f[ERROR_CODE]));
+    session.last_error = frame->f[ERROR_CODE];
 }
 
 static bool handle_welcome(const struct frame *frame) {
-    if (frame->type != FRAME_WELCOME || frame->f[5] > MAX_GPUS) return false;
-    allocations_set_conversion(frame->f[4] & WELCOME_OVERSUBSCRIBED);
-    session.agent_features = frame->f[6];
+    if (frame->type != FRAME_WELCOME || frame->f[WELCOME_DEVICES] > MAX_GPUS) return false;
+    allocations_set_conversion(frame->f[WELCOME_FLAGS] & WELCOME_OVERSUBSCRIBED);
+    session.agent_features = frame->f[WELCOME_FEATURES];
     for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].shared, false);
-    session.devices_to_come = (int)frame->f[5];
+    session.devices_to_come = (int)frame->f[WELCOME_DEVICES];
     if (session.devices_to_come == 0) greeting_complete();
     return true;
 }
@@ -197,7 +198,7 @@ static void handle_device(struct gpu *gpu, const struct frame *frame) {
     if (gpu) {
         atomic_store(&gpu->shared, true);
         /* another layer determines the memory that is shown */
-        atomic_store(&gpu->total, settings_engine() == ENGINE_OBSERVE ? 0 : frame->f[0]);
+        atomic_store(&gpu->total, settings_engine() == ENGINE_OBSERVE ? 0 : frame->f[DEVICE_TOTAL]);
     }
     if (!session.greeted && --session.devices_to_come <= 0) {
         session.devices_to_come = 0;
@@ -209,7 +210,7 @@ static void handle_device(struct gpu *gpu, const struct frame *frame) {
 static bool handle_gpu_frame(struct gpu *gpu, const struct frame *frame) {
     switch (frame->type) {
     case FRAME_GRANT:
-        if (frame->f[0]) suspension_lease_granted();
+        if (frame->f[GRANT_LEASE]) suspension_lease_granted();
         lease_granted(gpu, frame);
         return true;
     case FRAME_REVOKE: lease_revoked(gpu, frame); return true;

@@ -173,10 +173,12 @@ void allowance_end(struct gpu *gpu) {
 void allowance_reserved(struct gpu *gpu, const struct frame *frame) {
     if (!atomic_load(&gpu->reserving)) return;
     uint64_t allowance = atomic_load(&gpu->allowance);
-    uint64_t added = frame->f[0] <= UINT64_MAX - allowance ? frame->f[0] : UINT64_MAX - allowance;
+    uint64_t added =
+        frame->f[RESERVED_ADDED] <= UINT64_MAX - allowance ? frame->f[RESERVED_ADDED] : UINT64_MAX - allowance;
     atomic_store(&gpu->allowance, allowance + added);
-    atomic_store(&gpu->others, frame->f[3]);
-    if (frame->f[2]) answer(request_of(gpu), (uint32_t)frame->f[2], (uint32_t)frame->f[1]);
+    atomic_store(&gpu->others, frame->f[RESERVED_OTHERS]);
+    if (frame->f[RESERVED_NUMBER])
+        answer(request_of(gpu), (uint32_t)frame->f[RESERVED_NUMBER], (uint32_t)frame->f[RESERVED_RESULT]);
 }
 
 static uint64_t unused(const struct gpu *gpu) {
@@ -204,10 +206,10 @@ void allowance_recalled(struct gpu *gpu, const struct frame *frame) {
     struct allowance_request *request = request_of(gpu);
     if (!atomic_load(&gpu->reserving)) return;
     if (request->recall.number) return_unused(gpu, request->recall.bytes, request->recall.number);
-    request->recall.bytes = frame->f[0];
-    request->recall.number = frame->f[1];
+    request->recall.bytes = frame->f[RECALL_BYTES];
+    request->recall.number = frame->f[RECALL_NUMBER];
     request->recall.until = clock_now() + RECALL_PATIENCE;
-    if (!frame->f[1]) return_unused(gpu, frame->f[0], 0);
+    if (!frame->f[RECALL_NUMBER]) return_unused(gpu, frame->f[RECALL_BYTES], 0);
 }
 
 static uint64_t recall_step(struct gpu *gpu, struct allowance_request *request, uint64_t now, bool device_quiet) {
@@ -224,7 +226,7 @@ static uint64_t recall_step(struct gpu *gpu, struct allowance_request *request, 
 }
 
 void allowance_others(struct gpu *gpu, const struct frame *frame) {
-    if (frame->f[0] == SESSION_MEMORY_OTHERS) atomic_store(&gpu->others, frame->f[1]);
+    if (frame->f[SESSION_MEMORY_KIND] == SESSION_MEMORY_OTHERS) atomic_store(&gpu->others, frame->f[OTHERS_BYTES]);
 }
 
 uint64_t allowance_step(struct gpu *gpu, uint64_t now, bool device_quiet) {

@@ -71,10 +71,10 @@ struct answer {
 /* Add a frame to the answer. False: the answer is invalid. */
 static bool add_frame(struct answer *answer, const struct frame *frame) {
     if (answer->devices < 0) {
-        if (frame->type != FRAME_WELCOME || frame->f[5] > MAX_GPUS) return false;
-        answer->devices = answer->statuses = (int)frame->f[5];
-        answer->movable = (frame->f[4] & WELCOME_OVERSUBSCRIBED) != 0;
-        answer->with_use = (frame->f[6] & FEATURE_USE) != 0;
+        if (frame->type != FRAME_WELCOME || frame->f[WELCOME_DEVICES] > MAX_GPUS) return false;
+        answer->devices = answer->statuses = (int)frame->f[WELCOME_DEVICES];
+        answer->movable = (frame->f[WELCOME_FLAGS] & WELCOME_OVERSUBSCRIBED) != 0;
+        answer->with_use = (frame->f[WELCOME_FEATURES] & FEATURE_USE) != 0;
         incoming.gpus = 0;
         return true;
     }
@@ -96,14 +96,15 @@ static bool add_frame(struct answer *answer, const struct frame *frame) {
         answer->statuses--;
         break;
     case FRAME_SESSION_MEMORY:
-        if (frame->f[0] == SESSION_MEMORY_PROCESS && (process = process_of(gpu, frame->f[1])) != NULL)
-            process->bytes = frame->f[2];
+        if (frame->f[SESSION_MEMORY_KIND] == SESSION_MEMORY_PROCESS &&
+            (process = process_of(gpu, frame->f[PROCESS_PID])) != NULL)
+            process->bytes = frame->f[PROCESS_BYTES];
         break;
     case FRAME_USE:
-        if (frame->f[0] == 0)
-            gpu->percent = percent(frame->f[1], frame->f[2]);
-        else if ((process = process_of(gpu, frame->f[0])) != NULL)
-            process->percent = percent(frame->f[1], frame->f[2]);
+        if (frame->f[USE_PID] == 0)
+            gpu->percent = percent(frame->f[USE_TIME], frame->f[USE_PERIOD]);
+        else if ((process = process_of(gpu, frame->f[USE_PID])) != NULL)
+            process->percent = percent(frame->f[USE_TIME], frame->f[USE_PERIOD]);
         break;
     default: break; /* for other observers */
     }

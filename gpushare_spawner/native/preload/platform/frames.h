@@ -57,7 +57,23 @@ enum { WELCOME_OVERSUBSCRIBED = 1 };
 enum { RESERVE_MANAGED = 1, RESERVE_OWN_MANAGED = 2 };
 enum { RESERVED_GRANTED = 0 };
 enum { SESSION_MEMORY_OTHERS = 0, SESSION_MEMORY_PROCESS = 1 };
-enum { STATUS_MEMORY = 5, STATUS_TOTAL = 7 }; /* fields */
+
+/* Fields that the library reads, by frame: their numbers in `f`. */
+enum { WELCOME_FLAGS = 4, WELCOME_DEVICES = 5, WELCOME_FEATURES = 6 };
+enum { DEVICE_TOTAL = 0 };
+enum { GRANT_LEASE = 0, GRANT_PAGE_IN = 2, GRANT_PACE = 3, GRANT_REFUSED = 4 };
+enum { REVOKE_LEASE = 0, REVOKE_PAGE_OUT = 1 };
+enum { PAGE_OUT_BYTES = 0 };
+enum { STATUS_MEMORY = 5, STATUS_TOTAL = 7 };
+enum { RESERVED_ADDED = 0, RESERVED_RESULT = 1, RESERVED_NUMBER = 2, RESERVED_OTHERS = 3 };
+enum { RECALL_BYTES = 0, RECALL_NUMBER = 1 };
+enum { SESSION_MEMORY_KIND = 0 };            /* the other fields by kind */
+enum { OTHERS_BYTES = 1 };                   /* SESSION_MEMORY_OTHERS */
+enum { PROCESS_PID = 1, PROCESS_BYTES = 2 }; /* SESSION_MEMORY_PROCESS */
+enum { USE_PID = 0, USE_TIME = 1, USE_PERIOD = 2 };
+enum { SUSPEND_NUMBER = 0 };
+enum { RESUMED_NUMBER = 0 };
+enum { ERROR_CODE = 0 };
 
 /* Capabilities of the library (in HELLO) or the agent (in WELCOME). */
 enum feature {
