@@ -86,6 +86,13 @@ def test_the_template_s_own_action_goes_first_where_it_comes_sooner() -> None:
     early = with_claim(11 * MINUTE, idle=IDLE, notice=told(first))
     assert early.notice is not None
     assert (early.notice.tier, early.notice.cause, early.notice.at) == (Tier.RELEASED, IdleCause.RECLAIM, 12 * MINUTE)
+    at_once = with_claim(14 * MINUTE, idle=IDLE, notice=told(first))
+    assert at_once.notice is not None
+    assert (at_once.notice.tier, at_once.notice.cause, at_once.notice.at) == (
+        Tier.RELEASED,
+        IdleCause.RECLAIM,
+        15 * MINUTE,
+    )
 
 
 def test_a_session_that_made_way_stays_so_while_the_spawn_waits() -> None:
@@ -96,8 +103,10 @@ def test_a_session_that_made_way_stays_so_while_the_spawn_waits() -> None:
 
 def test_the_template_still_stops_a_session_that_made_way() -> None:
     made: dict[str, Any] = {"tier": Tier.RELEASED, "effective_units": 0, "yields": True}
-    first = with_claim(8 * HOUR, idle=IDLE, **made)
+    assert with_claim(8 * HOUR - 5 * MINUTE - 1, idle=IDLE, **made).notice is None
+    first = with_claim(8 * HOUR - 5 * MINUTE, idle=IDLE, **made)
     assert first.notice is not None
+    assert first.notice.at == 8 * HOUR
     assert (first.notice.tier, first.notice.cause) == (Tier.STOPPED, IdleCause.IDLE)
     last = with_claim(8 * HOUR + 5 * MINUTE, idle=IDLE, notice=told(first), **made)
     assert last.tier is Tier.STOPPED

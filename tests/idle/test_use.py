@@ -292,6 +292,20 @@ def test_a_pattern_is_short_work_so_often_that_it_would_have_kept_the_share() ->
     assert not ShortWork(3, RULE, longest_gap=60.0).would_keep(after, idle=after - 1)
 
 
+@pytest.mark.parametrize(("works_at", "longest"), [((300.0, 500.0, 800.0), 300.0), ((400.0, 500.0, 600.0), 400.0)])
+def test_the_longest_gap_between_short_work_and_since_the_last_use_is_seen(
+    works_at: tuple[float, ...], longest: float
+) -> None:
+    use = RecentUse()
+    use.update("ann", observed(), 0.0, RULE)
+    for number, at in enumerate(works_at, 1):
+        seen = observed(last_gpu_activity=at, gpu_seconds=number / 1e4)
+        use.update("ann", seen, at + 10, RULE)
+    work = present(use.observe("ann", seen).short_work)
+    assert work.would_keep(longest + 1, idle=HOUR)
+    assert not work.would_keep(longest, idle=HOUR)
+
+
 def test_with_no_minimum_all_work_counts() -> None:
     use = RecentUse()
     for at in (0.0, 410.0):
