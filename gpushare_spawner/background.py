@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import math
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 
 async def cancel(*tasks: asyncio.Future[Any] | None) -> None:
@@ -112,3 +116,18 @@ class Soon:
     def _due(self) -> None:
         self._handle = None
         self._call()
+
+
+def in_daemon_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
+    """Run a function in a thread that does not prevent the program from exiting. Return a future for its result."""
+    future: concurrent.futures.Future[Result] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # a running function cannot be cancelled
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return asyncio.wrap_future(future)

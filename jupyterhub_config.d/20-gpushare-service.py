@@ -19,6 +19,7 @@ from jupyterhub.app import JupyterHub
 
 from gpushare_spawner.service.hub.roles import (
     CUSTOM,
+    FOR_FORM,
     OF_USERS,
     culler_options,
     drop_login_warnings,
@@ -105,7 +106,15 @@ if not any(role.get("name") == "gpushare-service" for role in _gpushare_defined(
             "name": "gpushare-service",
             "description": "The idle culler and the dashboard for shared GPUs: lists servers and groups, stops idle "
             "servers, restarts servers for their users",
-            "scopes": ["list:users", "read:servers", "delete:servers", "read:users:groups", start_scope()],
+            "scopes": [
+                "list:users",
+                "read:servers",
+                "delete:servers",
+                "read:users:groups",
+                start_scope(),
+                # for the hub's own requests, see FOR_FORM
+                *FOR_FORM,
+            ],
             "services": ["gpushare"],
         }
     )

@@ -31,7 +31,7 @@ from gpushare_spawner.agent.sessions.enforcer import Enforcer
 from gpushare_spawner.agent.sessions.environment import Libraries, mig_environment, mps_environment, session_environment
 from gpushare_spawner.agent.sessions.host_memory import GpuMemoryBudget, HostMemorySettings, NodeMemory, inform_arbiters
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
-from gpushare_spawner.agent.sessions.session import Activity, Session
+from gpushare_spawner.agent.sessions.session import Activity, Session, update_bursts
 from gpushare_spawner.agent.sessions.tiers import Shares
 from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.agent.suspend.checkpoints import DriverCheckpoints
@@ -537,6 +537,7 @@ class Node:
         return self._session_report(session, self.memory.on_gpus())
 
     def _session_report(self, session: Session, on_gpus: Mapping[str, GpuMemoryBudget]) -> SessionReport:
+        update_bursts(session, self.arbitrations, self.wall_clock)
         return report_of_session(
             session,
             self.registry.activity(session),
@@ -631,6 +632,7 @@ def report_of_session(
         "gpu_busy": now.busy,
         "last_gpu_activity": now.last,
         "gpu_seconds": now.gpu_seconds,
+        "bursts": tuple(session.bursts),
         "delivered": DeliveredReport.of(now.delivered, request.gpus),
     }
     return SessionReport(

@@ -160,6 +160,10 @@ class Accounts:
         """Return the session's estimated GPU seconds in total."""
         return self._accounts[session].received
 
+    def demand(self, session: str) -> float:
+        """Return the fraction of the GPU that the session can use, by the driver's last sample; 1 if unknown."""
+        return self._accounts[session].demand
+
     def lag(self, session: str) -> float:
         """Return the seconds that the session is owed; negative: it owes them.
 

@@ -37,6 +37,7 @@ from gpushare_spawner.arbiter.session import (
 )
 from gpushare_spawner.arbiter.suspensions import Suspensions
 from gpushare_spawner.arbiter.time_slices import HandOffCost
+from gpushare_spawner.model.report import Burst
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 NEVER_YET = float("-inf")
@@ -147,6 +148,7 @@ class GpuArbiter:
         for client in list(record.clients.values()):
             self._roster.forget(client)
         del self._roster.sessions[session]
+        self._roster.recorders.pop(session, None)
         self._accounts.remove(session)
         self._nested.forget(session)
         self._cost.forget(session)
@@ -422,7 +424,9 @@ class GpuArbiter:
         self._advance(now)
         until = min(until, self._roster.now)
         self._accounts.sample(since, until, busy)
-        self._charging.recent_use.sample(since, until, busy)
+        for name, seconds in self._charging.recent_use.sample(since, until, busy).items():
+            if name in self._roster.sessions:
+                self._roster.recorders[name].correct(seconds, self._accounts.demand(name))
         computing = [name for name, seconds in busy.items() if seconds > COMPUTING * (until - since)]
         if len(computing) > 1:
             self._contended_at = self._roster.now  # regardless of their reports
@@ -463,6 +467,10 @@ class GpuArbiter:
         """Return the session's state at an instant; None: at the last event."""
         entitled, delivered = self._accounts.entitled(session), self._accounts.delivered(session)
         return self._roster.snapshot(session, now, max(0.0, entitled), max(0.0, delivered))
+
+    def take_bursts(self, session: str, now: float) -> tuple[Burst, ...]:
+        """Return the session's bursts that have ended since the last call. Their ends are on this arbiter's clock."""
+        return self._roster.recorders[session].take(now)
 
     def recent_use(self, session: str, now: float) -> Use:
         """Return the session's GPU time in the last second."""

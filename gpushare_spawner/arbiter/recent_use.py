@@ -1,7 +1,8 @@
 """Recent GPU time of sessions and their clients, for display. It affects no decisions: accounting.py does the charging.
 
 Bursts give an estimate: the hardware divides time evenly between the processes that have work. Clients' reports of
-their bursts and the driver's samples correct the estimate.
+their bursts and the driver's samples correct the estimate. `BurstRecorder` records the bursts of one session, from
+which right_size.py predicts the effect of another share.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpushare_spawner.arbiter.session import ClientId
+from gpushare_spawner.model.report import MOST_BURSTS, Burst
 
 WINDOW = 1.0
 """Seconds over which GPU use is summed."""
@@ -77,13 +79,13 @@ class RecentGpuUse:
             for span in spans:
                 span.used[user] *= busy / estimate
 
-    def sample(self, since: float, until: float, busy: Mapping[str, float]) -> None:
+    def sample(self, since: float, until: float, busy: Mapping[str, float]) -> dict[str, float]:
         """Correct the use with a driver sample: the GPU seconds of each session's processes in an interval.
 
-        Sessions that are not in `busy` keep their estimate.
+        Sessions that are not in `busy` keep their estimate. Returns the seconds by which the others' changed.
         """
         if until <= since:
-            return
+            return {}
         spans = [(span, part) for span in self._latest(since) if (part := span.within(since, until)) > 0]
         estimates: dict[str, float] = {}
         for span, part in spans:
@@ -100,6 +102,11 @@ class RecentGpuUse:
         }
         if unexpected:
             self._insert(_Span(since, until, unexpected))
+        return {
+            session: busy[session] - seconds
+            for session, seconds in estimates.items()
+            if session in busy and seconds > NOTHING
+        }
 
     def of(self, session: str, last: float, now: float, working: Iterable[User]) -> Use:
         """Return a session's use in the last `WINDOW`.
@@ -135,3 +142,90 @@ class RecentGpuUse:
         while place and self._spans[place - 1].until > span.until:
             place -= 1
         self._spans.insert(place, span)
+
+
+PAUSE = 1.0
+"""Seconds without work after which the next work is another burst; equals `ArbiterSettings.pause`. Shorter pauses are
+part of a program."""
+LONGEST_BURST = 600.0
+"""Seconds after which the next work is another burst even without a pause: a training run pauses rarely, and its waits
+must not appear only when it ends."""
+
+
+@dataclass
+class _OpenBurst:
+    began_at: float
+    ended_at: float | None = None
+    """None: work runs or waits."""
+    gpu_seconds: float = 0.0
+    gap_seconds: float = 0.0
+    contended_seconds: float = 0.0
+    demand: float = 1.0
+    """Part of the GPU's time that the work can use, by the last driver sample."""
+    rate: float = 0.0
+    """Part of the GPU's time in the last interval."""
+    memory_bytes: int = 0
+
+
+class BurstRecorder:
+    """The bursts of one session on one GPU, since they were last taken. Instants are on the arbiter's clock."""
+
+    def __init__(self) -> None:
+        self._open: _OpenBurst | None = None
+        self._ended: deque[Burst] = deque(maxlen=MOST_BURSTS)
+
+    def begin(self, now: float) -> None:
+        """Record that the session launches or requests work and had none before."""
+        burst = self._open
+        if burst is not None and burst.ended_at is not None:
+            pause = now - burst.ended_at
+            if pause < PAUSE and now - burst.began_at < LONGEST_BURST:
+                burst.gap_seconds += pause
+                burst.ended_at = None
+                return
+            self._close(burst, burst.ended_at)
+        if self._open is None:
+            self._open = _OpenBurst(now)
+
+    def advance(self, seconds: float, rate: float, contended: bool) -> None:
+        """Add an interval with work. `rate`: the session's estimated part of the GPU's time in it, 0 while it waits."""
+        burst = self._open
+        if burst is not None and burst.ended_at is None:
+            burst.rate = rate
+            burst.gpu_seconds += seconds * rate
+            burst.contended_seconds += seconds * contended
+
+    def correct(self, seconds: float, demand: float) -> None:
+        """Add GPU seconds by which a driver sample exceeds the estimate; negative: it shows less.
+
+        `demand`: part of the GPU's time that the session can use.
+        """
+        if self._open is not None:
+            self._open.gpu_seconds = max(0.0, self._open.gpu_seconds + seconds)
+            self._open.demand = demand
+
+    def end(self, since: float, now: float, memory_bytes: int) -> None:
+        """Record at `now` that the session has had no work since an instant. `memory_bytes`: its allocated memory."""
+        burst = self._open
+        if burst is not None and burst.ended_at is None:
+            burst.ended_at = max(burst.began_at, since)
+            burst.gpu_seconds = max(0.0, burst.gpu_seconds - burst.rate * (now - burst.ended_at))
+            burst.memory_bytes = max(burst.memory_bytes, memory_bytes)
+
+    def take(self, now: float) -> tuple[Burst, ...]:
+        """Return the bursts that have ended for certain since the last call, earliest first."""
+        burst = self._open
+        if burst is not None and burst.ended_at is not None and now - burst.ended_at >= PAUSE:
+            self._close(burst, burst.ended_at)
+        taken = tuple(self._ended)
+        self._ended.clear()
+        return taken
+
+    def _close(self, burst: _OpenBurst, ended_at: float) -> None:
+        seconds = ended_at - burst.began_at
+        used = min(burst.gpu_seconds, seconds - burst.gap_seconds)
+        # a program that can use half of the GPU needs as long alone for a second of GPU time as two seconds
+        own = used * (1 / burst.demand - 1) if burst.demand > NOTHING else 0.0
+        gaps = min(burst.gap_seconds + own, seconds - used)
+        self._ended.append(Burst(ended_at, seconds, used, gaps, burst.contended_seconds, burst.memory_bytes))
+        self._open = None

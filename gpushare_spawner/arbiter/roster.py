@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import count
 
 from gpushare_spawner.arbiter.memory import Residency, VramBudget, together
+from gpushare_spawner.arbiter.recent_use import BurstRecorder
 from gpushare_spawner.arbiter.session import (
     ArbiterSettings,
     ArbitratedSession,
@@ -42,6 +44,8 @@ class Roster:
         self.vram = vram_bytes
         self._settings = settings
         self.sessions: dict[str, ArbitratedSession] = {}
+        self.recorders: defaultdict[str, BurstRecorder] = defaultdict(BurstRecorder)
+        """The bursts of each session that has had work."""
         self._clients: dict[ClientId, Client] = {}
         self.residency = Residency()
         self.now = float("-inf")
@@ -120,6 +124,7 @@ class Roster:
         self.residency.remove(client)
         self._vram_budget = None
         session = client.session
+        self._record_end(session, self.now)
         if not session.clients and session.presence in (Presence.SUSPENDED, Presence.RESUMING):
             session.presence, session.margin = Presence.ON_GPU, 0  # nothing is left to resume
 
@@ -145,9 +150,22 @@ class Roster:
         return {session: max(0, excess + own - min(self.vram, own)) for session, own in sums.items()}
 
     def elapse(self, seconds: float) -> None:
-        """Add elapsed time to the working sessions' attained service."""
-        for session in {client.session for client in self._clients.values() if client.bursting}:
+        """Add elapsed time to the working sessions' attained service, and to the bursts of sessions with work."""
+        computing: dict[ArbitratedSession, int] = {}
+        bursting: set[ArbitratedSession] = set()
+        for client in self._clients.values():
+            session = client.session
+            if client.bursting:
+                bursting.add(session)
+                computing[session] = computing.get(session, 0) + (client.paging_until < self.now)
+            elif client.waiting:
+                computing.setdefault(session, 0)
+        for session in bursting:
             session.attained += seconds
+        # the hardware divides time evenly between the processes that have work
+        processes, contended = sum(computing.values()), len(computing) > 1
+        for session, own in computing.items():
+            self.recorders[session.id].advance(seconds, own / processes if own else 0.0, contended)
 
     # -- events of a client ------------------------------------------------------------------------------------------
 
@@ -377,6 +395,7 @@ class Roster:
             session.paused = pause >= self._settings.pause
             if session.paused:
                 session.pause, session.attained = pause, 0.0
+            self.recorders[session.id].begin(self.now)
         session.quiet_from = None
 
     def seen_at_work(self, session: str, since: float) -> None:
@@ -449,6 +468,13 @@ class Roster:
         session.last_activity = max(since, session.last_activity or since)
         if not any(client.waiting or client.bursting for client in session.clients.values()):
             session.quiet_from = since
+        self._record_end(session, since)
+
+    def _record_end(self, session: ArbitratedSession, since: float) -> None:
+        clients = session.clients.values()
+        if not any(client.waiting or client.bursting for client in clients):
+            memory = sum(client.stated_managed + client.stated_plain for client in clients)
+            self.recorders[session.id].end(since, self.now, memory)
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 

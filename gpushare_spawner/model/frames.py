@@ -69,7 +69,8 @@ class Kind(IntEnum):
     ASK = 13
     """From a notebook server: f0 a number that the answer repeats, 1 to 2^32-1; f1 request: 1 keep the share, 2 end the
     keep, 3 release the share, 4 stop the server, 5 change the share, 6 list the shares that the user can change to, 7
-    say how many keeps are left; f2 seconds of the keep (1) or units of the share (5). Answered with a record."""
+    say how many keeps are left, 8 give advice on the size of the share; f2 seconds of the keep (1) or units of the
+    share (5). Answered with a record."""
     SUSPEND_READY = 14
     """Answers SUSPEND: f0 the number of the SUSPEND; f1 bytes of the program's own managed memory; f2 number of memory
     objects, events and semaphores of other processes or APIs that it has opened; f3 number of its own that it has
@@ -201,11 +202,13 @@ class AskKind(IntEnum):
     """The shares that the user may change to. The answer's text is a JSON list of units, smallest first."""
     KEEPS = 7
     """The user's remaining keeps and their maximum length. The answer's text is a sentence."""
+    ADVICE = 8
+    """Advice on the size of the share. The answer's text is JSON: the advised units and a sentence, or null."""
 
     @property
     def reads(self) -> bool:
         """Whether the ask only reads. Such an ask changes nothing and is not a user action."""
-        return self in (AskKind.SHARES, AskKind.KEEPS)
+        return self in (AskKind.SHARES, AskKind.KEEPS, AskKind.ADVICE)
 
 
 MAX_TEXT_LETTERS = 500

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import islice, zip_longest
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -155,6 +155,43 @@ _MAX_NAME = 253
 """Maximum characters of a GPU's or node's name, equal to that of a Kubernetes object."""
 MOST_OVERCOMMIT = 10
 """Maximum overcommit: guaranteed units as a multiple of a GPU's units."""
+
+
+class Burst(NamedTuple):
+    """GPU work of a session on one GPU. Pauses of less than a second are part of it. Durations are in seconds."""
+
+    ended_at: Instant
+    """When the GPU was quiet, by the agent's clock. Increases from burst to burst."""
+    seconds: Seconds
+    """From the first launch until `ended_at`."""
+    gpu_seconds: Seconds
+    """GPU time that the work takes alone on the GPU, estimated."""
+    gap_seconds: Seconds
+    """Time in which the session itself left the GPU idle."""
+    contended_seconds: Seconds
+    """Time in which other sessions also had work."""
+    memory_bytes: Amount
+    """Device memory that the session had allocated at the end."""
+
+    @property
+    def began_at(self) -> float:
+        """The first launch."""
+        return self.ended_at - self.seconds
+
+    @property
+    def alone_seconds(self) -> float:
+        """The length that it would have had without other sessions."""
+        return self.gpu_seconds + self.gap_seconds
+
+    @property
+    def waited_seconds(self) -> float:
+        """The time that other sessions added: waits for the lease and for memory, and GPU time that others had."""
+        return max(0.0, self.seconds - self.alone_seconds)
+
+
+MOST_BURSTS = 16
+"""Maximum number of a session's bursts in a report. Bursts are at least a second apart, and an agent in a cluster
+publishes its report every 15 s while sessions work."""
 
 
 class GpuReport(MessagePart):
@@ -367,6 +404,8 @@ class SessionReport(MessagePart):
     """End of the last burst; None if there has been none since the session was opened."""
     gpu_seconds: Seconds = 0.0
     """Seconds with a burst on the GPU since the session was opened."""
+    bursts: Annotated[tuple[Burst, ...], Field(max_length=MOST_BURSTS)] = ()
+    """Its last bursts, earliest first, if it has a part of one GPU that the arbiter shares, and movable memory."""
     kernels: Count | None = None
     """Number of running notebook kernels; None if the notebook server has not reported it."""
     kernels_busy: Count | None = None

@@ -310,3 +310,36 @@ class MemoryLimit(IntEnum):
 MemoryLimitName = Literal["session", "session_host_memory", "node_host_memory"]
 """Names in the order of `MemoryLimit`."""
 _NAMES: tuple[MemoryLimitName, ...] = get_args(MemoryLimitName)
+
+
+ADVICE_PERIOD = 7 * 86400.0
+"""Seconds of the past that advice on a share considers: a week has all days of a user's work."""
+
+
+@dataclass(frozen=True)
+class SizeAdvice:
+    """What the record of a session's GPU work says about the size of its share, see `arbiter.right_size`."""
+
+    units: int
+    """The share that the session had."""
+    advised_units: int
+    """The share that would have been better; the same: there is no advice."""
+    since: float
+    """The first replayed burst, in seconds since the epoch."""
+    until: float
+    bursts: int
+    """Number of replayed bursts."""
+    gpu_seconds: float
+    waited_seconds: float
+    """Recorded wait of these bursts for other sessions."""
+    later: int = 0
+    """Number of bursts that would have ended noticeably later with the advised share."""
+    later_seconds: float = 0.0
+    """Sum of the seconds by which they would have ended later."""
+    saved_seconds: float = 0.0
+    """Wait that the advised share would have saved."""
+    freed_gpu_seconds: float = 0.0
+    """GPU time that the advised share would have left to others: units by the time that the session held them."""
+    memory_p50_bytes: int = 0
+    memory_p95_bytes: int = 0
+    memory_peak_bytes: int = 0

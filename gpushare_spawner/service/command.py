@@ -50,6 +50,7 @@ from gpushare_spawner.service.hub_process import wait_for_end
 from gpushare_spawner.service.notifiers.config import notifier_file
 from gpushare_spawner.service.notifiers.outbox import Outbox
 from gpushare_spawner.service.reports import Agents, ClusterAgents, MachineAgent, MachineAgents, NoAgents, RecentReports
+from gpushare_spawner.service.right_size import ShareAdvisor
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.templates import TemplateSource, UserGroups
 from gpushare_spawner.service.web.app import HubTheme
@@ -376,7 +377,8 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
         server = _listen(DashboardSources(actions, reports, culler.decide, notes, queue.progress), options.ip, history)
         scopes = _check_scopes(hub, settings.cull_users, templates.needs_groups, lacking)
         work = [culler.run(), scopes, AskResponder(agents, actions).run(), finish_restarts(actions)]
-        work += [part.run() for part in (history, outbox) if part is not None]
+        advisor = ShareAdvisor(history, actions) if history is not None else None
+        work += [part.run() for part in (history, advisor, outbox) if part is not None]
         await _run_until_stopped(options, work)
         if server is not None:
             server.stop()

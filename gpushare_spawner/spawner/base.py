@@ -344,7 +344,13 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         form = Form(self.form_template_paths)
         return self._below_stop_note(
             form.render(
-                cards, chosen, availability_now, self.unavailable, self.enforces_resources, self._quota_choices()
+                cards,
+                chosen,
+                availability_now,
+                self.unavailable,
+                self.enforces_resources,
+                self._quota_choices(),
+                self._service_advice.known(self.user.name) if self._service_advice is not None else {},
             )
         )
 
@@ -354,8 +360,25 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             return form
         return f'<p class="gpushare-stopped alert alert-info" role="status">{escape(self._stop_note)}</p>\n{form}'
 
+    @property
+    def _service_advice(self) -> hub.ServiceAdvice | None:
+        settings = getattr(self.user, "settings", None)
+        if not isinstance(settings, Mapping):
+            return None
+        return self._shared(("advice",), lambda: hub.ServiceAdvice.of(settings, self.log))
+
     async def _availability_now(self) -> Any:
         """Return the availability of templates now; None if it cannot be determined in time."""
+        advice = self._service_advice
+        if advice is not None:
+            advice.request(self.user.name)
+        try:
+            return await self._availability_in_time()
+        finally:
+            if advice is not None:
+                await advice.first(self.user.name)
+
+    async def _availability_in_time(self) -> Any:
         reservations = self.reservations
         unknown: tuple[type[Exception], ...] = (TimeoutError, *reservations.unreachable)
         account = next(iter(self._accounts()), None)

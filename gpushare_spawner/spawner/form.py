@@ -6,7 +6,7 @@ Does not check the options: see ``options``. On Kubernetes KubeSpawner reads the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from gpushare_spawner.model.layers import LAYERS, LayerName
+from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.spawner.hub import ShareAdvice
 from gpushare_spawner.spawner.options import QUOTA_OPTION, UNLISTED, Profile, default_of
 from gpushare_spawner.spawner.queue.availability import (
     NO_GPU_NEEDED,
@@ -79,6 +81,8 @@ class Card:
     """The sharing layer of the GPU; empty: our own."""
     quota: str
     """The state of the user's only quota for a spawn now; empty: the user has several quotas or none."""
+    advice: str = ""
+    """Which share would have suited the user's work with this template better; empty: this one suits, or unknown."""
 
 
 class Form:
@@ -95,12 +99,14 @@ class Form:
         unavailable: str = spawn_form.AGENT_SILENT,
         enforces_resources: bool = True,
         quotas: Callable[[Template], Sequence[QuotaChoice]] = lambda template: (),
+        advice: Mapping[str, ShareAdvice] = {},
     ) -> str:
         """Return the HTML inside the hub's form element. ``chosen``: the user options to preselect.
 
         ``unavailable``: why the state of the GPUs is unknown, as a clause. ``enforces_resources``: whether the spawner
         enforces a template's CPU and memory limits; otherwise the cards do not show them. ``quotas``: function that
-        returns the accounts that the user can charge for a server of a template.
+        returns the accounts that the user can charge for a server of a template. ``advice``: advice on the user's
+        shares by template, shown if a card has the advised share.
         """
         now = {profile.slug: _now(profile.template, availability_now) for profile in offered}
         choosable = [profile for profile in offered if not _never(now[profile.slug])]
@@ -110,6 +116,15 @@ class Form:
             preselected = default if default in choosable else next(iter(choosable), None)
             slug = preselected.slug if preselected is not None else None
         cards = [_card(profile, slug, chosen, now[profile.slug], enforces_resources, quotas) for profile in offered]
+        shares = {_share(card) for card in cards if card.choosable}
+        cards = [
+            replace(card, advice=known.text)
+            if (known := advice.get(card.profile.slug))
+            and Share(known.units) == _share(card)
+            and Share(known.advised_units) in shares
+            else card
+            for card in cards
+        ]
         asks_gpu = any(card.units for card in cards)
         return self._environment.get_template("form.html").render(
             cards=cards, unavailable=unavailable if asks_gpu and availability_now is None else ""
@@ -195,6 +210,10 @@ def _card(
         layer=spawn_form.terms(layer, now.profile if now is not None else None) if layer is not None else "",
         quota=quota_now(accounts) if len(accounts) == 1 else "",
     )
+
+
+def _share(card: Card) -> Share | None:
+    return card.profile.template.share if card.profile.template is not None else None
 
 
 def quota_now(accounts: Sequence[QuotaChoice]) -> str:

@@ -1,4 +1,4 @@
-"""Objects shared by all spawners of one hub, the hub pages that we extend, and refusals of a spawn.
+"""Objects shared by all spawners of one hub, the hub pages that we extend, refusals of a spawn, the service's advice.
 
 The template folder, the queue and the snapshots are created once and live as long as the hub. The pages show whether a
 spawn is waiting for a GPU and why a server was stopped.
@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
 from weakref import WeakKeyDictionary
 
 import jupyterhub.spawner
+from jupyterhub.utils import make_ssl_context
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 from tornado.web import HTTPError
 
 Shared = TypeVar("Shared")
@@ -52,6 +59,106 @@ def hub_runs(user: Any, name: str, server: str) -> bool:
         return True
     stored = owner.orm_spawners.get(server)
     return stored is not None and stored.server is not None
+
+
+@dataclass(frozen=True)
+class ShareAdvice:
+    """The service's advice on a user's share with a template."""
+
+    units: int
+    advised_units: int
+    text: str
+    """A sentence."""
+
+
+class ServiceAdvice:
+    """The service's advice on shares, by user and template, for the form. The form shows what has arrived.
+
+    The requests use the service's own token, which the hub has. Without the service, or if it does not answer, there is
+    no advice.
+    """
+
+    def __init__(self, service: Any, internal_tls: tuple[str, str, str] | None, log: Any) -> None:
+        """Ask a service. ``service``: the hub's record of it.
+
+        ``internal_tls``: key, certificate and authority for requests; None: the hub and its services use no TLS.
+        """
+        self._service = service
+        self._tls = internal_tls
+        self._log = log
+        self._known: dict[str, tuple[float, Mapping[str, ShareAdvice]]] = {}
+        """When it was asked for (`time.monotonic`), and the advice by template."""
+        self._asking: dict[str, asyncio.Task[None]] = {}
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], log: Any) -> ServiceAdvice | None:
+        """Return the client with a hub's settings; None if the hub does not start the service."""
+        service = settings.get("services", {}).get(SERVICE)
+        if service is None or not service.url or not service.api_token:
+            return None
+        keys = ("internal_ssl_key", "internal_ssl_cert", "internal_ssl_ca")
+        return cls(service, tuple(settings[key] for key in keys) if settings.get("internal_ssl") else None, log)
+
+    def request(self, user: str) -> None:
+        """Ask for a user's advice, unless the last answer is recent. Does not wait."""
+        asked_at = self._known.get(user, (float("-inf"), {}))[0]
+        if user not in self._asking and time.monotonic() - asked_at >= ADVICE_FRESH:
+            task = asyncio.ensure_future(self._ask(user))
+            self._asking[user] = task
+            task.add_done_callback(lambda _: self._asking.pop(user, None))
+
+    async def first(self, user: str) -> None:
+        """Wait shortly for the first answer about a user; later forms show the last one."""
+        if user in self._asking and user not in self._known:
+            await asyncio.wait([self._asking[user]], timeout=ADVICE_WITHIN)
+
+    def known(self, user: str) -> Mapping[str, ShareAdvice]:
+        """Return the last advice by template; empty: none."""
+        return self._known.get(user, (0.0, {}))[1]
+
+    async def _ask(self, user: str) -> None:
+        advice: Mapping[str, ShareAdvice] = self.known(user)
+        try:
+            answer = await AsyncHTTPClient().fetch(
+                f"{self._address}api/v1/advice?user={quote(user, safe='')}",
+                headers={"Authorization": f"token {self._service.api_token}"},
+                connect_timeout=ADVICE_TIMEOUT,
+                request_timeout=ADVICE_TIMEOUT,
+                ssl_options=self._ssl_options,
+            )
+            entries = [entry for entry in json.loads(answer.body)["advice"] if entry["user"] == user and entry["text"]]
+            names = [field.name for field in fields(ShareAdvice)]
+            advice = {str(entry["template"]): ShareAdvice(*(entry[name] for name in names)) for entry in entries}
+        except (HTTPClientError, OSError, ValueError, KeyError, TypeError) as error:
+            self._log.debug("The service gave no advice on shares: %s", error)
+        now = time.monotonic()
+        self._known = {name: kept for name, kept in self._known.items() if now - kept[0] < ADVICE_KEPT}
+        self._known[user] = now, advice
+
+    @property
+    def _address(self) -> str:
+        url, command = urlsplit(self._service.url), self._service.command or ()
+        # a service that the hub starts is on its machine, and with this option it listens on all addresses
+        local = url._replace(netloc=f"127.0.0.1:{url.port}") if "--ip=*" in command else url
+        return f"{local.scheme}://{local.netloc}{self._service.prefix}"
+
+    @property
+    def _ssl_options(self) -> ssl.SSLContext | None:
+        if self._tls is None or not self._service.url.startswith("https:"):
+            return None
+        key, certificate, authority = self._tls
+        context: ssl.SSLContext = make_ssl_context(key, certificate, cafile=authority, purpose=ssl.Purpose.SERVER_AUTH)
+        return context
+
+
+SERVICE = "gpushare"
+"""The service's name in our config files and values."""
+ADVICE_FRESH, ADVICE_KEPT = 600.0, 86400.0
+"""Seconds after which a user's advice is requested again, and forgotten. The service computes it every few hours."""
+ADVICE_WITHIN = 0.2
+"""Seconds for which a user's first form waits for the advice, beside its wait for free capacity."""
+ADVICE_TIMEOUT = 5.0
+"""Seconds after which a request has failed."""
 
 
 HUB_PAGES = str(Path(__file__).parent / "pages" / "hub")

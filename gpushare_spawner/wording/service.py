@@ -5,15 +5,16 @@ The dashboard's static texts are in `service/web/pages`. The results of actions 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from gpushare_spawner.model.layers import Layer, LayerName
 from gpushare_spawner.model.quantity import MILLICORES
 from gpushare_spawner.model.quota import Quotas, Resource, ResourceAmounts
-from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
+from gpushare_spawner.model.share import UNITS_PER_GPU, SizeAdvice, Tier
 from gpushare_spawner.quota.accounts import Account, AccountKind
 from gpushare_spawner.quota.order import Admission, Limit, LimitExceeded
-from gpushare_spawner.wording.amounts import either, elapsed, gpu_share, memory, plural
+from gpushare_spawner.wording.amounts import duration, either, elapsed, gpu_share, latency, memory, plural
 from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, when_idle
 
 UNKNOWN_ADDRESS = "The API has no such address. GET openapi.json lists all addresses."
@@ -322,3 +323,20 @@ def choice(account: Account, admission: Admission | None) -> str:
     """Return an account as a choice on the form. ``admission``: its result for a spawn now; None: unknown."""
     name = account.name if account.kind is AccountKind.GROUP else "your own"
     return f"{name}: {on_card(admission)}" if admission is not None else name
+
+
+def advice(size: SizeAdvice) -> str:
+    """Return advice on the size of a share, as a sentence; empty: the share is right, or too little is known."""
+    share = gpu_share(size.advised_units)
+    if size.advised_units > size.units:
+        days = max(1, math.ceil((size.until - size.since) / 86400))
+        within = "a day" if days == 1 else f"{days} days"
+        return f"{share} would have saved {duration(size.saved_seconds)} of waiting within {within}."
+    if size.advised_units == size.units:
+        return ""
+    if not size.later:
+        return f"{share} would have been enough: none of {size.bursts} bursts of GPU work would have ended later."
+    return (
+        f"{share} would have been enough: {size.later} of {size.bursts} bursts of GPU work would have ended later, by "
+        f"{latency(size.later_seconds / size.later)} on average."
+    )

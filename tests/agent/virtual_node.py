@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gpushare_spawner import background
 from gpushare_spawner.agent.gpus import samples as gpu_samples
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
 from gpushare_spawner.agent.node import Node, NodeSettings
@@ -257,7 +258,7 @@ def virtual_node(
     loop = VirtualLoop()
     with pytest.MonkeyPatch.context() as patch:
         thread = SimpleNamespace(Thread=_AtOnce)
-        patch.setattr(gpu_samples, "threading", thread)
+        patch.setattr(background, "threading", thread)
         patch.setattr(gpu_samples, "WallClock", lambda: _Clock(loop))
         asyncio.set_event_loop(loop)
 

@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.recent_use import RETAINED, WINDOW, RecentGpuUse, Use, User
+from gpushare_spawner.arbiter.recent_use import RETAINED, WINDOW, BurstRecorder, RecentGpuUse, Use, User
 from gpushare_spawner.arbiter.session import ArbiterSettings
+from gpushare_spawner.model.report import MOST_BURSTS, Burst
 
+GIB = 2**30
 ADA: User = ("ada", 1)
 BOB: User = ("bob", 2)
 
@@ -115,3 +117,65 @@ def test_arbiter_tells_the_recent_use_of_a_session_while_its_burst_runs_and_afte
     arbiter.idle(1, getattr(grant, "lease", 0), 0.3, 0.1, 10.5)
     assert arbiter.recent_use("ada", 10.5).seconds == pytest.approx(0.3)
     assert arbiter.recent_use("ada", 12.0) == Use()
+
+
+def recorded(*events: tuple[str, float]) -> tuple[Burst, ...]:
+    """Return the bursts of a session that works alone. Events: "begin" or "end", and the instant."""
+    recorder, last = BurstRecorder(), 0.0
+    bursts: list[Burst] = []
+    for event, now in events:
+        recorder.advance(now - last, 1.0, contended=False)
+        if event == "begin":
+            recorder.begin(now)
+        else:
+            recorder.end(now, now, GIB)
+        bursts += recorder.take(now)
+        last = now
+    return (*bursts, *recorder.take(last + 10.0))
+
+
+def test_pause_of_less_than_a_second_is_part_of_a_burst() -> None:
+    bursts = recorded(("begin", 10.0), ("end", 12.0), ("begin", 12.5), ("end", 13.0), ("begin", 14.1), ("end", 15.0))
+    assert [(burst.began_at, burst.ended_at) for burst in bursts] == [(10.0, 13.0), (14.1, pytest.approx(15.0))]
+    assert bursts[0] == Burst(13.0, 3.0, 2.5, 0.5, 0.0, GIB)
+    assert bursts[0].waited_seconds == 0.0
+
+
+def test_training_run_is_recorded_in_pieces() -> None:
+    events = [event for start in range(0, 1500, 10) for event in (("begin", float(start)), ("end", start + 9.5))]
+    lengths = [burst.seconds for burst in recorded(*events)]
+    assert lengths == [pytest.approx(609.5 - 10.0), pytest.approx(599.5), pytest.approx(299.5)]
+
+
+def test_time_beside_others_and_while_waiting_is_waited() -> None:
+    recorder = BurstRecorder()
+    recorder.begin(0.0)
+    recorder.advance(2.0, 0.0, contended=True)
+    recorder.advance(4.0, 0.5, contended=True)
+    recorder.advance(1.0, 1.0, contended=False)
+    # the device was quiet half a second before the report
+    recorder.end(6.5, 7.0, GIB)
+    (burst,) = recorder.take(8.0)
+    assert (burst.seconds, burst.gpu_seconds, burst.contended_seconds) == (6.5, 2.5, 6.0)
+    assert burst.waited_seconds == 4.0
+
+
+def test_driver_sample_corrects_the_burst_and_shows_what_it_can_use() -> None:
+    recorder = BurstRecorder()
+    recorder.begin(0.0)
+    recorder.advance(10.0, 0.5, contended=True)
+    recorder.correct(-1.0, demand=0.5)
+    recorder.end(10.0, 10.0, GIB)
+    (burst,) = recorder.take(20.0)
+    assert (burst.gpu_seconds, burst.gap_seconds, burst.waited_seconds) == (4.0, 4.0, 2.0)
+
+
+def test_only_the_last_bursts_are_kept() -> None:
+    recorder = BurstRecorder()
+    for number in range(2 * MOST_BURSTS):
+        recorder.begin(10.0 * number)
+        recorder.end(10.0 * number + 1.0, 10.0 * number + 1.0, GIB)
+    taken = recorder.take(1e6)
+    assert len(taken) == MOST_BURSTS
+    assert taken[-1].ended_at == 10.0 * (2 * MOST_BURSTS - 1) + 1.0
+    assert recorder.take(1e6) == ()

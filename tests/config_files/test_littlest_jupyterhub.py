@@ -17,6 +17,7 @@ import pytest
 from jupyterhub.app import JupyterHub
 from traitlets.utils.importstring import import_item
 
+from gpushare_spawner.service.hub.roles import FOR_FORM
 from gpushare_spawner.shipped import shipped
 from gpushare_spawner.spawner.hub import HUB_PAGES, SpawnRefused
 
@@ -93,7 +94,7 @@ def test_tljhs_culler_makes_way_for_ours_with_its_settings(tljh: TLJH, caplog: A
     assert {"--timeout=3600", "--max-age=7200", "--remove-named-servers=false"} <= set(hub["services"]["gpushare"])
     assert "replaces TLJH's idle culler" in caplog.text
     scopes = ["list:users", "read:servers", "delete:servers", "read:users:groups", "start:servers"]
-    assert hub["roles"]["gpushare-service"] == scopes
+    assert hub["roles"]["gpushare-service"] == [*scopes, *FOR_FORM]
 
 
 def test_a_culler_that_the_admin_disabled_stops_no_server_without_a_template(tljh: TLJH, caplog: Any) -> None:

@@ -76,7 +76,7 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
         "context_bytes": 4, "host_memory_needed_bytes": 8, "host_memory_budget_bytes": 99, "gpu_busy": True,
         "waiting": True, "last_gpu_activity": 995.0, "gpu_seconds": 12.0, "kernels": 2, "kernels_busy": 1,
         "last_kernel_activity": 996.0, "processes": 1, "bypassing_pids": [8], "notice": notice, "delivered": delivered,
-        "exceeding": [{"pid": 8, "started": 77}],
+        "bursts": [[995.0, 3.0, 2.0, 0.5, 1.5, 64]], "exceeding": [{"pid": 8, "started": 77}],
         "memory_limit_hits": {"count": 1, "last": hit}, "host_use": {"cpu_millicores": 50, "memory_bytes": 64},
         "lacks_requests": True, "keep": {"until": 1600.0, "since": 1000.0, "by": "ada"}, "keeps": [1000.0],
         "exemption": {"until": None, "by": "root", "reason": "exam"},

@@ -81,6 +81,8 @@ class Script:
     """The answer to an ask for the shares."""
     keeps: tuple[bool, str] = (True, "2 of 3 keeps left within 24 hours.")
     """The answer to an ask for the keeps that are left."""
+    advice: tuple[bool, str] = (True, "null")
+    """The answer to an ask for advice."""
     answer: tuple[bool, str] | None = (True, "It was done.")
     """Whether an ask was done, and the sentence; None: the service does not answer."""
 
@@ -216,7 +218,7 @@ class ScriptedAgent:
         if frame.kind is Kind.ASK and script.answer is not None:
             number, kind, value = frame.fields[:3]
             self._obey(AskKind(kind), value)
-            said = {AskKind.SHARES: script.shares, AskKind.KEEPS: script.keeps}
+            said = {AskKind.SHARES: script.shares, AskKind.KEEPS: script.keeps, AskKind.ADVICE: script.advice}
             done, text = said.get(AskKind(kind), script.answer)
             # the answers to others' asks come to this server too
             return [answer_packet(number ^ 1, "For another server."), answer_packet(number, text, done)]

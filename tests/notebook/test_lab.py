@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -91,6 +92,11 @@ class Page:
             time.sleep(0.2)
             # the extension asks when the page becomes visible, and not only every 5 s
             self.run("document.dispatchEvent(new Event('visibilitychange'))")
+
+    def reload(self) -> None:
+        """Load the page anew, without its notifications."""
+        self._browser.refresh()
+        self.wait_for(ITEM, "GPU")
 
     def click(self, inside: str, label: str) -> None:
         """Click a button by a script: a notification may still move into the page."""
@@ -368,6 +374,32 @@ def test_the_dialog_keeps_releases_and_stops_by_keyboard(page: Page, agent: Scri
     assert [frame.fields[2] for frame in agent.of_kind(Kind.ASK) if frame.fields[1] == AskKind.SHARE] == [50, 150]
     page.click(DIALOG, "Close")
     assert page.errors() == []
+
+
+def test_advice_is_shown_once_and_changes_the_share_with_one_click(page: Page, agent: ScriptedAgent) -> None:
+    text = "0.10 GPU would have been enough: none of 412 bursts of GPU work would have ended later."
+    agent.script.answer = (True, "The share is 0.10 GPU now.")
+    agent.script.advice = (True, json.dumps({"units": 10, "text": text}))
+    page.reload()
+    page.wait_for(TOAST, text)
+    page.reload()
+    page.wait_for(ITEM, "0.25 GPU · active")
+    deadline, asked = time.monotonic() + 20, AskKind.ADVICE
+    while sum(frame.fields[1] == asked for frame in agent.of_kind(Kind.ASK)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    assert not [shown for shown in page.texts(TOAST) if text in shown], "it was shown already"
+    # another advice
+    text = "0.50 GPU would have saved 40 min of waiting within 7 days."
+    agent.script.advice = (True, json.dumps({"units": 50, "text": text}))
+    page.reload()
+    page.wait_for(TOAST, text)
+    page.click(TOAST, "Change to 0.50 GPU")
+    page.wait_for(TOAST, "The share is 0.10 GPU now.")
+    assert agent.of_kind(Kind.ASK)[-1].fields[1:3] == (AskKind.SHARE, 50)
+    agent.script.advice = (True, "null")
+    page.reload()
+    page.wait_for(ITEM, "GPU · active")
 
 
 def test_a_session_of_another_layer_has_its_terms_and_only_what_the_layer_can_do(

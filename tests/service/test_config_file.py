@@ -47,7 +47,8 @@ def roles(config: Config) -> dict[str, list[str]]:
 def test_users_may_open_the_dashboard(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     config = apply(Config(), monkeypatch, version)
     assert roles(config)["gpushare-service"] == [
-        "list:users", "read:servers", "delete:servers", "read:users:groups", "start:servers"
+        "list:users", "read:servers", "delete:servers", "read:users:groups", "start:servers",
+        "access:services!service=gpushare", "custom:gpushare:read",
     ]  # fmt: skip
     if version == 5:
         assert roles(config)["user"] == ["self", *GRANTED]

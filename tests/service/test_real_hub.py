@@ -68,14 +68,16 @@ async def what_the_service_may_do_and_what_not(hub: RealHub) -> None:
     """With exactly the shipped role: see servers and their activity, start and stop servers."""
     _, me = await hub.ask("GET", "/user", hub.service)
     assert {"list:users", "read:servers", "delete:servers", "start:servers", "read:users:groups"} <= set(me["scopes"])
-    assert not [
-        scope for scope in me["scopes"] if scope.startswith(("access:", "admin:", "tokens", "servers", "users"))
-    ]
+    assert [scope for scope in me["scopes"] if scope.startswith("access:")] == ["access:services!service=gpushare"]
+    assert not [scope for scope in me["scopes"] if scope.startswith(("admin:", "tokens", "servers", "users"))]
     status, users = await hub.ask("GET", "/users", hub.service)
     assert status == 200
     servers = {user["name"]: user["servers"] for user in users}
     assert servers["ann"][""]["last_activity"]
     assert not servers["ann"][""].get("state")
+    # the hub's own requests, for the advice on the form
+    advice = await fetch(hub.dashboard_url + "api/v1/advice?user=ann", hub.service)
+    assert (advice.code, json.loads(advice.body)["advice"]) == (200, [])
     # not: get into servers, make tokens, make or delete users, steer the hub
     for method, path in [
         ("POST", "/users/ann/tokens"),

@@ -22,6 +22,7 @@ from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.recent_use import RecentGpuUse, Use
 from gpushare_spawner.arbiter.session import ArbiterSettings, Decision, LeaseGrant, PageOut, Refuse, Revoke, SessionView
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
+from gpushare_spawner.model.report import Burst
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 SAMPLED_LATELY = 2.5
@@ -516,6 +517,10 @@ class GpuArbitration:
         if session in self._observed:
             return self._observed.recent_use(session, self._clock())
         return self._arbiter.recent_use(session, self._clock())
+
+    def take_bursts(self, session: str) -> tuple[Burst, ...]:
+        """Return the session's bursts that have ended since the last call. Their ends are on this clock."""
+        return () if session in self._observed else self._arbiter.take_bursts(session, self._clock())
 
     def waiting(self) -> tuple[str, ...]:
         """Sessions that have work and no lease."""

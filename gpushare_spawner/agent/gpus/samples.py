@@ -3,21 +3,20 @@
 `Delivery` reads samples of GPU time while sessions compete for a GPU. `MemoryQueries` reads a GPU's memory use when the
 figure decides which clients may run: at a process's first request, and every tenth of a second while clients run
 together because of earlier figures. In addition, the agent's rounds read the figure every two seconds.
-`in_daemon_thread` runs calls that can hang forever in a driver, such as NVML calls (nvml.py).
+The calls can hang forever in a driver (nvml.py), and run in daemon threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState, Utilisation
+from gpushare_spawner.background import in_daemon_thread
 from gpushare_spawner.clocks import STEP, WallClock
 
 log = logging.getLogger(__name__)
@@ -32,21 +31,6 @@ LATEST = 0.3
 
 
 Result = TypeVar("Result")
-
-
-def in_daemon_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
-    """Run a function in a thread that does not prevent the agent from exiting. Return a future for its result."""
-    future: concurrent.futures.Future[Result] = concurrent.futures.Future()
-    future.set_running_or_notify_cancel()  # a query cannot be cancelled
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="nvml", daemon=True).start()
-    return asyncio.wrap_future(future)
 
 
 class PatientQuery(Generic[Result]):

@@ -10,6 +10,7 @@ few per minute reach the service; the agent itself answers the others. The servi
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -29,7 +30,7 @@ from gpushare_spawner.model.controls import ASK_SECONDS, MOST_ASKS, Ask, AskAnsw
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.report import NOTHING, BypassingProcess, Delivered, MemoryLimitHits
+from gpushare_spawner.model.report import MOST_BURSTS, NOTHING, Burst, BypassingProcess, Delivered, MemoryLimitHits
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.wording.actions import NUMBER_REUSED, TOO_MANY_REQUESTS
 from gpushare_spawner.wording.layers import ASK_UNKNOWN
@@ -229,6 +230,8 @@ class Session:
     not_suspendable: str | None = None
     """Sentence with the reason why it cannot be suspended now; None if it can."""
     socket: SessionEndpoint | None = None
+    bursts: deque[Burst] = field(default_factory=lambda: deque(maxlen=MOST_BURSTS))
+    """Its bursts of the last `BURSTS_REPORTED_FOR`, see `SessionReport.bursts`."""
     cuda: set[Connection] = field(default_factory=set)
     """CUDA processes."""
     observers: set[Connection] = field(default_factory=set)
@@ -331,6 +334,30 @@ class Session:
 def _resolved(written: str, total: int) -> int:
     """Return `resolve_bytes`, cached: templates use few distinct limits, and each report needs all sessions' limits."""
     return resolve_bytes(written, total)
+
+
+BURSTS_REPORTED_FOR = 300.0
+"""Seconds after a burst's end for which it is reported: a restart of the service takes seconds."""
+
+
+def update_bursts(session: Session, arbitrations: Mapping[str, GpuArbitration], clock: Callable[[], float]) -> None:
+    """Bring a session's recent bursts up to date. `clock` returns seconds since the epoch.
+
+    A session with several GPUs has none: its share is not one that `arbiter.right_size` can replay. Neither has a
+    session that is suspended as a whole, or whose memory is not movable.
+    """
+    if len(session.gpus) != 1 or not session.converts_memory or session.gpus[0].uuid not in arbitrations:
+        return
+    shell, now = arbitrations[session.gpus[0].uuid], clock()
+    for burst in shell.take_bursts(session.id):
+        # a clock that is set back must not repeat an instant: readers recognize a burst by its end
+        last = session.bursts[-1].ended_at if session.bursts else 0.0
+        ended_at = max(round(now - (shell.now() - burst.ended_at), 3), last + 0.001)
+        # a session that was opened again began anew
+        if ended_at - burst.seconds >= session.record.begun:
+            session.bursts.append(burst._replace(ended_at=ended_at))
+    while session.bursts and session.bursts[0].ended_at < now - BURSTS_REPORTED_FOR:
+        session.bursts.popleft()
 
 
 SAME_INSTANT = 0.05

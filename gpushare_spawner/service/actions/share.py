@@ -94,7 +94,7 @@ async def other_shares(context: ActionContext, target: Target) -> tuple[int, ...
     session = await current(target)
     if not session.gpus:
         raise ActionRefused(words.NO_GPU, RefusalCode.BAD_REQUEST)
-    choices = other_units(session, await _choices(context, session, await context.reports()))
+    choices = other_units(session, await templates_for(context, session, await context.reports()))
     if not choices:
         raise ActionRefused(words.not_allowed(()), RefusalCode.LIMIT)
     return choices
@@ -125,7 +125,7 @@ async def _resize(target: Target, session: SessionReport, share: Share, template
 async def _template_for(context: ActionContext, session: SessionReport, share: Share) -> Template:
     """Return the template that allows the user the share. Raises ActionRefused, also for a quota or the queue."""
     reports = await context.reports()
-    choices = await _choices(context, session, reports)
+    choices = await templates_for(context, session, reports)
     matching = [template for template in choices if template.share == share]
     if not matching:
         raise ActionRefused(words.not_allowed(other_units(session, choices), share.count), RefusalCode.LIMIT)
@@ -139,7 +139,7 @@ async def _template_for(context: ActionContext, session: SessionReport, share: S
     return template
 
 
-async def _choices(context: ActionContext, session: SessionReport, reports: Iterable[Report]) -> list[Template]:
+async def templates_for(context: ActionContext, session: SessionReport, reports: Iterable[Report]) -> list[Template]:
     """Return the templates with shares that the session's user may have on its GPU."""
     with refusals():
         server = await context.hub.server(session.user, session.server)

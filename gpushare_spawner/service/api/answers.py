@@ -325,6 +325,59 @@ class SessionEntry(ApiModel):
     """The largest share for which the session's GPU currently has free or lent units."""
 
 
+class AdviceEntry(ApiModel):
+    """What the last days' GPU work of a user with a template says about the size of the share."""
+
+    user: str
+    template: str
+    group: str
+    """The group to which the share is charged; empty: none."""
+    units: int
+    """The share that the user had, in units of 1 % of a GPU."""
+    advised_units: int
+    """The share that would have been better; equal to `units`: no advice."""
+    text: str
+    """The advice as a sentence; empty: none."""
+    since: float
+    """The first counted burst of GPU work."""
+    until: float
+    bursts: int
+    gpu_seconds: float
+    waited_seconds: float
+    """Time that other sessions added to the bursts."""
+    later: int
+    """Number of bursts that would have ended noticeably later with the advised share."""
+    later_seconds: float
+    """Sum of the seconds by which they would have ended later."""
+    saved_seconds: float
+    """Wait that a larger share would have saved."""
+    freed_gpu_seconds: float
+    """GPU time that a smaller share would have left to others: units by the time that the user held them."""
+    memory_p50_bytes: int
+    memory_p95_bytes: int
+    memory_peak_bytes: int
+    computed_at: float
+
+
+class AdviceSum(ApiModel):
+    """What could be won with the advised shares, for a template and a group."""
+
+    template: str
+    group: str
+    users: int
+    """Number of users with advice."""
+    freed_gpu_seconds: float
+    saved_seconds: float
+
+
+class AdviceAnswer(ApiModel):
+    """Advice on the size of shares. Users see only advice for themselves."""
+
+    advice: tuple[AdviceEntry, ...]
+    sums: tuple[AdviceSum, ...]
+    """Sums by template and group, largest first."""
+
+
 class Sessions(ApiModel):
     """A page of sessions."""
 

@@ -7,10 +7,12 @@ models of the answers.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
+from sqlalchemy import Connection
 
 from gpushare_spawner.model.quota import NOTHING, Resource
 from gpushare_spawner.model.report import shared_fields
@@ -25,6 +27,7 @@ from gpushare_spawner.service.history.queries import Period, group_of_session
 from gpushare_spawner.service.history.store import HistoryFailed
 from gpushare_spawner.service.hub.caller import Caller
 from gpushare_spawner.service.hub.roles import CUSTOM
+from gpushare_spawner.service.right_size import advice_of, sums_of
 from gpushare_spawner.service.sources import ServiceSnapshot
 from gpushare_spawner.service.units import KINDS
 from gpushare_spawner.service.web.history import (
@@ -34,10 +37,12 @@ from gpushare_spawner.service.web.history import (
     division_of,
     gpu_time_text,
     period_of,
+    user_of,
 )
 from gpushare_spawner.wording import service as words
 
 OPERATIONS: list[Operation] = []
+T = TypeVar("T")
 operation = partial(Operation, OPERATIONS)
 _ERRORS = {404: "The service keeps no history.", 503: "The database does not answer."}
 
@@ -222,6 +227,30 @@ async def actions(call: Call[ActionsQuery, Nothing]) -> Raw:
     )
 
 
+class AdviceQuery(Arguments):
+    """Filter of advice."""
+
+    user: str = ""
+    """Only this user. For other users, the caller needs the right to see all sessions."""
+
+
+@operation("GET", "advice", "The right size of shares", errors=_ERRORS)
+async def advice(call: Call[AdviceQuery, Nothing]) -> answers.AdviceAnswer:
+    """Return which shares would have been enough, or would have saved waiting, by the record of the last days."""
+    try:
+        only = user_of(call.caller)
+    except PermissionError as error:
+        raise ApiError(403, "forbidden", str(error)) from None
+    if only is not None and call.query.user not in ("", only):
+        raise ApiError(403, "forbidden", words.NOT_YOURS)
+    user = only if only is not None else call.query.user or None
+    records = await _query_history(call, lambda connection: advice_of(connection, user))
+    return answers.AdviceAnswer(
+        advice=tuple(answers.AdviceEntry(**{**asdict(record), "text": words.advice(record)}) for record in records),
+        sums=tuple(answers.AdviceSum(**asdict(entry)) for entry in sums_of(records)),
+    )
+
+
 def _period(call: Call[Any, Any]) -> Period:
     query = call.query.model_dump()
     try:
@@ -232,11 +261,11 @@ def _period(call: Call[Any, Any]) -> Period:
         raise ApiError(400, "bad-request", str(error)) from None
 
 
-async def _query_history(call: Call[Any, Any], query: Any) -> str:
+async def _query_history(call: Call[Any, Any], query: Callable[[Connection], T]) -> T:
     if call.services.history is None:
         raise ApiError(404, "no-history", words.NO_HISTORY)
     try:
-        return str(await call.services.history.ask(query))
+        return await call.services.history.ask(query)
     except HistoryFailed as error:
         # only admins may see the database's address
         why = str(error) if call.caller.sees_all else words.UNAVAILABLE

@@ -19,6 +19,7 @@ from gpushare_spawner.model.controls import ASK_SECONDS, Ask, AskAnswer
 from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, AskKind
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.service import right_size
 from gpushare_spawner.service.actions import keeps, restart, share
 from gpushare_spawner.service.actions.context import (
     ActionContext,
@@ -162,5 +163,7 @@ class AskResponder:
                 return ActionOutcome(False, json.dumps(await share.other_shares(self._actions, asking)))
             case AskKind.KEEPS:
                 return await keeps.ask_left(self._actions, asking)
+            case AskKind.ADVICE:
+                return ActionOutcome(False, json.dumps(await right_size.advice_for(self._actions, asking)))
             case _:
                 raise ActionRefused(words.ASK_NOT_SUPPORTED, RefusalCode.BAD_REQUEST)

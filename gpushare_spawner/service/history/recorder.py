@@ -15,13 +15,13 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
 from gpushare_spawner.clocks import since_boot
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.report import Burst, GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.history.queries import group_of_session, group_of_user
@@ -29,7 +29,9 @@ from gpushare_spawner.service.history.store import (
     DAY,
     HOUR,
     Action,
+    AdviceRecord,
     BegunRestart,
+    BurstRecord,
     GpuTimeAmounts,
     HistoryFailed,
     HistoryStore,
@@ -75,6 +77,8 @@ class Meter:
         self._amounts: dict[tuple[int, Subject], GpuTimeAmounts] = {}
         self._changed: set[tuple[str, str]] = set()
         self._ended: set[tuple[str, str]] = set()
+        self.bursts: list[tuple[Subject, BurstRecord]] = []
+        """Bursts that are not yet stored."""
 
     def observe(self, report: Report, group_of: GroupOf) -> None:
         """Count the use of a node's sessions since its last report. A late report counts nothing.
@@ -140,6 +144,7 @@ class Meter:
             entitled=session.delivered.entitled_seconds,
             delivered=session.delivered.delivered_seconds,
             waits=session.delivered.waits,
+            bursts_to=max([before.bursts_to, *(burst.ended_at for burst in session.bursts if _is_past(burst, now))]),
         )
         self._changed.add(key)
         self._ended.discard(key)
@@ -157,6 +162,8 @@ class Meter:
             )
             for hour, part in _by_hour(before.seen_at, after.seen_at):
                 self._add(hour, subject, amounts.times(part))
+            if count == 1:
+                self.bursts += ((subject, burst) for burst in _new_bursts(session, before, now))
 
     def _longest(self, key: tuple[str, str], passed: float) -> float:
         """Return the maximum countable part of the time that has passed on the node's clock, in seconds."""
@@ -199,6 +206,22 @@ def _amounts(session: SessionReport, before: SessionCounters, after: SessionCoun
         delivered=min(_growth(before.delivered, after.delivered) / count, longest),
         waits=_growth(before.waits, after.waits) / count,
     )
+
+
+def _new_bursts(session: SessionReport, before: SessionCounters, now: float) -> Iterator[BurstRecord]:
+    """Yield the session's bursts since an earlier report. ``now``: the time of its report, in seconds."""
+    for burst in session.bursts:
+        if before.bursts_to < burst.ended_at and _is_past(burst, now):
+            # regardless of the report, no burst begins before the session, and its parts are within it
+            seconds = min(burst.seconds, max(0.0, burst.ended_at - session.begun))
+            used = min(burst.gpu_seconds, seconds)
+            gaps, contended = min(burst.gap_seconds, seconds - used), min(burst.contended_seconds, seconds)
+            memory, units = burst.memory_bytes, session.share_units
+            yield BurstRecord(burst.ended_at, seconds, used, gaps, contended, memory, units)
+
+
+def _is_past(burst: Burst, now: float) -> bool:
+    return burst.ended_at <= now + SET_BACK
 
 
 def _is_late(published_at: float, counted: SessionCounters) -> bool:
@@ -384,7 +407,7 @@ class History:
         reports = answered(snapshots)
         for report in reports:
             if self._meter is not None:
-                self._meter.observe(report, self._group_of)
+                self._meter.observe(report, self.group_of)
             self._add_waits(self._spawns.observe_report(report, started))
             self._note_restored(report)
         if len(reports) == len(snapshots):
@@ -421,6 +444,10 @@ class History:
                 "shorter period."
             ) from None
 
+    async def set_advice(self, advice: AdviceRecord) -> None:
+        """Store advice on a share. Raises HistoryFailed."""
+        await self._in_thread(lambda: self._store.set_advice(advice))
+
     async def begin_restart(self, restart: BegunRestart) -> None:
         """Store a restart that is in progress. Raises nothing; a database that fails or hangs is logged."""
         await self._journal(lambda: self._store.begin_restart(restart), None)
@@ -453,12 +480,13 @@ class History:
             return
         assert self._meter is not None
         meter, actions, waits = self._meter, self._actions, self._waits
-        taken = meter.take()
-        self._actions, self._waits = [], []
-        if not any((*taken, actions, waits)):
+        taken, bursts = meter.take(), meter.bursts
+        self._actions, self._waits, meter.bursts = [], [], []
+        if not any((*taken, actions, waits, bursts)):
             return
-        if not await self._trying(lambda: self._store.add(*taken, actions, waits)):
+        if not await self._trying(lambda: self._store.add(*taken, actions, waits, bursts)):
             meter.give_back(taken)
+            meter.bursts = bursts + meter.bursts
             self._actions, self._waits = actions + self._actions, waits + self._waits
             self._limit()
 
@@ -493,7 +521,8 @@ class History:
         # amounts that were taken are stored even if the waiting task is cancelled
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
-    def _group_of(self, session: SessionReport) -> str:
+    def group_of(self, session: SessionReport) -> str:
+        """Return the group to which the session is charged; empty: none."""
         return group_of_session(session, self._groups)
 
     def _note_restored(self, report: Report) -> None:
@@ -503,7 +532,7 @@ class History:
         for session in report.sessions:
             was = before.get((session.id, session.opened_at))
             if was is not None and session.tier.depth < was.depth:
-                group = self._group_of(session)
+                group = self.group_of(session)
                 entry = Action.on(session, report.node, session.tier_since, "restored", "agent", group)
                 self.record(replace(entry, reason=restored(was)))
 
@@ -514,7 +543,8 @@ class History:
 
     def _limit(self) -> None:
         lost = 0
-        for kept in (self._actions, self._waits):
+        kept_lists: tuple[list[Any], ...] = (self._actions, self._waits, *([self._meter.bursts] if self._meter else []))
+        for kept in kept_lists:
             more = max(0, len(kept) - MOST_EVENTS)
             del kept[:more]
             lost += more

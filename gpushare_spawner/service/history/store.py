@@ -52,7 +52,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.types import TypeEngine
 
-from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.report import Burst, SessionReport
+from gpushare_spawner.model.share import ADVICE_PERIOD, SizeAdvice
 from gpushare_spawner.wording.amounts import missing_package, reason
 
 HOUR = 3600
@@ -126,6 +127,36 @@ class SessionCounters:
     entitled: float = 0.0
     delivered: float = 0.0
     waits: int = 0
+    bursts_to: float = 0.0
+    """End of the last recorded burst, in seconds since the epoch on the agent's clock."""
+
+
+@dataclass(frozen=True)
+class BurstRecord:
+    """A session's burst, see `model.report.Burst`, and its share of the GPU at that time."""
+
+    ended_at: float
+    seconds: float
+    gpu_seconds: float
+    gap_seconds: float
+    contended_seconds: float
+    memory_bytes: int
+    units: int
+
+    @property
+    def burst(self) -> Burst:
+        return Burst(*(getattr(self, name) for name in Burst._fields))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdviceRecord(SizeAdvice):
+    """The newest advice on the share of a user's sessions with a template."""
+
+    user: str
+    template: str
+    group: str
+    computed_at: float
+    """Seconds since the epoch."""
 
 
 CORDON, DRAIN, CORDON_ENDED, DRAIN_ENDED = "cordon", "drain", "cordon-ended", "drain-ended"
@@ -275,10 +306,32 @@ WAIT = Table(
 )
 """Waits of spawns for a GPU: rows of `Wait`."""
 
+BURST = Table(
+    "gpushare_burst",
+    METADATA,
+    Column("id", ROW, primary_key=True),
+    Column("subject", ROW, ForeignKey("gpushare_subject.id"), nullable=False),
+    *_columns(BurstRecord, index=("ended_at",), memory_bytes=BigInteger()),
+    Index(None, "subject"),
+)
+"""Bursts of the last days: rows of `BurstRecord`."""
+
+_MEMORY = [name for name in get_type_hints(SizeAdvice) if name.endswith("_bytes")]
+ADVICE = Table(
+    "gpushare_advice",
+    METADATA,
+    *_columns(AdviceRecord, ("user", "template"), (), **dict.fromkeys(_MEMORY, BigInteger())),
+)
+"""The newest advice on shares: rows of `AdviceRecord`."""
+
 RESTART = Table("gpushare_restart", METADATA, *_columns(BegunRestart, key=("user", "server")))
 """Restarts in progress: rows of `BegunRestart`."""
 
 
+BURSTS_KEPT = ADVICE_PERIOD + DAY
+"""Seconds: no older burst is replayed."""
+ADVICE_KEPT = 30.0 * DAY
+"""Seconds after which advice for a user who has not come back says nothing about that user's next work. Our choice."""
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "gpushare_version"
 """Alembic's table. The history can share a database with the hub, which has a separate version table."""
@@ -345,6 +398,7 @@ class HistoryStore:
         ended: Sequence[tuple[str, str]],
         actions: Sequence[Action] = (),
         waits: Sequence[Wait] = (),
+        bursts: Sequence[tuple[Subject, BurstRecord]] = (),
     ) -> None:
         """Add all of these or nothing, so that the next service can count what a killed service had not stored."""
         with self._failing("cannot be written"), self._engine.begin() as connection:
@@ -360,6 +414,14 @@ class HistoryStore:
             _insert(connection, COUNTERS, (asdict(counters) for counters in counted))
             _insert(connection, ACTION, (asdict(action) for action in actions))
             _insert(connection, WAIT, (asdict(wait) for wait in waits))
+            ids = self._subject_ids(connection, {subject for subject, _ in bursts})
+            _insert(connection, BURST, (asdict(burst) | {"subject": ids[subject]} for subject, burst in bursts))
+
+    def set_advice(self, advice: AdviceRecord) -> None:
+        """Replace the advice for a user and a template."""
+        with self._failing("cannot be written"), self._engine.begin() as connection:
+            connection.execute(delete(ADVICE).where(ADVICE.c.user == advice.user, ADVICE.c.template == advice.template))
+            connection.execute(insert(ADVICE).values(asdict(advice)))
 
     def begin_restart(self, restart: BegunRestart) -> None:
         """Add a restart in progress. It replaces an earlier restart of the same server."""
@@ -381,9 +443,12 @@ class HistoryStore:
         """Merge and delete old rows. All ages are in seconds; 0: never.
 
         Hours older than ``detail`` are merged into days. Users' names older than ``names`` and everything older than
-        ``keep`` are deleted.
+        ``keep`` are deleted. Bursts and advice name users: they are deleted after days, see `BURSTS_KEPT`.
         """
         with self._thinning() as connection:
+            shorter = [age for age in (names, keep) if age]
+            connection.execute(delete(BURST).where(BURST.c.ended_at < now - min([BURSTS_KEPT, *shorter])))
+            connection.execute(delete(ADVICE).where(ADVICE.c.computed_at < now - min([ADVICE_KEPT, *shorter])))
             if keep:
                 connection.execute(delete(USE).where(USE.c.start < now - keep))
                 connection.execute(delete(ACTION).where(ACTION.c.at < now - keep))
@@ -405,7 +470,8 @@ class HistoryStore:
                     .values(actor="")
                 )
         with self._thinning() as connection:
-            connection.execute(delete(SUBJECT).where(SUBJECT.c.id.not_in(select(USE.c.subject))))
+            kept = SUBJECT.c.id.not_in(select(USE.c.subject)), SUBJECT.c.id.not_in(select(BURST.c.subject))
+            connection.execute(delete(SUBJECT).where(*kept))
 
     def _merge(self, before: int, renamed: Callable[[Subject], Subject], only_hours: bool) -> None:
         """Merge the rows before an instant into days, for the renamed subjects, oldest day first.

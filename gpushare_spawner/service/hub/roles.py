@@ -51,6 +51,9 @@ OF_USERS = ("access:services!service=gpushare", ACT_OWN)
 START = "start:servers"
 """Part of the scope ``servers``; a separate scope since JupyterHub 6."""
 
+FOR_FORM = ("access:services!service=gpushare", SEE_ALL)
+"""Scopes of the service itself: the hub asks with the service's token for the advice that the spawn form shows."""
+
 _ALWAYS = {
     "list:users": "it cannot list servers, so no server is stopped",
     "read:servers": "it cannot read the servers' last activity, so no server is stopped",

@@ -27,6 +27,7 @@ from gpushare_spawner.service.history.queries import By, Period, Sum, actions, g
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.history.store import DAY, HOUR, OF_NODES, GpuTimeAmounts, HistoryFailed
 from gpushare_spawner.service.hub.caller import Caller
+from gpushare_spawner.service.right_size import advice_of, sums_of
 from gpushare_spawner.service.web.app import Page
 from gpushare_spawner.wording import service as words
 from gpushare_spawner.wording.amounts import gpu_hours, utc
@@ -291,12 +292,13 @@ class HistoryPage(Page):
         steps = By.HOUR if step_of(since, until) == HOUR else By.DAY
         by = _TABLES[table]
         try:
-            sums, over_time, waited, newest = await history.ask(
+            sums, over_time, waited, newest, advised = await history.ask(
                 lambda connection: (
                     gpu_time(connection, period, by),
                     gpu_time(connection, period, [steps]),
                     waits(connection, period),
                     actions(connection, period, 50),
+                    advice_of(connection, period.user),
                 )
             )
         except HistoryFailed as error:
@@ -320,6 +322,8 @@ class HistoryPage(Page):
             waits=waited,
             actions=[action for _, action in newest],
             of_nodes=OF_NODES,
+            advice_sums=sums_of(advised)[:MOST_ROWS],
+            advice=[(record.template, text) for record in advised if (text := words.advice(record))],
             csv=f"api/v1/history?since={since:.0f}&until={until:.0f}&by={','.join(by)}&format=csv",
             problem=history.problem if viewer.sees_all else "",
         )

@@ -62,6 +62,7 @@ EXPECTED: dict[str, Expected] = {
     "quotas": Expected("quotas", SHOWN),
     "history": Expected("history?by=user", SHOWN_TO_USERS),
     "actions": Expected("actions", SHOWN_TO_USERS),
+    "advice": Expected("advice", SHOWN_TO_USERS),
     "events": Expected("events", SHOWN),
     "openapi": Expected("openapi.json", SHOWN),
     "keep": Expected("sessions/ann/keep", ON_OWN, {"hours": 1}),

@@ -26,6 +26,7 @@ from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import (
     HOUR,
     Action,
+    AdviceRecord,
     GpuTimeAmounts,
     HistoryStore,
     Subject,
@@ -358,3 +359,55 @@ async def test_many_rows_are_not_written_on_the_event_loop(
     assert (await client.get(f"api/v1/history?by=user&format={form}")).code == 200
     assert threads
     assert threading.main_thread() not in threads
+
+
+def advised(user: str, template: str, group: str, **changes: Any) -> AdviceRecord:
+    values: dict[str, Any] = {
+        "units": 50, "advised_units": 25, "since": THIS_HOUR - 9e4, "until": THIS_HOUR, "bursts": 412,
+        "gpu_seconds": 9000.0, "waited_seconds": 300.0, "later": 3, "later_seconds": 1.2, "freed_gpu_seconds": 7200.0,
+        "user": user, "template": template, "group": group, "computed_at": THIS_HOUR,
+    }  # fmt: skip
+    return AdviceRecord(**values | changes)
+
+
+@pytest.fixture
+async def with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    kept = history(tmp_path)
+    await kept.store()
+    await kept.set_advice(advised("ann", "half", "ml"))
+    await kept.set_advice(
+        advised("bob", "half", "<i>bio</i>", units=25, advised_units=50, saved_seconds=2400.0, freed_gpu_seconds=0.0)
+    )
+    await kept.set_advice(advised("eve", "half", "ml", advised_units=50))
+    async for client in serving(kept, monkeypatch):
+        yield client
+
+
+async def test_users_get_their_own_advice_only(with_advice: Client) -> None:
+    async def advice(query: str, user: str) -> Any:
+        answer = await with_advice.get(f"api/v1/advice{query}", user)
+        return json.loads(answer.body) if answer.code == 200 else answer.code
+
+    own = await advice("", "ann")
+    assert own == await advice("?user=ann", "ann")
+    assert [entry["user"] for entry in own["advice"]] == ["ann"]
+    assert own["advice"][0]["text"].startswith("0.25 GPU would have been enough: 3 of 412 bursts of GPU work")
+    assert [entry["users"] for entry in own["sums"]] == [1]
+    assert await advice("?user=bob", "ann") == 403
+    assert await advice("", "service") == 403
+    everything = await advice("", "reader")
+    assert [entry["text"][:8] for entry in everything["advice"]] == ["0.25 GPU", "0.50 GPU", ""]
+    assert {(entry["group"], entry["users"]) for entry in everything["sums"]} == {("ml", 1), ("<i>bio</i>", 1)}
+    assert [entry["user"] for entry in (await advice("?user=bob", "reader"))["advice"]] == ["bob"]
+
+
+async def test_page_shows_admins_what_could_be_won_and_users_their_advice(with_advice: Client) -> None:
+    page = (await with_advice.get("history")).body.decode()
+    table = page[page.index("What other shares could win") : page.index('id="actions"')]
+    assert "<i>" not in table
+    cells = [unescape(cell) for cell in re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", table)][5:]
+    assert cells == ["half", "ml", "1", "2.00", "–", "half", "<i>bio</i>", "1", "–", "40\u00a0min"]
+    own = (await with_advice.get("history", "ann")).body.decode()
+    assert "What other shares could win" not in own
+    assert "half: 0.25 GPU would have been enough" in own
+    assert "0.50 GPU" not in own

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import time
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from tornado.httpserver import HTTPServer
+from tornado.testing import bind_unused_port
+from tornado.web import Application, RequestHandler
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.quota import Quotas
@@ -16,6 +22,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota.accounts import QuotaAccounts
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.form import Form
+from gpushare_spawner.spawner.hub import ShareAdvice
 from gpushare_spawner.spawner.local.process import GPUShareLocalSpawner, GPUShareSimpleSpawner
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.local.systemd import GPUShareSystemdSpawner
@@ -502,3 +509,84 @@ async def test_a_profiles_own_option_named_quota_is_not_ours(agent: FakeAgent) -
     offer = choices(quotas, {"optics"}, reservations)
     page = Page(Form().render(offered({**QUARTER, "profile_options": own}), {}, None, quotas=offer))
     assert page.selected == ["big"]
+
+
+HALF = {"name": "half", "display_name": "0.50 GPU", "gpu": {"fraction": 0.5}}
+ENOUGH = "0.25 GPU would have been enough: 3 of 412 bursts of GPU work would have ended later, by 400 ms on average."
+
+
+async def test_card_shows_advice_that_the_user_can_follow(reservations: AgentReservations) -> None:
+    now = await reservations.availability_now()
+
+    def shown(advice: ShareAdvice, *templates: dict[str, Any]) -> str:
+        return Page(Form().render(offered(*templates), {}, now, advice={"half": advice})).text
+
+    advice = ShareAdvice(50, 25, ENOUGH)
+    assert f"Your use {ENOUGH}" in shown(advice, HALF, QUARTER)
+    assert "Your use" not in shown(advice, HALF), "no template has the advised share"
+    assert "Your use" not in shown(ShareAdvice(40, 25, ENOUGH), HALF, QUARTER), "the template has changed since"
+    assert "<script>" not in Form().render(offered(HALF, QUARTER), {}, now, advice={"half": ShareAdvice(50, 25, EVIL)})
+
+
+class AdvisingService(RequestHandler):
+    """Stands for the service."""
+
+    asked: ClassVar[list[tuple[str, str]]] = []
+    wait = 0.0
+    body: ClassVar[str] = ""
+
+    async def get(self) -> None:
+        self.asked.append((self.get_query_argument("user"), self.request.headers["Authorization"]))
+        await asyncio.sleep(self.wait)
+        self.finish(self.body)
+
+
+@pytest.fixture
+def advising(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
+    """A service on a free port; returns what configures a hub with it."""
+    entry = {"user": "ada", "template": "half-gpu", "units": 50, "advised_units": 25, "text": ENOUGH}
+    others = {**entry, "user": "bob", "template": "quarter-gpu", "text": "nobody else's"}
+    monkeypatch.setattr(AdvisingService, "body", json.dumps({"advice": [entry, others], "sums": []}))
+    monkeypatch.setattr(AdvisingService, "asked", [])
+    listening, port = bind_unused_port()
+    server = HTTPServer(Application([(r"/services/gpushare/api/v1/advice", AdvisingService)]))
+    server.add_socket(listening)
+
+    def configure(config: Any) -> None:
+        config.JupyterHub.services.append(
+            {"name": "gpushare", "url": f"http://127.0.0.1:{port}", "api_token": "service-token"}
+        )
+
+    yield configure
+    server.stop()
+
+
+async def form_of(hub: RunningHub, user: str) -> str:
+    browser = Browser(hub)
+    await browser.log_in(user)
+    return Page((await browser.open(f"/hub/spawn/{user}")).body.decode().split('role="form">')[1].split("<br>")[0]).text
+
+
+async def test_form_shows_the_services_advice_for_this_user_alone(make_hub: Any, advising: Any) -> None:
+    hub = await make_hub(advising)
+    shown = await form_of(hub, "ada")
+    assert f"Your use {ENOUGH}" in shown
+    assert "nobody else's" not in shown
+    await form_of(hub, "ada")
+    assert AdvisingService.asked == [("ada", "token service-token")], "the answer is kept"
+
+
+@pytest.mark.parametrize("trouble", ["slow", "broken", "older"])
+async def test_form_waits_for_no_advice(make_hub: Any, advising: Any, trouble: str, monkeypatch: Any) -> None:
+    bodies = {"slow": AdvisingService.body, "broken": "[", "older": '{"advice": [{"user": "ada", "text": "x"}]}'}
+    monkeypatch.setattr(AdvisingService, "body", bodies[trouble])
+    monkeypatch.setattr(AdvisingService, "wait", 2.0 if trouble == "slow" else 0.0)
+    hub = await make_hub(advising)
+    began = time.monotonic()
+    shown = await form_of(hub, "ada")
+    assert time.monotonic() - began < 1.9
+    assert "0.50 GPU" in shown
+    assert "Your use" not in shown
+    if trouble == "slow":
+        await asyncio.sleep(2.0)
+        assert ENOUGH in await form_of(hub, "ada"), "the next form has what came late"

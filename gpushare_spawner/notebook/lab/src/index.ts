@@ -5,7 +5,7 @@ import { ICommandPalette } from '@jupyterlab/apputils';
 import { IStatusBar } from '@jupyterlab/statusbar';
 
 import { HOUR, IControls, KEEP_AT_ONCE_HOURS } from './controls';
-import { Notifier, seenMessages } from './notifier';
+import { Notifier, seenAdvice, seenMessages } from './notifier';
 import { Poller } from './poller';
 import { Samples } from './samples';
 import { ask, fetchStatus } from './server';
@@ -38,7 +38,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     };
     const dialog = new ShareDialog(samples, controls);
     const item = new StatusItem(samples, controls.open);
-    const notifier = new Notifier(controls, seenMessages(settings.baseUrl));
+    const notifier = new Notifier(controls, seenMessages(settings.baseUrl), seenAdvice(settings.baseUrl));
     let status: IShareStatus | undefined;
     const poller = new Poller(
       () => fetchStatus(settings),

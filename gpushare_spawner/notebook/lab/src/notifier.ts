@@ -1,14 +1,15 @@
-/** JupyterLab's notifications: idle actions, reclaimed units, refused allocations, and admins' messages. */
+/** JupyterLab's notifications: idle actions, reclaimed units, refused allocations, messages, and advice. */
 
 import { Notification } from '@jupyterlab/apputils';
 
 import { HOUR, IControls, KEEP_AT_ONCE_HOURS } from './controls';
 import { atLocalTime, localised } from './localTime';
+import { adviceOf } from './shareChoices';
 import { AskKind, IShareStatus } from './status';
 import * as words from './words';
 
 /** The topic of a notification. There is at most one notification per topic, which is updated. */
-type Topic = 'share' | 'reclaimed' | 'limit' | 'answer' | `message ${number}`;
+type Topic = 'share' | 'reclaimed' | 'limit' | 'answer' | 'advice' | `message ${number}`;
 type Options = Notification.IOptions<null>;
 
 const SHORT_MS = 8000;
@@ -30,10 +31,26 @@ export function seenMessages(baseUrl: string): ISeenMessages {
   };
 }
 
+/** Stores the last advice over page loads and for all tabs of this server, so that each is shown once. */
+export interface ISeenAdvice {
+  get(): string;
+  set(advice: string): void;
+}
+
+/** For the server with this base URL, in the browser's storage. */
+export function seenAdvice(baseUrl: string): ISeenAdvice {
+  const key = `gpushare:advice:${baseUrl}`;
+  return {
+    get: () => window.localStorage.getItem(key) ?? '',
+    set: advice => window.localStorage.setItem(key, advice)
+  };
+}
+
 export class Notifier {
   constructor(
     private readonly _controls: IControls,
-    private readonly _seen: ISeenMessages
+    private readonly _seen: ISeenMessages,
+    private readonly _seenAdvice: ISeenAdvice
   ) {}
 
   /** Show the changes in a status. */
@@ -46,6 +63,7 @@ export class Notifier {
     this._showShare(status, before);
     this._showReclaimed(status, before);
     this._showMessages(status);
+    void this._showAdvice(status);
     if (before !== undefined) {
       this._showLimit(status, before); // the dialog shows refusals from before this page was open
     }
@@ -101,7 +119,7 @@ export class Notifier {
     return actions;
   }
 
-  private async _ask(kind: 'keep' | 'release', value?: number): Promise<void> {
+  private async _ask(kind: 'keep' | 'release' | 'share', value?: number): Promise<void> {
     this._say('answer', words.ASKING, 'in-progress', { autoClose: false });
     const answer = await this._controls.ask(kind, value);
     this.answer(answer.text, answer.done);
@@ -132,6 +150,24 @@ export class Notifier {
       if (topic.startsWith('message ') && !standing.has(topic)) {
         this._dismiss(topic);
       }
+    }
+  }
+
+  /** Ask for advice on the size of the share once per page load, and show each advice once. */
+  private async _showAdvice(status: IShareStatus): Promise<void> {
+    if (this._hasAskedForAdvice || !status.asks.length) {
+      return;
+    }
+    this._hasAskedForAdvice = true;
+    const advice = adviceOf(await this._controls.ask('advice'));
+    const key = advice && `${status.share_units} ${advice.units}`;
+    if (advice && key && key !== this._seenAdvice.get()) {
+      this._seenAdvice.set(key);
+      const change = {
+        label: words.changeTo(advice.units),
+        callback: () => void this._ask('share', advice.units)
+      };
+      this._say('advice', advice.text, 'info', { autoClose: false, actions: [change] });
     }
   }
 
@@ -168,6 +204,7 @@ export class Notifier {
   private _before: IShareStatus | undefined;
   private _notice: string | undefined;
   private _releasedByUser = false;
+  private _hasAskedForAdvice = false;
   private readonly _ids = new Map<Topic, string>();
 }
 

@@ -67,6 +67,26 @@ export function preselected(choices: readonly number[], own: IOwnShare): number 
   return choices.find(choice => total(choice) > held && isFree(choice, own));
 }
 
+/** Advice on the size of the share, by the GPU work of the last days. */
+export interface IShareAdvice {
+  /** The advised share, in units of 1 % of a GPU. */
+  units: number;
+  text: string;
+}
+
+/** Return the advice in an answer; undefined if there is none, also from an older agent or service. */
+export function adviceOf(answer: IAskAnswer): IShareAdvice | undefined {
+  try {
+    const said = answer.done ? (JSON.parse(answer.text) as Partial<IShareAdvice> | null) : null;
+    const { units, text } = said ?? {};
+    return typeof units === 'number' && Number.isInteger(units) && units > 0 && typeof text === 'string'
+      ? { units, text }
+      : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
 /** Return the units in a JSON list; none for other text. */
 function unitsOf(text: string): number[] {
   try {

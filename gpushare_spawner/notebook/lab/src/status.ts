@@ -75,7 +75,7 @@ export interface IShareStatus {
   messages: IMessage[];
 }
 
-export type AskKind = 'keep' | 'end-keep' | 'release' | 'stop' | 'share' | 'shares' | 'keeps';
+export type AskKind = 'keep' | 'end-keep' | 'release' | 'stop' | 'share' | 'shares' | 'keeps' | 'advice';
 
 /** The answer of `POST gpushare/ask`. */
 export interface IAskAnswer {

@@ -50,6 +50,10 @@ export function shareChoice(choice: number, gpus: number, isFree: boolean): stri
   return `${each}${number}\u00a0GPU${units > 100 && !(units % 100) ? 's' : ''}${isFree ? '' : ' (not free now)'}`;
 }
 
+export function changeTo(units: number): string {
+  return `Change to ${shareChoice(units, 1, true)}`;
+}
+
 /** Text for users who cannot see the plot. */
 export function plotted(minutes: number, memory: number, use: number | undefined): string {
   const said = use === undefined ? '' : `, use ${percent(use)}`;

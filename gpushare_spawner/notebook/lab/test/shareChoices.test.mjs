@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 
-import { isFree, ownChoice, preselected, ShareChoices } from '../lib/shareChoices.js';
+import { adviceOf, isFree, ownChoice, preselected, ShareChoices } from '../lib/shareChoices.js';
 import { shareChoice } from '../lib/words.js';
 
 function asking(...answers) {
@@ -86,4 +86,13 @@ test('an answer that is no list of units gives no choices', async () => {
     const { choices } = asking({ done: true, text });
     assert.deepEqual((await choices.of(25)).units, []);
   }
+});
+
+test('advice is JSON of units and a sentence, and anything else is none', () => {
+  const text = JSON.stringify({ units: 25, text: '0.25 GPU would have been enough.' });
+  assert.deepEqual(adviceOf({ done: true, text }), { units: 25, text: '0.25 GPU would have been enough.' });
+  for (const other of ['null', '[]', '{"units": "25", "text": ""}', '{"units": 0, "text": ""}', '{"units": 25}', 'No.']) {
+    assert.equal(adviceOf({ done: true, text: other }), undefined);
+  }
+  assert.equal(adviceOf({ done: false, text }), undefined, 'an older agent refuses the request');
 });

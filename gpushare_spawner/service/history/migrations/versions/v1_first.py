@@ -20,6 +20,10 @@ def _numbers(*names: str) -> list[sa.Column[float]]:
     return [sa.Column(name, sa.Float(53), nullable=False) for name in names]
 
 
+def _integers(*names: str) -> list[sa.Column[int]]:
+    return [sa.Column(name, sa.Integer, nullable=False) for name in names]
+
+
 def upgrade() -> None:
     """Create the tables."""
     op.create_table(
@@ -47,6 +51,7 @@ def upgrade() -> None:
         sa.Column("effective_units", sa.Integer, nullable=False),
         *_numbers("gpu_seconds", "entitled", "delivered"),
         sa.Column("waits", sa.BigInteger, nullable=False),
+        *_numbers("bursts_to"),
         sa.PrimaryKeyConstraint("node", "session", name="pk_gpushare_counters"),
     )
     op.create_table(
@@ -80,4 +85,29 @@ def upgrade() -> None:
         sa.Column("options", sa.JSON, nullable=False),
         sa.Column("old_options", sa.JSON, nullable=False),
         sa.PrimaryKeyConstraint("user", "server", name="pk_gpushare_restart"),
+    )
+    op.create_table(
+        "gpushare_burst",
+        sa.Column("id", ROW, nullable=False),
+        sa.Column("subject", ROW, nullable=False),
+        *_numbers("ended_at", "seconds", "gpu_seconds", "gap_seconds", "contended_seconds"),
+        sa.Column("memory_bytes", sa.BigInteger, nullable=False),
+        sa.Column("units", sa.Integer, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_gpushare_burst"),
+        sa.ForeignKeyConstraint(["subject"], ["gpushare_subject.id"], name="fk_gpushare_burst_subject"),
+    )
+    op.create_index("ix_gpushare_burst_ended_at", "gpushare_burst", ["ended_at"])
+    op.create_index("ix_gpushare_burst_subject", "gpushare_burst", ["subject"])
+    op.create_table(
+        "gpushare_advice",
+        *_integers("units", "advised_units"),
+        *_numbers("since", "until"),
+        *_integers("bursts"),
+        *_numbers("gpu_seconds", "waited_seconds"),
+        *_integers("later"),
+        *_numbers("later_seconds", "saved_seconds", "freed_gpu_seconds"),
+        *(sa.Column(f"memory_{name}_bytes", sa.BigInteger, nullable=False) for name in ("p50", "p95", "peak")),
+        *_names("user", "template", "group"),
+        *_numbers("computed_at"),
+        sa.PrimaryKeyConstraint("user", "template", name="pk_gpushare_advice"),
     )
