@@ -242,8 +242,8 @@ class Machines:
         self._settle()
 
     def _settle(self) -> None:
-        for name, borrowed in self.feed.ledger.convert_borrowed().items():
-            self._put(self.sessions[name].model_copy(update={"borrowed_units": borrowed}))
+        for name, later in self.feed.ledger.convert_borrowed().items():
+            self._put(self.sessions[name].model_copy(update={"borrowed_units": later.borrowed_units}))
 
     def _put(self, session: SessionReport) -> None:
         self.sessions[session.id] = session

@@ -105,6 +105,7 @@ SESSION: tuple[Figure[SessionReport], ...] = _named(
         lambda session: session.gpu_seconds,
         counter=True,
     ),
+    # sums over its GPUs like the time above; the status and the REST API have the time on each GPU
     Figure(
         "entitled_seconds",
         "GPU time to which the session was entitled while others competed",

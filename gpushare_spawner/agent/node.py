@@ -627,6 +627,8 @@ def report_of_session(
     """
     record, request = session.record, session.record.request
     stored = shared_fields(request, SessionReport) | shared_fields(record, SessionReport) | dict(record.controls)
+    guaranteed = tuple(session.guaranteed.get(gpu, 0) for gpu in request.gpus)
+    same = tuple(request.on(gpu, session.guaranteed_units) for gpu in request.gpus)
     current = {
         "time_limit_units": session.time_limit_units,
         "gpu_busy": now.busy,
@@ -639,6 +641,7 @@ def report_of_session(
         **stored | current,
         layer_trouble=layer_trouble,
         guaranteed_units=session.guaranteed_units,
+        guaranteed_each=() if guaranteed == same else guaranteed,
         yields=record.yields_until is not None,
         confirmed=record.owner is not None,
         pid=record.process.pid if record.process is not None else None,

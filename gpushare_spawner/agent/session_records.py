@@ -145,6 +145,8 @@ class SessionRecord(BaseModel):
     clock: Clock | None = None
     """The clock of the instants below."""
     borrowed_units: Units
+    borrowed_each: tuple[Units, ...] = ()
+    """The borrowed units on each GPU, if `borrowed_units` does not say them, see `share.borrowed_as`."""
     effective_units: Units
     tier: Tier = Tier.ACTIVE
     tier_since: Instant

@@ -34,6 +34,9 @@ from gpushare_spawner.model.share import (
     Tier,
     UseRule,
     borrowed_in_use,
+    stated_on,
+    units_on,
+    units_on_all,
 )
 
 FIRST_BOUND = 0.001
@@ -351,6 +354,8 @@ class SessionReport(MessagePart):
     of its units of any kind, see `share.units_on`."""
     borrowed_units: Units = 0
     """The part of `share_units` that idle sessions lent when the session was placed."""
+    borrowed_each: tuple[Units, ...] = ()
+    """The borrowed units on each GPU, if `borrowed_units` does not say them, see `share.borrowed_as`."""
     tier: Tier = Tier.ACTIVE
     tier_since: Instant
     effective_units: Units
@@ -359,7 +364,10 @@ class SessionReport(MessagePart):
     `share_units` when active, the template's smaller share when downgraded, 0 when released.
     """
     guaranteed_units: Units
-    """The session's current units while all others work: `effective_units` minus reclaimed borrowed units."""
+    """The session's current units while all others work: `effective_units` minus reclaimed borrowed units. Of several
+    GPUs, those on the GPU with the fewest of those with reclaimed units."""
+    guaranteed_each: tuple[Units, ...] = ()
+    """These units on each GPU, if `guaranteed_units` does not say them."""
     time_limit_units: Units = UNITS_PER_GPU
     """Maximum part of each GPU's time that the session gets, even when it is alone on the GPU."""
     yields: bool = False
@@ -461,17 +469,32 @@ class SessionReport(MessagePart):
 
     def on(self, gpu: str) -> SessionReport:
         """Return the session with its units on one of its GPUs; itself if it has the same on each."""
-        last = self.last_units
-        if not 0 < last < self.share_units or len(self.gpus) < 2 or gpu != self.gpus[-1]:
+        if len(self.gpus) < 2:
             return self
-        borrowed = max(0, last - (self.share_units - self.borrowed_units))
-        least = {name: min(last, getattr(self, name)) for name in ("effective_units", "guaranteed_units")}
-        return self.model_copy(update={"share_units": last, "last_units": 0, "borrowed_units": borrowed, **least})
+        units = units_on(gpu, self.gpus, self.share_units, self.last_units)
+        effective, owned = min(units, self.effective_units), self.share_units - self.borrowed_units
+        borrowed = stated_on(gpu, self.gpus, self.borrowed_each, max(0, units - owned))
+        here = {
+            "share_units": units,
+            "last_units": 0,
+            "borrowed_units": min(units, borrowed),
+            "borrowed_each": (),
+            "effective_units": effective,
+            "guaranteed_units": min(effective, stated_on(gpu, self.gpus, self.guaranteed_each, self.guaranteed_units)),
+            "guaranteed_each": (),
+        }
+        changed = {name: value for name, value in here.items() if getattr(self, name) != value}
+        return self.model_copy(update=changed) if changed else self
+
+    @property
+    def each(self) -> list[SessionReport]:
+        """The session with its units on each of its GPUs."""
+        return [self.on(gpu) for gpu in self.gpus]
 
     @property
     def total_units(self) -> int:
         """The units of its share on all GPUs."""
-        return sum(self.on(gpu).share_units for gpu in self.gpus)
+        return units_on_all(self.gpus, self.share_units, self.last_units if len(self.gpus) > 1 else 0)
 
     @property
     def most_units(self) -> int:

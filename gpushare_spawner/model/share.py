@@ -101,6 +101,22 @@ def units_on_all(gpus: Sequence[str], units: int, last_units: int) -> int:
     return sum([units_on(gpu, gpus, units, last_units) for gpu in gpus])
 
 
+def stated_on(gpu: str, gpus: Sequence[str], each: Sequence[int], otherwise: int) -> int:
+    """Return the units on one of a session's GPUs from those on each; ``otherwise`` if these are not stated."""
+    return each[gpus.index(gpu)] if len(each) == len(gpus) else otherwise
+
+
+def borrowed_as(units: Sequence[int], each: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """Return a session's ``borrowed_units`` and ``borrowed_each``, from its units and the borrowed ones on each GPU.
+
+    ``borrowed_units`` is right for the GPU with the fewest owned units of those with borrowed units, and for all GPUs
+    if ``borrowed_each`` is empty.
+    """
+    owned = min([units[0], *(here - borrowed for here, borrowed in zip(units, each, strict=True) if borrowed)])
+    same = all(borrowed == max(0, here - owned) for here, borrowed in zip(units, each, strict=True))
+    return units[0] - owned, () if same else tuple(each)
+
+
 def choice_of(share: Share) -> int:
     """Return the number for a share among those of equally many GPUs: its units on each, or 150 for 100 and 50."""
     return share.total_units if share.last_units else share.units

@@ -180,6 +180,10 @@ class ShareStatus:
     """Units that idle sessions lend; their owners reclaim them with their next GPU work."""
     guaranteed_units: int = 0
     """The session's current units while all other sessions work."""
+    guaranteed_each: tuple[int, ...] = ()
+    """These units on each of several GPUs, if the agent sends them."""
+    borrowed_now_each: tuple[int, ...] = ()
+    """The borrowed units that the session still has on each of several GPUs, if the agent sends them."""
     time_limit_units: int = UNITS_PER_GPU
     """Maximum part of each GPU's time that the session gets, even when it is alone on the GPU."""
     idle_seconds: float | None = None
@@ -234,15 +238,15 @@ class ShareStatus:
         return borrowed_in_use(self.share_units, self.borrowed_units, self.guaranteed_units)
 
     @property
-    def last_borrowed_now(self) -> int:
-        """The borrowed units on the last GPU, if the share has fewer units there."""
-        last, owned = self.last_units, self.share_units - self.borrowed_units
-        return borrowed_in_use(last, max(0, last - owned), min(last, self.guaranteed_units))
-
-    @property
-    def guaranteed_now(self) -> int:
-        """The part of `guaranteed_units` that no other session can reclaim."""
-        return self.guaranteed_units - self.borrowed_now
+    def units_now(self) -> tuple[tuple[int, int], ...]:
+        """The guaranteed units on each GPU, and the borrowed ones of them."""
+        if self.guaranteed_each and len(self.guaranteed_each) == len(self.borrowed_now_each):
+            return tuple(zip(self.guaranteed_each, self.borrowed_now_each, strict=True))
+        shares = [self.share_units] * (max(1, self.gpu_count) - 1) + [self.last_units or self.share_units]
+        owned, now = self.share_units - self.borrowed_units, self.guaranteed_units
+        return tuple(
+            (min(units, now), borrowed_in_use(units, max(0, units - owned), min(units, now))) for units in shares
+        )
 
     @property
     def memory_bytes(self) -> int:

@@ -372,11 +372,11 @@ class Ledger:
         self.change(drop=[session])
         return allocation
 
-    def convert_borrowed(self) -> dict[str, int]:
-        """Turn borrowed units without an owner into owned ones, oldest session first. Return those left borrowed."""
+    def convert_borrowed(self) -> Mapping[str, Allocation]:
+        """Turn borrowed units without an owner into owned ones, oldest session first. Return the changed sessions."""
         capacities = {uuid: gpu.capacity for uuid, gpu in self.capacity.gpus.items()}
         converted = convert_borrowed(capacities, self._allocations.values())
-        self.change([self._allocations[session].with_borrowed(borrowed) for session, borrowed in converted.items()])
+        self.change(converted.values())
         return converted
 
     def make_anew(self, nodes: Mapping[str, Sequence[GpuReport]], allocations: Iterable[Allocation]) -> None:
@@ -425,9 +425,12 @@ class Ledger:
 
     def guaranteed(self, session: str) -> int:
         """Return the guaranteed units of a session: the least over its GPUs. Raises KeyError for an unknown session."""
-        held = self._allocations[session]
-        gpus = [gpu for gpu in held.gpus if gpu in self.capacity.gpus]
-        return held.least_of({gpu: self._guaranteed[gpu][session] for gpu in gpus})
+        return self._allocations[session].least_of(self.guaranteed_on(session))
+
+    def guaranteed_on(self, session: str) -> dict[str, int]:
+        """Return the guaranteed units of a session on each of its GPUs, except unknown ones. Raises KeyError."""
+        gpus = [gpu for gpu in self._allocations[session].gpus if gpu in self.capacity.gpus]
+        return {gpu: self._guaranteed[gpu][session] for gpu in gpus}
 
     # -- counting --
 

@@ -6,14 +6,23 @@ Computes the guaranteed and owned units of each session on a GPU. All nodes toge
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.layers_file import MigProfile
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.share import NO_NEIGHBOUR_RULES, UNITS_PER_GPU, NeighbourRules, Share, units_on_all
+from gpushare_spawner.model.share import (
+    NO_NEIGHBOUR_RULES,
+    UNITS_PER_GPU,
+    NeighbourRules,
+    Share,
+    borrowed_as,
+    stated_on,
+    units_on,
+    units_on_all,
+)
 from gpushare_spawner.placement.request import UNCONDITIONAL, Conditions, Demand
 
 
@@ -237,7 +246,8 @@ class NodeCapacity:
 class Allocation:
     """A session's units of 1 % on each of its GPUs. Raises ValueError for contradictory numbers.
 
-    Units of any kind are the same on each GPU, but on the last at most ``last_units``, see `share.units_on`.
+    Units are the same on each GPU, but on the last at most ``last_units``, see `share.units_on`; the borrowed ones can
+    differ, see ``borrowed_each``.
     """
 
     session: str
@@ -267,6 +277,8 @@ class Allocation:
     """Its labels, and its rules for other sessions on its GPUs."""
     last_units: int = 0
     """Units of its share on the last GPU if these are fewer; 0: as many."""
+    borrowed_each: tuple[int, ...] = ()
+    """The borrowed units on each GPU, if ``borrowed_units`` does not say them, see `share.borrowed_as`."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.share_units <= UNITS_PER_GPU:
@@ -286,7 +298,7 @@ class Allocation:
         if not report.gpus or report.share_units < 1:
             return None
         gpus = tuple(dict.fromkeys(report.gpus))
-        return cls(
+        allocation = cls(
             session=report.id,
             gpus=gpus,
             share_units=report.share_units,
@@ -301,14 +313,26 @@ class Allocation:
             neighbours=report.neighbours,
             last_units=report.share.last_units if len(gpus) > 1 else 0,
         )
+        return allocation.borrowing(report.borrowed_each) if len(report.borrowed_each) == len(gpus) else allocation
 
     def on(self, gpu: str) -> Allocation:
         """Return the allocation on one of its GPUs alone; itself if it has the same units on each."""
-        last = self.last_units
-        if not last or gpu != self.gpus[-1]:
+        if not self.borrowed_each and (not self.last_units or gpu != self.gpus[-1]):
             return self
-        borrowed, effective = max(0, last - self.owned_units), min(last, self.effective_units)
-        return replace(self, share_units=last, borrowed_units=borrowed, effective_units=effective, last_units=0)
+        units = units_on(gpu, self.gpus, self.share_units, self.last_units)
+        return replace(
+            self,
+            share_units=units,
+            borrowed_units=stated_on(gpu, self.gpus, self.borrowed_each, max(0, units - self.owned_units)),
+            effective_units=min(units, self.effective_units),
+            last_units=0,
+            borrowed_each=(),
+        )
+
+    @property
+    def each(self) -> list[Allocation]:
+        """The allocation on each of its GPUs alone."""
+        return [self.on(gpu) for gpu in self.gpus]
 
     def least_of(self, guaranteed: Mapping[str, int]) -> int:
         """Return the units that are guaranteed on each of its GPUs, from those on each; 0 without a GPU."""
@@ -326,7 +350,7 @@ class Allocation:
 
     @property
     def owned_units(self) -> int:
-        """Units per GPU that no other session can take."""
+        """Units that no other session can take, on the GPU with the fewest of those with borrowed units."""
         return self.share_units - self.borrowed_units
 
     @property
@@ -345,12 +369,14 @@ class Allocation:
 
     def yielding(self, units: int) -> Allocation:
         """Return the allocation after it gave up all but so many units. Others can own these."""
-        borrowed = max(self.borrowed_units, self.share_units - units)
-        return replace(self, effective_units=units, borrowed_units=borrowed, yields=True)
+        borrowed = [max(here.borrowed_units, here.share_units - units) for here in self.each]
+        return replace(self.borrowing(borrowed), effective_units=units, yields=True)
 
-    def with_borrowed(self, units: int) -> Allocation:
-        """Return the allocation with other borrowed units."""
-        return replace(self, borrowed_units=units)
+    def borrowing(self, each: Sequence[int]) -> Allocation:
+        """Return the allocation with other borrowed units on each of its GPUs, at most those of its share there."""
+        units = [here.share_units for here in self.each]
+        borrowed, borrowed_each = borrowed_as(units, list(map(min, units, each)))
+        return replace(self, borrowed_units=borrowed, borrowed_each=borrowed_each)
 
 
 def guaranteed_units(capacity: int, allocations: Iterable[Allocation]) -> dict[str, int]:
@@ -371,12 +397,11 @@ def guaranteed_units(capacity: int, allocations: Iterable[Allocation]) -> dict[s
     return guaranteed
 
 
-def convert_borrowed(capacities: Mapping[str, int], allocations: Iterable[Allocation]) -> dict[str, int]:
-    """Return the new ``borrowed_units`` of the sessions that get to own borrowed units, because the owner has left.
+def convert_borrowed(capacities: Mapping[str, int], allocations: Iterable[Allocation]) -> dict[str, Allocation]:
+    """Return the sessions that get to own borrowed units, because the owner has left, as they are then.
 
-    ``capacities`` has the units of each GPU by UUID. The oldest borrower is served first. A session on several GPUs
-    owns the same units on each of them, so it gains the least that one of them can give. Sessions that gain nothing
-    are left out. Units that a session yields stay kept: they count as owned.
+    ``capacities`` has the units of each GPU by UUID. On each GPU the oldest borrower is served first. Units that a
+    session yields stay kept: they count as owned.
     """
     oldest_first = sorted(allocations, key=lambda allocation: allocation.age)
     owned: defaultdict[str, int] = defaultdict(int)
@@ -384,17 +409,17 @@ def convert_borrowed(capacities: Mapping[str, int], allocations: Iterable[Alloca
         for gpu in allocation.gpus:
             here = allocation.on(gpu)
             owned[gpu] += here.share_units if here.yields else here.owned_units
-    converted: dict[str, int] = {}
+    converted: dict[str, Allocation] = {}
     for allocation in oldest_first:
-        if allocation.yields:
+        if allocation.yields or not allocation.borrowed_units:
             continue
-        gain = allocation.borrowed_units
-        for gpu in allocation.gpus:
-            left = capacities.get(gpu, 0) - owned[gpu]
-            gain = min(gain, left) if left < allocation.on(gpu).borrowed_units else gain
-        if gain > 0:
-            later = allocation.with_borrowed(allocation.borrowed_units - gain)
-            converted[allocation.session] = later.borrowed_units
-            for gpu in allocation.gpus:
-                owned[gpu] += later.on(gpu).owned_units - allocation.on(gpu).owned_units
+        gains = {
+            gpu: max(0, min(here.borrowed_units, capacities.get(gpu, 0) - owned[gpu]))
+            for gpu, here in zip(allocation.gpus, allocation.each, strict=True)
+        }
+        if any(gains.values()):
+            left = [here.borrowed_units - gain for here, gain in zip(allocation.each, gains.values(), strict=True)]
+            converted[allocation.session] = allocation.borrowing(left)
+            for gpu, gain in gains.items():
+                owned[gpu] += gain
     return converted

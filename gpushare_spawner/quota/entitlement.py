@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpushare_spawner.model.quota import Quota
-from gpushare_spawner.model.share import units_on, units_on_all
+from gpushare_spawner.model.share import units_on
 from gpushare_spawner.quota.accounts import Account
 
 _NO_QUOTA = Quota()
@@ -63,7 +63,7 @@ def divide(capacity: float, entries: Sequence[Entry]) -> list[float]:
 
 
 Added = tuple[Account, int, int]
-"""A session's account, and the units on all its GPUs that it has and could use."""
+"""The account of a session or spawn, and the units on all its GPUs that it has and could use."""
 
 
 @dataclass
@@ -74,19 +74,14 @@ class Entitlements:
     _demand: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     _accounts: dict[str, Account] = field(default_factory=dict)
 
-    def add(self, account: Account, has: int, demand: int) -> None:
-        """Add a session or a waiting spawn. ``has``: units that it gets while all others work."""
+    def add(self, account: Account, has: int, demand: int) -> Added:
+        """Add a session or a waiting spawn, with units on all its GPUs; return it for `remove`.
+
+        ``has``: units that it gets while all others work.
+        """
         self._accounts[account.key] = account
         self.has[account.key] += has
         self._demand[account.key] += demand
-
-    def add_session(self, account: Account, gpus: Sequence[str], last_units: int, has: int, demand: int) -> Added:
-        """Add a session on these GPUs, with units per GPU; return it for `remove`.
-
-        ``last_units``: see `share.units_on`.
-        """
-        has, demand = units_on_all(gpus, has, last_units), units_on_all(gpus, demand, last_units)
-        self.add(account, has, demand)
         return account, has, demand
 
     def remove(self, added: Added) -> None:

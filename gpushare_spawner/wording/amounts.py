@@ -77,12 +77,12 @@ def gpu_share(units: int, gpus: int = 1, last: int = 0) -> str:
     return f"{number_of_gpus(units, gpus)} {'GPUs' if whole and units * gpus > UNITS_PER_GPU else 'GPU'}"
 
 
-def borrowed_share(units: int, gpus: int, share_last: int, last: int) -> str:
-    """Return borrowed units as a share: 70 on a whole GPU and 20 of another's 50 -> "0.70 + 0.20 GPU".
-
-    ``share_last``: units of the share on the last GPU if these are fewer, else 0; ``last``: the borrowed ones of them.
-    """
-    return gpu_share(units, gpus - 1 if share_last and not last else gpus, last)
+def share_of(each: Iterable[int]) -> str:
+    """Return some units on each GPU as a share: 70 and 20 -> "0.70 + 0.20 GPU"; 50, 50 and 0 -> "2 × 0.50 GPU"."""
+    units = sorted(filter(None, each), reverse=True) or [0]
+    if len(set(units[:-1])) > 1:
+        return f"{' + '.join(map(number_of_gpus, units))} GPU"
+    return gpu_share(units[0], len(units), units[-1])
 
 
 def number_of_gpus(units: int, gpus: int = 1) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.share_status import PendingAction, ShareStatus
-from gpushare_spawner.wording.amounts import duration, gpu_share
+from gpushare_spawner.wording.amounts import duration, gpu_share, share_of
 
 TOAST_LETTERS = 140
 """Maximum characters of a notification. JupyterLab truncates longer ones."""
@@ -39,11 +39,8 @@ def reclaimed(status: ShareStatus) -> str:
     """Return that owners have reclaimed borrowed units, in at most TOAST_LETTERS characters; empty if they have not."""
     if not status.known or status.tier is not Tier.ACTIVE or status.borrowed_now >= status.borrowed_units:
         return ""
-    gpus = status.gpu_count
-    now, share = (
-        gpu_share(status.guaranteed_units, gpus, status.last_units),
-        gpu_share(status.share_units, gpus, status.last_units),
-    )
+    now = share_of(units for units, _ in status.units_now)
+    share = gpu_share(status.share_units, status.gpu_count, status.last_units)
     # units that are still borrowed are not guaranteed
     left = f"You have {now} of your {share} now" if status.borrowed_now else f"{now} of your {share} is guaranteed now"
     change = f"{left}: others reclaimed the rest."

@@ -13,7 +13,6 @@ from gpushare_spawner.model.layers import Layer
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.model.share_status import ControlsStatus, GpuStatus, LimitHit, ShareStatus
 from gpushare_spawner.wording.amounts import (
-    borrowed_share,
     clock,
     elapsed,
     gpu_share,
@@ -24,6 +23,7 @@ from gpushare_spawner.wording.amounts import (
     memory_of,
     near_clock,
     plural,
+    share_of,
     time_limit,
 )
 from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, other_layer, when_idle
@@ -166,7 +166,7 @@ def line(status: ShareStatus) -> str:
 
 def borrowed_now(status: ShareStatus) -> str:
     """Return the borrowed units that the session still has."""
-    return borrowed_share(status.borrowed_now, status.gpu_count, status.last_units, status.last_borrowed_now)
+    return share_of(borrowed for _, borrowed in status.units_now)
 
 
 def _tier_in_short(status: ShareStatus) -> str:
@@ -288,7 +288,7 @@ def tier_now(status: ShareStatus) -> str:
         case _ if status.borrowed_now and status.guaranteed_units >= status.share_units:
             return f"You have {share} now, {_at_most(status)}."
         case _ if status.borrowed_units:
-            now = gpu_share(status.guaranteed_units, gpus, status.last_units)
+            now = share_of(units for units, _ in status.units_now)
             left = f"you have {now} now" if status.borrowed_now else f"{now} is guaranteed now"
             return (
                 f"Of your {share}, {left}: the owners of the lent units have reclaimed the rest. "
@@ -307,13 +307,17 @@ def _at_most(status: ShareStatus) -> str:
 
 def guaranteed(status: ShareStatus) -> str:
     """Return the currently guaranteed units and, on lent units, when the session gets the rest, as on its card."""
-    gpus, now = status.gpu_count, status.guaranteed_now
-    owned = gpu_share(now, gpus, status.last_units)
+    now = _owned_now(status)
+    owned = share_of(now)
     if not _on_lent_units(status):
         return owned
-    return guarantee(
-        owned if now else "", gpu_share(status.share_units, gpus, status.last_units), reclaimed=not status.borrowed_now
-    )
+    full = gpu_share(status.share_units, status.gpu_count, status.last_units)
+    return guarantee(owned if any(now) else "", full, reclaimed=not status.borrowed_now)
+
+
+def _owned_now(status: ShareStatus) -> list[int]:
+    """Return the guaranteed units on each GPU that no other session can reclaim."""
+    return [units - borrowed for units, borrowed in status.units_now]
 
 
 def _on_lent_units(status: ShareStatus) -> bool:
@@ -471,9 +475,7 @@ def _from_others(status: ShareStatus, gpu: GpuStatus, where: str) -> list[str]:
     working = gpu.sessions_with_work - (gpu.lease != "none")
     if working < 1:
         return []
-    guaranteed = (
-        f"You are guaranteed {gpu_share(status.guaranteed_now, status.gpu_count, status.last_units)} meanwhile."
-    )
+    guaranteed = f"You are guaranteed {share_of(_owned_now(status))} meanwhile."
     if gpu.lease == "waiting":
         others = plural(working, "other session computes", "other sessions compute")
         return [f"Your GPU work waits for {where}: {others} there now. {guaranteed}"]
@@ -497,12 +499,16 @@ def _from_memory(gpu: GpuStatus, where: str) -> list[str]:
 
 def _from_delivered(status: ShareStatus) -> list[str]:
     got = status.delivered
-    if got is None or got.entitled_seconds < 1 or got.delivered_seconds >= _SHORT * got.entitled_seconds:
+    if got is None:
         return []
-    part = 100 * got.delivered_seconds / got.entitled_seconds
+    times = [(gpu, f" on GPU {number}") for number, gpu in enumerate(got.gpus)] or [(got, "")]
+    parts = [(time.delivered_seconds / time.entitled_seconds, on) for time, on in times if time.entitled_seconds >= 1]
+    part, on = min(parts, default=(1.0, ""))
+    if part >= _SHORT:
+        return []
     return [
-        f"So far, you have received {part:.0f} % of the GPU time that you were entitled to while others competed. "
-        "Tell the admin if this persists."
+        f"So far, you have received {100 * part:.0f} % of the GPU time that you were entitled to{on} while others "
+        "competed. Tell the admin if this persists."
     ]
 
 

@@ -430,7 +430,7 @@ def placed(where: str, share: Share, borrowed: int) -> str:
         return f"Placed on {where}."
     owned = share.units - borrowed
     terms = guarantee(gpu_share(owned, share.count, share.last_units) if owned > 0 else "", str(share))
-    most = "up to " if share.last_units else ""
+    most = "up to " if share.count > 1 else ""
     lent = f"idle sessions lend {most}{borrowed} % of each GPU and reclaim it when they work again"
     return f"Placed on {where}; {lent}. Guaranteed: {terms}."
 

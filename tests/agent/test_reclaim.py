@@ -54,7 +54,7 @@ async def test_the_session_in_quota_owns_the_units_and_the_one_over_quota_borrow
     work(owner)
     await owner.until(Kind.GRANT)
     # what the arbiters are told
-    assert [agent.node.sessions[name].weight for name in ("over", "owner")] == [40, 60]
+    assert [sum(agent.node.sessions[name].weights.values()) for name in ("over", "owner")] == [40, 60]
     agent.node.requests.tier(TierRequest(id="owner", tier=Tier.RELEASED, effective_units=0, reason="idle"))
     assert held(agent, "over") == (Tier.ACTIVE, 100, 100, 60)
     work(owner)

@@ -110,7 +110,7 @@ async def test_added_session_is_on_the_disk_and_weighs_its_share(world: World) -
     session = world.registry.add(world.record(share_units=40))
     await world.registry.store.flush()
     assert world.on_disk() == {short_name("ada")}
-    assert (session.guaranteed_units, session.weight) == (40, 40)
+    assert (session.guaranteed_units, [*session.weights.values()]) == (40, [40])
     assert world.registry.sessions == {"ada": session}
     assert world.news > 0
     assert world.events == [], "it listens when it is told to"

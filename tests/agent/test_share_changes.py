@@ -18,7 +18,8 @@ from gpushare_spawner.model.control import ControlRefused, NoticeRequest, Resize
 from gpushare_spawner.model.frames import Feature, Frame, Kind, Role
 from gpushare_spawner.model.report import NOTHING, SessionReport
 from gpushare_spawner.model.share import Share, Tier, UseRule
-from gpushare_spawner.wording.share_status import page
+from gpushare_spawner.service.units import KINDS, gpu_bar, units_of
+from gpushare_spawner.wording.share_status import explanation, page
 from tests.agent.conftest import Agent, request_for
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 
@@ -43,7 +44,7 @@ async def test_larger_share_is_the_sessions_weight_guarantee_and_record(agent: A
     await resize(agent, 50)
     assert units(session(agent)) == (50, 50, 50, 0)
     held = agent.node.sessions["ada"]
-    assert held.weight == 50
+    assert [*held.weights.values()] == [50]
     assert held.memory_guarantee(FIRST) == 8 * GIB
     await agent.stop()
     await agent.start()
@@ -220,12 +221,13 @@ def test_changes_and_spawns_in_any_order_never_give_away_more_than_there_is(acts
         guaranteed = sum(one.guaranteed_units for one in machine.sessions.values())
         assert owned <= 100, act
         assert guaranteed <= 100, act
-        weights = [one.weight for one in machine.sessions.values()]
+        weights = [weight for one in machine.sessions.values() for weight in one.weights.values()]
         assert sum(weight for weight in weights if weight > 1) <= 100, act
         for one in machine.sessions.values():
             works = one.works_on_lent_units or one.record.tier is Tier.ACTIVE
             owned = one.record.request.share_units - one.record.borrowed_units
-            assert one.weight >= max(1, owned) if works else one.weight == 0, act
+            weight = sum(one.weights.values())
+            assert weight >= max(1, owned) if works else weight == 0, act
         assert all(0 <= one.effective_units <= one.request.share_units for one in records)
         assert all(0 <= one.borrowed_units <= one.request.share_units for one in records)
         check_ledger(machine.shares._ledger)
@@ -279,6 +281,40 @@ async def test_a_share_of_several_gpus_changes_on_each(agent: Agent) -> None:
     await agent.stop()
     await agent.start()
     assert session(agent).share == Share(70, 2, 40)
+
+
+async def test_one_and_a_half_gpus_borrow_only_of_the_gpu_that_an_idle_session_lends(agent: Agent) -> None:
+    owner = await agent.peer(agent.open("bob", share_units=80, gpus=(SECOND.uuid,)))
+    await agent.node.requests.answer(TierRequest(id="bob", tier=Tier.RELEASED, effective_units=0, reason=""))
+    both = (FIRST.uuid, SECOND.uuid)
+    # the hub's one number says: at least 20 units of each GPU have no owner
+    path = agent.open("ada", share_units=100, last_units=50, borrowed_units=80, gpus=both)
+    status = await (await agent.peer(path, Role.NOTEBOOK)).status()
+    assert "1.50 GPU, 0.30 GPU of it borrowed" in page(status, 0.0)
+    owner.send(Kind.REQUEST, 0, 0, gpu=SECOND.uuid)
+    await owner.until(Kind.GRANT)
+
+    def on_each() -> list[tuple[int, int, int]]:
+        here = session(agent).each
+        return [(one.share_units - one.borrowed_units, one.borrowed_now, one.guaranteed_units) for one in here]
+
+    assert on_each() == [(100, 0, 100), (20, 0, 20)]
+    held = agent.node.sessions["ada"]
+    assert held.weights == {FIRST.uuid: 100, SECOND.uuid: 20}
+    assert [held.memory_guarantee(gpu) for gpu in (FIRST, SECOND)] == [16 * GIB, 16 * GIB * 20 // 100]
+    status = await (await agent.peer(path, Role.NOTEBOOK)).status()
+    assert "Of your 1.50 GPU, 1.20 GPU is guaranteed now" in explanation(status)
+    for gpu in agent.node.report().gpus:
+        bar = gpu_bar(gpu, agent.node.report().sessions)
+        assert {kind: units_of(bar, kind) for kind in KINDS} == {"owned": 100, "borrowed": 0, "lent": 0, "free": 0}
+    await agent.stop()
+    await agent.start()
+    assert on_each() == [(100, 0, 100), (20, 0, 20)]
+    await resize(agent, 90, last_units=40)
+    assert on_each() == [(90, 0, 90), (20, 0, 20)], "borrowed units go first"
+    agent.node.registry.end("bob", "test")
+    assert on_each() == [(90, 0, 90), (40, 0, 40)]
+    assert (session(agent).borrowed_units, session(agent).borrowed_each, session(agent).guaranteed_each) == (0, (), ())
 
 
 async def test_share_is_a_whole_gpu_at_most_where_units_are_overcommitted(agent: Agent) -> None:

@@ -42,19 +42,19 @@ async def test_short_work_runs_at_once_with_the_weight_of_the_share_and_restores
     grant = await ada.until(Kind.GRANT)
     agent.node.checks.check()
     session = agent.node.sessions["ada"]
-    assert session.weight == 60
+    assert [*session.weights.values()] == [60]
     assert (report(agent, "ada").tier, report(agent, "ada").effective_units) == (Tier.RELEASED, 0)
     # its units are lent all the while: another session can be placed on them
     agent.open("bob", share_units=100, borrowed_units=60)
-    assert [agent.node.sessions[name].weight for name in ("ada", "bob")] == [60, 40]
+    assert [sum(agent.node.sessions[name].weights.values()) for name in ("ada", "bob")] == [60, 40]
     assert report(agent, "bob").guaranteed_units == 100
     ada.send(Kind.IDLE, grant.fields[0], 1000, gpu=FIRST.uuid)
     await eventually(lambda: not report(agent, "ada").gpu_busy)
     agent.node.checks.check()
-    assert session.weight == 60, "cells come in rows"
+    assert [*session.weights.values()] == [60], "cells come in rows"
     monkeypatch.setattr(tiers, "LENT_FOR", 0.0)
     agent.node.checks.check()
-    assert [agent.node.sessions[name].weight for name in ("ada", "bob")] == [0, 100]
+    assert [sum(agent.node.sessions[name].weights.values()) for name in ("ada", "bob")] == [0, 100]
 
 
 async def test_work_that_lasts_restores_the_share(agent: Agent) -> None:
@@ -65,5 +65,5 @@ async def test_work_that_lasts_restores_the_share(agent: Agent) -> None:
     assert report(agent, "ada").tier is Tier.RELEASED
     await asyncio.sleep(RULE.min_use)
     agent.node.checks.check()
-    assert (report(agent, "ada").tier, agent.node.sessions["ada"].weight) == (Tier.ACTIVE, 60)
+    assert (report(agent, "ada").tier, sum(agent.node.sessions["ada"].weights.values())) == (Tier.ACTIVE, 60)
     assert await ada.until(Kind.TIER)

@@ -44,7 +44,7 @@ async def test_the_arbiter_gives_the_others_what_the_bound_takes(agent: Agent) -
     agent.open("ben", user="ben", quota="group:ml", share_units=25, user_units=25)
     device = VirtualGpu(GpuArbiter(16 * GIB, ArbiterSettings()))
     for name, one in agent.node.sessions.items():
-        device.session(name, one.weight)
+        device.session(name, sum(one.weights.values()))
         device.start(Job(name, name, 10 * GIB, forever()))
     device.run(50000.0)
     got = shares(device)

@@ -205,16 +205,16 @@ def test_reclaimed_units_are_notified_with_a_word_on_the_restart() -> None:
 def test_borrowed_units_of_a_whole_gpu_and_a_part_of_another_are_those_of_each() -> None:
     more: dict[str, Any] = {"gpus": [GPU, OTHER_GPU], "share": 100, "last": 50, "effective": 100}
     lent = of(**more, borrowed=70, guaranteed=100)
-    assert (lent.borrowed_now, lent.last_borrowed_now) == (70, 20)
+    assert lent.units_now == ((100, 70), (50, 20))
     assert "1.50 GPU · active · 0.70 + 0.20 GPU borrowed" in share_status.line(lent)
     assert share_status.terms(lent)[0].text == "1.50 GPU, 0.70 + 0.20 GPU of it borrowed"
     assert "0.70 + 0.20 GPU of 1.50 GPU is borrowed" in share_status.explanation(lent)
     # the session owns all its units of the last GPU
     whole = of(**more, borrowed=40, guaranteed=100)
-    assert (whole.borrowed_now, whole.last_borrowed_now) == (40, 0)
+    assert whole.units_now == ((100, 40), (50, 0))
     assert share_status.borrowed_now(whole) == "0.40 GPU"
     partly = of(**more, borrowed=70, guaranteed=45)
-    assert (partly.borrowed_now, partly.last_borrowed_now) == (15, 15)
+    assert partly.units_now == ((45, 15), (45, 15))
     assert share_status.borrowed_now(of(**more, borrowed=100, guaranteed=100)) == "1.50 GPU"
     halves = of(gpus=[GPU, OTHER_GPU], share=50, effective=50, borrowed=20, guaranteed=50)
     assert share_status.borrowed_now(halves) == "2 × 0.20 GPU"

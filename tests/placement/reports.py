@@ -37,6 +37,7 @@ def session(allocation: Allocation) -> SessionReport:
         share_units=allocation.share_units,
         last_units=allocation.last_units,
         borrowed_units=allocation.borrowed_units,
+        borrowed_each=allocation.borrowed_each,
         tier=Tier.ACTIVE if allocation.effective_units == allocation.share_units else Tier.DOWNGRADED,
         tier_since=allocation.opened_at,
         effective_units=allocation.effective_units,

@@ -56,3 +56,14 @@ def test_numbers_beyond_the_share_are_cut_to_it_and_a_gpu_counts_once() -> None:
 def test_the_older_session_comes_first_and_the_name_decides_between_equals() -> None:
     old, young, other = (active(name, "a", 1, opened_at=at) for name, at in (("z", 1.0), ("a", 2.0), ("b", 2.0)))
     assert sorted([other, young, old], key=lambda held: held.age) == [old, young, other]
+
+
+def test_a_forged_report_has_no_borrowed_units_beyond_its_share_and_none_for_gpus_that_it_does_not_name() -> None:
+    pair = session(active("ann", ("a", "b"), 40, last_units=30))
+    beyond = pair.model_copy(update={"borrowed_each": (100, 0)})
+    assert [here.owned_units for here in present(Allocation.of(beyond)).each] == [0, 30]
+    assert [here.borrowed_units for here in beyond.each] == [40, 0]
+    for each in ((10,), (10, 10, 10)):
+        other = pair.model_copy(update={"borrowed_each": each, "guaranteed_each": each})
+        assert Allocation.of(other) == Allocation.of(pair)
+        assert [here.borrowed_units for here in other.each] == [0, 0]

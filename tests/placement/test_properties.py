@@ -100,10 +100,12 @@ class Hub(RuleBasedStateMachine):
         self.ledger.remove(name)
         # the agent settles among the sessions it holds; the hub's reservations own what they were promised
         everything = [*self.running.values(), *self.reserved.values()]
-        for other, borrowed in convert_borrowed(CAPACITY, everything).items():
+        for other, later in convert_borrowed(CAPACITY, everything).items():
             holder = self.running if other in self.running else self.reserved
-            assert borrowed < holder[other].borrowed_units
-            holder[other] = holder[other].with_borrowed(borrowed)
+            owned = [here.owned_units for here in holder[other].each]
+            assert all(after.owned_units >= before for after, before in zip(later.each, owned, strict=True))
+            assert sum(after.owned_units for after in later.each) > sum(owned)
+            holder[other] = later
             self.ledger.replace(holder[other])
         assert self.ledger.convert_borrowed() == {}
 

@@ -23,7 +23,7 @@ from gpushare_spawner.model.share import NeighbourRules, Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
 from gpushare_spawner.placement.ledger import Ledger, NodeHold, cheapest_hold
-from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
+from gpushare_spawner.placement.node import Allocation, NodeResources, Requested, convert_borrowed
 from gpushare_spawner.placement.request import Conditions, PlacementRequest, workload_of
 from gpushare_spawner.placement.strategy import BestFit, Spread, StrandingAwareFgd
 from gpushare_spawner.quota.order import admit, exceeded_amounts
@@ -145,6 +145,7 @@ class Cluster:
             (8, self.a_pod_goes),
             (10, self.a_tier_changes),
             (6, self.a_share_is_resized),
+            (4, self.agents_convert_borrowed_units),
             (6, self.a_node_comes),
             (2, self.a_node_goes),
             (15, self.an_agent_reports),
@@ -216,8 +217,16 @@ class Cluster:
         name = self._one_of(self.pods)
         if name:
             pod = self.pods[name]
-            self.pods[name] = pod.with_effective(self.random.choice([0, pod.share_units // 2, pod.share_units]))
+            units = self.random.choice([0, pod.share_units // 2, pod.share_units])
+            changed = replace(pod.with_effective(units), yields=False)
+            self.pods[name] = pod.yielding(units) if self.random.random() < 0.2 else changed
             self.feed.put(EntrySource.SEEN, self.pods[name])
+
+    def agents_convert_borrowed_units(self) -> None:
+        for name, later in convert_borrowed(CAPACITY, [*self.pods.values(), *self.reserved.values()]).items():
+            if name in self.pods:
+                self.pods[name] = later
+                self.feed.put(EntrySource.SEEN, later)
 
     def a_share_is_resized(self) -> None:
         """To less, or to more where that is free and nothing is lent on its GPUs."""
@@ -228,6 +237,7 @@ class Cluster:
         units = self.random.choice([5, 10, 25, 50, 100])
         last = pod.last_units if pod.last_units < units else 0
         resized = replace(pod, share_units=units, borrowed_units=0, effective_units=units, last_units=last)
+        resized = replace(resized, borrowed_each=(), yields=False)
         for uuid in pod.gpus:
             more = resized.on(uuid).owned_units - pod.on(uuid).owned_units
             gpu_left = ledger.capacity.gpus[uuid].unowned if uuid in ledger.capacity.gpus else 0

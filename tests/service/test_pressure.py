@@ -760,7 +760,7 @@ def test_the_exchange_of_sessions_on_several_gpus_reaches_the_entitlements_and_e
     assert before == {"pair": 20, "mia": 80, "zoe": 80}
 
 
-def test_a_limit_stays_if_its_session_would_own_units_before_an_older_one_that_cannot_own_them_elsewhere(
+def test_a_limit_ends_if_an_older_session_owns_units_of_this_gpu_though_not_of_its_other(
     agent: FakeAgent, clock: Clock
 ) -> None:
     share(agent, "mia", units=50, borrowed_units=50, quota="group:ml", opened_at=1.0, **ON_BOTH)
@@ -770,7 +770,18 @@ def test_a_limit_stays_if_its_session_would_own_units_before_an_older_one_that_c
     lent = {"effective_units": 0, "guaranteed_units": 0, "tier": Tier.RELEASED}
     share(agent, "idle", units=50, gpu=1, **lent)
     found = now_needed(agent, [], clock() + HOUR, EQUAL)
-    assert (kept(found), found.free_again) == ({"guest": 50}, frozenset())
+    assert (kept(found), found.free_again) == ({}, frozenset({"guest"}))
+
+
+def test_a_session_that_lacks_units_of_one_gpu_gives_those_of_the_other(agent: FakeAgent, clock: Clock) -> None:
+    """Its owner has reclaimed 30 of the half; the guests have 200 of 300 units, and each group is entitled to 150."""
+    share(agent, "big", units=100, last_units=50, **ON_BOTH)
+    uneven = {"borrowed_units": 80, "borrowed_each": (0, 30), "guaranteed_units": 20, "guaranteed_each": (100, 20)}
+    agent.change("big", **uneven, opened_at=1.0)
+    share(agent, "owner", units=80, gpu=1, gpu_busy=True)
+    lent: dict[str, Any] = {"effective_units": 50, "guaranteed_units": 0, "opened_at": 5.0}
+    share(agent, "mia", borrowed_units=50, quota="group:ml", gpu_busy=True, **lent)
+    assert kept(now_needed(agent, [], clock() + HOUR, EQUAL)) == {"big": 50}
 
 
 def test_an_account_passes_no_units_on_if_an_older_session_without_limit_would_get_those_given_to_it(

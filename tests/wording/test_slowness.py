@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.share_status import ShareStatus
+from gpushare_spawner.model.share_status import GpuTimeStatus, ShareStatus
 from gpushare_spawner.wording.share_status import why_slow
 from tests.notebook.scripted_agent import GIB, GPU, OTHER_GPU, Script
 
@@ -78,6 +78,9 @@ def test_gpu_time_below_the_promise_is_a_reason() -> None:
     assert said.startswith("So far, you have received 80 % of the GPU time that you were entitled to")
     for enough in ((100.0, 96.0, 1, 0.1, 0.1), (0.5, 0.1, 1, 0.1, 0.1)):
         assert "entitled" not in reasons(delivered=enough)[0]
+    on_each = (GpuTimeStatus(100.0, 100.0), GpuTimeStatus(10.0, 5.0), GpuTimeStatus(0.5, 0.0))
+    (said,) = reasons(delivered=(110.5, 105.0, 1, 0.1, 0.1), delivered_on=on_each)
+    assert "50 % of the GPU time that you were entitled to on GPU 1 while others competed" in said, "95 % in all"
 
 
 def test_units_that_their_owners_reclaimed_are_a_reason() -> None:

@@ -148,6 +148,7 @@ def _capacity(report: Report) -> object:
             session.share_units,
             session.last_units,
             session.borrowed_units,
+            session.borrowed_each,
             session.effective_units,
             session.tier,
         )

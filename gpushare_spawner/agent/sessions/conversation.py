@@ -414,6 +414,8 @@ class Conversation:
             layer="" if native else report.layer,
             layer_gpus=0 if native else len(report.gpus),
             layer_trouble=(report.layer_trouble or "")[:MAX_TEXT_LETTERS],
+            guaranteed_each=tuple(here.guaranteed_units for here in report.each) if len(report.gpus) > 1 else (),
+            borrowed_now_each=tuple(here.borrowed_now for here in report.each) if len(report.gpus) > 1 else (),
             idle_seconds=None if last is None else max(0.0, now - last),
             gpus=tuple(gpus) if native else own_gpus(gpus, len(report.gpus)),
             notice=None if record.notice is None else PendingAction.of(record.notice),

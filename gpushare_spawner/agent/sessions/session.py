@@ -32,6 +32,7 @@ from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import MOST_BURSTS, NOTHING, Burst, BypassingProcess, Delivered, MemoryLimitHits
 from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.wording.actions import NUMBER_REUSED, TOO_MANY_REQUESTS
 from gpushare_spawner.wording.layers import ASK_UNKNOWN
 
@@ -193,8 +194,11 @@ class Session:
     record: SessionRecord
     gpus: tuple[Gpu, ...]
     guaranteed_units: int = 0
-    weight: int = 0
-    """Weight in the arbiters: the guaranteed units, but at least one unit unless the session is released and idle."""
+    guaranteed: Mapping[str, int] = field(default_factory=dict)
+    """The guaranteed units by GPU."""
+    weights: dict[str, int] = field(default_factory=dict)
+    """Weight in the arbiter of each GPU: the guaranteed units, but at least one unit unless the session is released and
+    idle."""
     works_on_lent_units: bool = False
     """Whether the session works on units that its tier has lent, with the weight of an active session."""
     use_count: UseCount | None = None
@@ -321,9 +325,27 @@ class Session:
 
         The bytes for borrowed units are guaranteed to their lender.
         """
-        request = self.record.request
-        owned = request.on(gpu.uuid, request.share_units - self.record.borrowed_units)
-        return gpu.memory_bytes * owned // UNITS_PER_GPU
+        return gpu.memory_bytes * self.allocation().on(gpu.uuid).owned_units // UNITS_PER_GPU
+
+    def allocation(self, active: bool = False) -> Allocation:
+        """Return the session's allocation; with `active`, the allocation of its active tier."""
+        record = self.record
+        return Allocation(
+            session=self.id,
+            gpus=record.request.gpus,
+            share_units=record.request.share_units,
+            borrowed_units=record.borrowed_units,
+            effective_units=record.request.share_units if active else record.effective_units,
+            opened_at=record.begun,
+            yields=record.yields_until is not None,
+            layer=record.request.layer,
+            last_units=record.request.last_units,
+            borrowed_each=record.borrowed_each,
+        )
+
+    def borrow(self, allocation: Allocation) -> None:
+        """Record the borrowed units of an allocation."""
+        self.record.borrowed_units, self.record.borrowed_each = allocation.borrowed_units, allocation.borrowed_each
 
     def has_whole(self, gpu: str) -> bool:
         """Return whether its share is all of one of its GPUs."""

@@ -23,7 +23,7 @@ from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport, Notice, shared_fields
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule, units_on, voids_idle_action
 from gpushare_spawner.placement.ledger import Ledger
-from gpushare_spawner.placement.node import Allocation, guaranteed_units
+from gpushare_spawner.placement.node import guaranteed_units
 
 log = logging.getLogger(__name__)
 
@@ -72,15 +72,13 @@ class Shares:
         idle = record.effective_units != record.request.share_units
         return self._ledger.unowned_units(gpu.uuid) if idle else self._ledger.free_units(gpu.uuid)
 
-    def borrowed_after(self, session: Session, share: Share) -> int:
-        """Return the units that a session borrows if its share on the same GPUs changes.
+    def borrowed_after(self, session: Session, share: Share) -> list[int]:
+        """Return the units that a session borrows on each of its GPUs if its share there changes.
 
         Additional units must be free now, as for a new session; for an idle session, they must have no owner.
         Raises ControlRefused (`no-capacity`).
         """
-        before = _allocation(session)
-        borrowed = max(0, before.borrowed_units + min(0, share.units - before.share_units))
-        owned = share.units - borrowed
+        before, borrowed = session.allocation(), []
         for gpu in session.gpus:
             here, units = before.on(gpu.uuid), units_on(gpu.uuid, before.gpus, share.units, share.last_units)
             free, unowned = self._ledger.free_units(gpu.uuid), self._ledger.unowned_units(gpu.uuid)
@@ -91,22 +89,26 @@ class Shares:
                     f"GPU {gpu.index} ({gpu.uuid}) has {free} free units now, and {unowned} units without "
                     f"an owner; the share of {units} units needs {more} more",
                 )
-            if min(units, owned) > here.owned_units + unowned:
-                owned = here.owned_units + unowned
-        return share.units - owned
+            borrowed.append(max(0, here.borrowed_units + min(0, more), units - here.owned_units - unowned))
+        return borrowed
 
     def own_what_is_unowned(self, session: Session) -> int:
-        """Let a new session borrow the units that already have an owner on its fullest GPU. Return those units.
+        """Let a new session borrow the units of its GPUs that already have an owner. Return their number.
 
         Units that were reserved for it may have returned to their owner because its server started too late. The
         session becomes their owner when the current owner ends.
         """
-        record, allocation = session.record, _allocation(session)
-        unowned = {gpu.uuid: self._ledger.unowned_units(gpu.uuid) for gpu in session.gpus}
-        too_few = [units for uuid, units in unowned.items() if units < allocation.on(uuid).owned_units]
-        lacking = allocation.owned_units - min([allocation.owned_units, *too_few])
-        record.borrowed_units += lacking
-        return lacking
+        allocation = session.allocation()
+        before = [allocation.on(gpu.uuid) for gpu in session.gpus]
+        lacking = [
+            max(0, here.owned_units - self._ledger.unowned_units(gpu.uuid))
+            for gpu, here in zip(session.gpus, before, strict=True)
+        ]
+        if any(lacking):
+            session.borrow(
+                allocation.borrowing([here.borrowed_units + more for here, more in zip(before, lacking, strict=True)])
+            )
+        return sum(lacking)
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
@@ -126,15 +128,14 @@ class Shares:
     def enter(self, session: Session) -> list[Session]:
         """Add a session to the ledger and the arbiters. Returns the sessions with changed units."""
         self._sessions[session.id] = session
-        self._ledger.add(_allocation(session))
-        session.guaranteed_units = self._guaranteed(session, self._ledger.guaranteed)
-        session.weight = self._weight(session, session.guaranteed_units)
+        self._ledger.add(session.allocation())
+        self._set_guaranteed(session)
         for gpu in session.gpus:
+            weight = session.weights[gpu.uuid] = self._weight(session, session.guaranteed.get(gpu.uuid, 0))
             if session.observed:
                 self.arbitrations[gpu.uuid].add_observed_session(session.id)
                 continue
             suspended = session.record.suspension is not None
-            weight = session.record.request.on(gpu.uuid, session.weight)
             self.arbitrations[gpu.uuid].add_session(
                 session.id, weight, session.suspends, suspended, session.time_limit_units
             )
@@ -142,14 +143,10 @@ class Shares:
 
     def change(self, session: Session) -> list[Session]:
         """Apply a change of tier or share. Returns the sessions with changed borrowed or guaranteed units."""
-        last_before = self._ledger.allocations[session.id].last_units
-        self._ledger.replace(_allocation(session))
+        self._ledger.replace(session.allocation())
         for gpu in session.gpus:
             self.arbitrations[gpu.uuid].set_time_limit(session.id, session.time_limit_units)
-        changed = self._recount(session)
-        if last_before != session.record.request.last_units:
-            self._set_weight(session, session.weight)  # it can be the same on the other GPUs
-        return changed
+        return self._recount(session)
 
     def work_on_lent_units(self, session: Session, works: bool) -> None:
         """Give a downgraded or released session the weight of its share, or its own weight again.
@@ -179,14 +176,12 @@ class Shares:
     def _recount(self, cause: Session) -> list[Session]:
         changed: dict[str, Session] = {}
         self._recount_due |= self._restoring
-        for name, borrowed in ({} if self._restoring else self._ledger.convert_borrowed()).items():
-            self._sessions[name].record.borrowed_units = borrowed
+        for name, allocation in ({} if self._restoring else self._ledger.convert_borrowed()).items():
+            self._sessions[name].borrow(allocation)
             changed[name] = self._sessions[name]
         concerned = {session.id: session for session in self._beside(cause)} | changed
         for session in concerned.values():
-            guaranteed = self._guaranteed(session, self._ledger.guaranteed)
-            if guaranteed != session.guaranteed_units:
-                session.guaranteed_units = guaranteed
+            if self._set_guaranteed(session):
                 changed[session.id] = session
         self._set_weights(concerned.values())
         return list(changed.values())
@@ -202,30 +197,28 @@ class Shares:
 
     def _set_weights(self, sessions: Iterable[Session]) -> None:
         """Set the weights of changed sessions in the arbiters; lent units in use count as active."""
-        weights = [(session, session.guaranteed_units) for session in sessions]
+        weights = [(session, session.guaranteed) for session in sessions]
         if any(session.works_on_lent_units for session in self._sessions.values()):
             on_gpu: dict[str, Mapping[str, int]] = {}
 
-            def if_active(name: str) -> int:
-                other = self._sessions[name]
-                gpus = [gpu for gpu in other.gpus if gpu.uuid in self._ledger.capacity.gpus]
+            def if_active(name: str) -> Mapping[str, int]:
+                gpus = [gpu for gpu in self._sessions[name].gpus if gpu.uuid in self._ledger.capacity.gpus]
                 for gpu in gpus:
                     if gpu.uuid not in on_gpu:
                         on_gpu[gpu.uuid] = self._guaranteed_if_active(gpu)
-                allocation = _allocation(other, other.works_on_lent_units)
-                return allocation.least_of({gpu.uuid: on_gpu[gpu.uuid][name] for gpu in gpus})
+                return {gpu.uuid: on_gpu[gpu.uuid][name] for gpu in gpus}
 
             weights = [(session, self._guaranteed(session, if_active)) for session, _ in weights]
+        changes = [
+            (self._weight(session, guaranteed.get(gpu.uuid, 0)), session.id, gpu.uuid)
+            for session, guaranteed in weights
+            for gpu in session.gpus
+        ]
         # Decreases come first, because they free the units for the others.
-        for session, units in sorted(weights, key=lambda weighed: weighed[1]):
-            weight = self._weight(session, units)
-            if weight != session.weight:
-                self._set_weight(session, weight)
-
-    def _set_weight(self, session: Session, weight: int) -> None:
-        session.weight = weight
-        for gpu in session.gpus:
-            self.arbitrations[gpu.uuid].set_weight(session.id, session.record.request.on(gpu.uuid, weight))
+        for weight, name, uuid in sorted(changes):
+            if weight != self._sessions[name].weights.get(uuid):
+                self._sessions[name].weights[uuid] = weight
+                self.arbitrations[uuid].set_weight(name, weight)
 
     def _weight(self, session: Session, units: int) -> int:
         return max(units, 1) if session.record.effective_units or session.works_on_lent_units else 0
@@ -233,48 +226,41 @@ class Shares:
     def _guaranteed_if_active(self, gpu: Gpu) -> Mapping[str, int]:
         """Return the guaranteed units of each session on a GPU; sessions on lent units count as active."""
         held = [
-            _allocation(session, session.works_on_lent_units).on(gpu.uuid)
+            session.allocation(session.works_on_lent_units).on(gpu.uuid)
             for session in self._sessions.values()
             if gpu in session.gpus
         ]
         return guaranteed_units(self._ledger.capacity.gpus[gpu.uuid].capacity, held)
 
-    def _guaranteed(self, session: Session, units_of: Callable[[str], int]) -> int:
-        """Return the session's units while all others work, within its user's limit on one GPU."""
+    def _set_guaranteed(self, session: Session) -> bool:
+        """Update the session's guaranteed units. Return whether they have changed."""
+        before = session.guaranteed
+        session.guaranteed = self._guaranteed(session, self._ledger.guaranteed_on)
+        session.guaranteed_units = session.allocation().least_of(session.guaranteed)
+        return before != session.guaranteed
+
+    def _guaranteed(self, session: Session, units_of: Callable[[str], Mapping[str, int]]) -> Mapping[str, int]:
+        """Return the session's units on each GPU while all others work, within its user's limit on one GPU."""
         if session.record.gpus_unknown:
-            return session.record.effective_units  # another layer decides
-        units = units_of(session.id)
+            return dict.fromkeys(session.record.request.gpus, session.record.effective_units)  # another layer decides
+        guaranteed = units_of(session.id)
         bound = session.record.request.user_units
         if bound is None:
-            return units
-        # the same on each of its GPUs, so the fullest GPU counts
-        together = max((self._of_user(session, gpu, units_of) for gpu in session.gpus), default=0)
-        return units if together <= bound else units * bound // together
+            return guaranteed
+        together = {gpu: self._of_user(session, gpu, units_of) for gpu in guaranteed}
+        return {
+            gpu: units if together[gpu] <= bound else units * bound // together[gpu]
+            for gpu, units in guaranteed.items()
+        }
 
-    def _of_user(self, session: Session, gpu: Gpu, units_of: Callable[[str], int]) -> int:
+    def _of_user(self, session: Session, gpu: str, units_of: Callable[[str], Mapping[str, int]]) -> int:
         """Add up the units of a session's user and quota on a GPU."""
         owner = (session.record.request.user, session.record.request.quota)
         return sum(
-            other.record.request.on(gpu.uuid, units_of(other.id))
+            units_of(other.id).get(gpu, 0)
             for other in self._sessions.values()
-            if gpu in other.gpus and (other.record.request.user, other.record.request.quota) == owner
+            if gpu in other.record.request.gpus and (other.record.request.user, other.record.request.quota) == owner
         )
-
-
-def _allocation(session: Session, active: bool = False) -> Allocation:
-    """Return the session's allocation; with `active`, the allocation of its active tier."""
-    record = session.record
-    return Allocation(
-        session=session.id,
-        gpus=record.request.gpus,
-        share_units=record.request.share_units,
-        borrowed_units=record.borrowed_units,
-        effective_units=record.request.share_units if active else record.effective_units,
-        opened_at=record.begun,
-        yields=record.yields_until is not None,
-        layer=record.request.layer,
-        last_units=record.request.last_units,
-    )
 
 
 LENT_FOR = 10.0
@@ -403,7 +389,7 @@ class Tiers:
         if tier is not record.tier:
             session.use_count = UseCount(self._clock(), doing.gpu_seconds)
         if yields_until is not None:
-            record.borrowed_units = max(record.borrowed_units, record.request.share_units - units)
+            session.borrow(session.allocation().yielding(units))
         if (record.tier, record.effective_units) != (tier, units):
             share = record.request.share_units
             log.info("session %s: %s -> %s, %d of %d units: %s", session.id, record.tier, tier, units, share, reason)
@@ -431,7 +417,8 @@ class Tiers:
         log.info("session %s: share %s -> %s: %s", session.id, before.share, share, request.reason)
         changed = {"share_units": units, "last_units": request.last_units, "memory_limit": limit}
         record.request = before.model_copy(update=changed)
-        record.borrowed_units, record.effective_units = borrowed, effective
+        record.borrowed_units, record.borrowed_each, record.effective_units = 0, (), effective
+        session.borrow(session.allocation().borrowing(borrowed))
         if tier is not record.tier:
             record.tier, record.tier_since = tier, self._clock()
         if record.notice is not None and record.notice.effective_units >= units:

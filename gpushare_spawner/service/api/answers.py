@@ -267,8 +267,9 @@ class SessionEntry(ApiModel):
     last_units: int
     """Units of the share on the last GPU if these are fewer; 0: as many."""
     borrowed_units: int
-    last_borrowed_units: int
-    """Borrowed units on the last GPU if the share has fewer units there; else 0."""
+    """The most of `borrowed_each`."""
+    borrowed_each: tuple[int, ...]
+    """Borrowed units on each of its GPUs."""
     effective_units: int
     guaranteed_units: int
     time_limit_units: int

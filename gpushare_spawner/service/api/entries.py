@@ -168,6 +168,7 @@ def session_entry(
     template, usage = snapshot.templates.get(session.template), snapshot.usage
     better = snapshot.to_own.node_for(session, template)
     controls, left = in_force(session.controls, now), _keeps_left(snapshot, session, now, actions)
+    borrowed = [here.borrowed_now for here in session.each]
     shown = {
         "node": row.node,
         "own": session.user == caller.name,
@@ -181,8 +182,8 @@ def session_entry(
         "sharing": words.shared_by(layer, session.gpu_use_known),
         "measured": session.gpu_use_known,
         "starting": not session.confirmed,
-        "borrowed_units": session.borrowed_now,
-        "last_borrowed_units": session.on(session.gpus[-1]).borrowed_now if session.share.last_units else 0,
+        "borrowed_units": max(borrowed, default=0),
+        "borrowed_each": borrowed,
         "gpu_worked": session.gpu_busy or session.last_gpu_activity is not None,
         "gpu_idle_seconds": 0.0 if session.gpu_busy else max(0.0, now - decision.idle_since),
         "not_suspendable": stays(session.not_suspendable or "", session.suspended),

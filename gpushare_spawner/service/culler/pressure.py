@@ -18,11 +18,11 @@ from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quota, Quotas
 from gpushare_spawner.model.report import Report, SessionReport
-from gpushare_spawner.model.share import IdleCause, Tier
+from gpushare_spawner.model.share import IdleCause, Tier, units_on
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.placement.feed import LedgerFeed, SupposedLedger
 from gpushare_spawner.placement.ledger import Ledger
-from gpushare_spawner.placement.node import Allocation, convert_borrowed, guaranteed_units
+from gpushare_spawner.placement.node import Allocation, guaranteed_units
 from gpushare_spawner.placement.request import Conditions, PlacementRequest, suitable_models
 from gpushare_spawner.quota.accounts import Account, QuotaAccounts, QuotaUsage, needs_of
 from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED, MINIMUM_RUN, Entitlements, Exchanging, exchanged
@@ -195,8 +195,8 @@ def _excess(
         capacity += sum(gpu.capacity_units for gpu in report.gpus if gpu.healthy and not gpu.cordoned)
         for session in report.sessions:
             account = accounts.find(session.quota, session.user)
-            has, most = session.guaranteed_units, session.most_units
-            entitlements.add_session(account, session.gpus, session.last_units, has, most)
+            has = sum(here.guaranteed_units for here in session.each)
+            entitlements.add(account, has, sum(here.most_units for here in session.each))
     for request in asking:
         entitlements.add(request.account, 0, request.needs.units)
     return defaultdict(float, entitlements.excess(capacity))
@@ -265,26 +265,21 @@ class Exchange:
             name: allocations[name].with_effective(session.most) if name in able else allocations[name]
             for name, session in exchanging.items()
         }
-        converted: dict[str, int] = {}
         left = list(on_gpu)
         while left:
             gpu = left.pop()
             here = [exchanging[session.id] for session in on_gpu[gpu]]
             gets = guaranteed_units(
-                self._ledger.capacity.gpus[gpu].capacity,
-                [_with_borrowed(held[session.session], converted).on(gpu) for session in here],
+                self._ledger.capacity.gpus[gpu].capacity, [held[session.session].on(gpu) for session in here]
             )
             lack = any(gets[session.session] < session.on(gpu) for session in here)
             for session in here:
                 name = session.session
-                if name in limited and gets[name] > session.on(gpu) and (lack or allocations[name].yields):
+                above = held[name].effective_units > session.units and gets[name] > session.on(gpu)
+                if name in limited and above and (lack or allocations[name].yields):
                     held[name] = held[name].with_effective(session.units)
                     left += session.gpus
-            if not left:
-                before, converted = converted, self._converted(held)
-                changed = before.items() ^ converted.items()
-                left = [uuid for name, _ in changed for uuid in allocations[name].gpus if uuid in on_gpu]
-        return {name: _with_borrowed(allocation, converted) for name, allocation in held.items()}
+        return held
 
     def _harmed(
         self,
@@ -305,30 +300,14 @@ class Exchange:
                 gets[name][gpu] = units
         balance = Counter[str]()
         for name, by_gpu in gets.items():
-            allocation = held[name]
-            if len(by_gpu) == len(allocation.gpus):
-                before, after = self._ledger.guaranteed(name), allocation.least_of(by_gpu)
-                balance[exchanging[name].account] += allocation.total_of(after) - allocation.total_of(before)
+            if len(by_gpu) == len(held[name].gpus):
+                before = self._ledger.guaranteed_on(name)
+                balance[exchanging[name].account] += sum(by_gpu.values()) - sum(before.values())
         return {
             account
             for account, change in balance.items()
             if change < 0 and self._excess[account] + change <= -LEAST_EXCHANGED
         }
-
-    def _converted(self, held: Mapping[str, Allocation]) -> dict[str, int]:
-        """Return the units left borrowed by sessions that come to own units because others no longer yield them.
-
-        A younger session can come to own units before an older one that cannot own them on another GPU.
-        """
-        now = self._ledger.allocations
-        after = {
-            name: replace(allocation, yields=allocation.effective_units < now[name].most_units)
-            for name, allocation in held.items()
-        }
-        if not any(now[name].yields and not allocation.yields for name, allocation in after.items()):
-            return {}
-        capacities = {uuid: gpu.capacity for uuid, gpu in self._ledger.capacity.gpus.items()}
-        return convert_borrowed(capacities, {**now, **after}.values())
 
     def _takes_part(self, session: SessionReport) -> bool:
         part = session.layer is LayerName.NATIVE and not session.neighbours.alone
@@ -336,17 +315,24 @@ class Exchange:
         return part and session.confirmed and not makes_way and self._ledger.node_of(session.id) is not None
 
     def _exchanging(self, session: SessionReport, able: bool) -> Exchanging:
-        """Return a session of the exchange. ``able``: whether all its GPUs take part."""
+        """Return a session of the exchange. ``able``: whether all its GPUs take part.
+
+        If it has fewer units on one of its GPUs than its tier and the others allow, because their owners have reclaimed
+        them, that GPU is as one with fewer units of the share. If it lacks units on several, it takes no part.
+        """
         account = self._usage.accounts.find(session.quota, session.user).key
         units, in_quota = self._ledger.guaranteed(session.id), self._usage.in_quota(session.id)
-        held, most = self._ledger.allocations[session.id], max(units, session.most_units) if able else units
+        held = self._ledger.allocations[session.id]
+        gpus, last, each = held.gpus, held.last_units, self._ledger.guaranteed_on(session.id)
+        if able and any(here != units_on(gpu, gpus, units, last) for gpu, here in each.items()):
+            fewest = min(gpus, key=lambda gpu: each[gpu])
+            gpus = (*(gpu for gpu in gpus if gpu != fewest), fewest)
+            able = each[fewest] > 0 and len({each[gpu] for gpu in gpus[:-1]}) == 1
+            units, last = (each[gpus[0]], each[fewest]) if able else (units, last)
+        most = max(units, session.most_units) if able else units
         giver = self._givers.get(session.id) if able and session.id in self._limited else None
         least, rank = (min(units, giver.steps[-1]), (giver.priority, *giver.rank)) if giver is not None else (units, ())
-        return Exchanging(session.id, account, held.gpus, units, most, least, rank, held.last_units, in_quota)
-
-
-def _with_borrowed(allocation: Allocation, borrowed: Mapping[str, int]) -> Allocation:
-    return allocation.with_borrowed(borrowed.get(allocation.session, allocation.borrowed_units))
+        return Exchanging(session.id, account, gpus, units, most, least, rank, last, in_quota)
 
 
 @dataclass(frozen=True)

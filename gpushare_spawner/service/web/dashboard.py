@@ -24,7 +24,6 @@ from gpushare_spawner.wording import service as words
 from gpushare_spawner.wording.actions import closed
 from gpushare_spawner.wording.amounts import (
     LOCAL_TIME_SCRIPT,
-    borrowed_share,
     elapsed,
     gpu_hours,
     gpu_share,
@@ -32,6 +31,7 @@ from gpushare_spawner.wording.amounts import (
     memory,
     number_of_gpus,
     plural,
+    share_of,
     unbroken,
     utc,
 )
@@ -114,11 +114,7 @@ def page_environment(prefix: str, theme: HubTheme, has_history: bool = False) ->
         "has_history": has_history,
         "closed": lambda cordon: closed(cordon.drain, cordon.by, cordon.reason),
         "received_time": lambda received, entitled: unbroken(received_time(received, entitled)),
-        "borrowed": lambda session: unbroken(
-            borrowed_share(
-                session.borrowed_units, max(1, session.gpu_count), session.last_units, session.last_borrowed_units
-            )
-        ),
+        "borrowed": lambda session: unbroken(share_of(session.borrowed_each)),
         "on_gpu": lambda received, entitled: unbroken(on_gpu(received, entitled)),
     }
     return pages

@@ -274,10 +274,9 @@ class QueueQuotas:
             if (before := self._entitled.pop(session, None)) is not None:
                 self._entitlements.remove(before)
             if (allocation := self._ledger.allocations.get(session)) is not None:
-                account, has = accounts.find(allocation.quota, allocation.user), self._ledger.guaranteed(session)
-                self._entitled[session] = self._entitlements.add_session(
-                    account, allocation.gpus, allocation.last_units, has, allocation.most_units
-                )
+                account, has = accounts.find(allocation.quota, allocation.user), self._ledger.guaranteed_on(session)
+                demand = allocation.total_of(allocation.most_units)
+                self._entitled[session] = self._entitlements.add(account, sum(has.values()), demand)
         # only here: after an error above these sessions are counted again
         self._changed_sessions.clear()
         self._ledger.recounted.clear()
