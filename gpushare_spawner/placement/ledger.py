@@ -386,6 +386,7 @@ class Ledger:
         each new allocation.
         """
         gone, resources, holds = list(self._allocations), self._resources, self._holds
+        self.recounted.update(self.capacity.gpus)
         self.capacity = FreeCapacity()
         self._allocations, self._on_gpu, self._guaranteed, self._resources = {}, {}, {}, {}
         self._holds, self._holds_of = {}, {}

@@ -773,6 +773,21 @@ def test_a_limit_ends_if_an_older_session_owns_units_of_this_gpu_though_not_of_i
     assert (kept(found), found.free_again) == ({}, frozenset({"guest"}))
 
 
+@pytest.mark.parametrize(("there", "limit"), [(100, 25), (30, 35), (0, 50)])
+@pytest.mark.parametrize("closed", ["cordoned", "unhealthy"])
+def test_units_in_use_on_a_gpu_that_is_closed_to_new_sessions_are_divided_and_free_ones_are_not(
+    agent: FakeAgent, clock: Clock, closed: str, there: int, limit: int
+) -> None:
+    """Beside 25 and 75 units, guests have 100, 30 or none there, so group ml is entitled to 100, 65 or 50."""
+    share(agent, "guest", units=75, gpu_busy=True)
+    share(agent, "mia", units=75, borrowed_units=50, guaranteed_units=25, quota="group:ml", gpu_busy=True)
+    if there:
+        share(agent, "other", units=there, gpu=1, exemption=Exemption(until=clock() + 2 * HOUR, by="root"))
+    change: dict[str, Any] = {"cordoned": True} if closed == "cordoned" else {"healthy": False}
+    agent.gpus = (agent.gpus[0], agent.gpus[1].model_copy(update=change))
+    assert kept(now_needed(agent, [], clock() + HOUR, EQUAL)) == {"guest": limit}
+
+
 def test_a_session_that_lacks_units_of_one_gpu_gives_those_of_the_other(agent: FakeAgent, clock: Clock) -> None:
     """Its owner has reclaimed 30 of the half; the guests have 200 of 300 units, and each group is entitled to 150."""
     share(agent, "big", units=100, last_units=50, **ON_BOTH)

@@ -189,14 +189,24 @@ def _count(units_left: Mapping[str, int], sessions: Iterable[OverQuota], excess:
 def _excess(
     accounts: QuotaAccounts, reports: Iterable[Report], asking: Iterable[Asking[ReclaimingSpawn]]
 ) -> defaultdict[str, float]:
-    """Return the units that each account has beyond its entitlement, see `Entitlements.excess`."""
+    """Return the units that each account has beyond its entitlement, see `Entitlements.excess`.
+
+    Of a GPU that accepts no new sessions, only the units that sessions have there are divided: no account can get the
+    others.
+    """
     entitlements, capacity = Entitlements(), 0
     for report in reports:
-        capacity += sum(gpu.capacity_units for gpu in report.gpus if gpu.healthy and not gpu.cordoned)
+        has: Counter[str] = Counter()
         for session in report.sessions:
+            on_each = {gpu: session.on(gpu) for gpu in session.gpus}
+            has.update({gpu: here.guaranteed_units for gpu, here in on_each.items()})
             account = accounts.find(session.quota, session.user)
-            has = sum(here.guaranteed_units for here in session.each)
-            entitlements.add(account, has, sum(here.most_units for here in session.each))
+            units = sum(here.guaranteed_units for here in on_each.values())
+            entitlements.add(account, units, sum(here.most_units for here in on_each.values()))
+        capacity += sum(
+            gpu.capacity_units if gpu.healthy and not gpu.cordoned else min(has[gpu.uuid], gpu.capacity_units)
+            for gpu in report.gpus
+        )
     for request in asking:
         entitlements.add(request.account, 0, request.needs.units)
     return defaultdict(float, entitlements.excess(capacity))

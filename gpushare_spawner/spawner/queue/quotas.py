@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.quota import NOTHING, Quotas, ResourceAmounts
+from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.departures import SessionLengths
 from gpushare_spawner.placement.ledger import Ledger
@@ -205,6 +206,8 @@ class QueueQuotas:
         self._entitled: dict[str, Added] = {}
         """The sessions that `_entitlements` counts."""
         self._changed_sessions: set[str] = set()
+        self._closed: dict[str, int] = {}
+        """The units that no session has on GPUs that accept no new sessions: no account is entitled to them."""
         self._fair: FairShare | None = None
         self._over_quota: dict[str, ResourceAmounts] = {}
         self._capacity = NOTHING
@@ -265,6 +268,11 @@ class QueueQuotas:
 
     def _count_entitlements(self) -> None:
         """Count the units of the sessions that have changed, or whose neighbours on a GPU have."""
+        gpus = self._ledger.capacity.gpus
+        for uuid in self._ledger.recounted:
+            self._closed.pop(uuid, None)
+            if uuid in gpus and not gpus[uuid].offered:
+                self._closed[uuid] = min(max(0, gpus[uuid].free), UNITS_PER_GPU)
         if self.usage is None:
             self._ledger.recounted.clear()
             return
@@ -320,7 +328,7 @@ class QueueQuotas:
         entitlements = self._entitlements.copy()
         for request in asking:
             entitlements.add(request.account, 0, request.needs.units)
-        return entitlements.excess(self._capacity.units)
+        return entitlements.excess(self._capacity.units - sum(self._closed.values()))
 
     def admission(self, tenant: Tenant, template: Template) -> Admission | None:
         """Return whether a server would be within or over quota now, and the limit that refuses it.

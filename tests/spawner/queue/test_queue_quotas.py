@@ -7,14 +7,16 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.quota import Quotas, ResourceAmounts
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation, NodeResources
+from gpushare_spawner.quota.order import Asking
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue import quotas
@@ -120,6 +122,21 @@ async def test_what_the_ledger_has_counts_and_what_leaves_it_no_longer(desk: Des
     desk.ledger.remove("s")
     assert desk.quotas.usage is not None
     assert len(desk.quotas.usage) == 0
+
+
+def test_accounts_are_entitled_to_units_in_use_on_a_cordoned_gpu_and_not_to_its_free_units(desk: Desk) -> None:
+    desk.in_force = Quotas.model_validate({"groups": {"a": {}, "b": {}}})
+    held = [Allocation(name, ("g0",), 30, effective_units=30, quota=f"group:{name}") for name in ("a", "b")]
+    desk.ledger.change([*held, Allocation("big", ("g1",), 60, effective_units=60, quota="group:b")])
+    for cordoned, entitled in ((False, 110), (True, 80), (False, 110), (True, 80)):
+        desk.ledger.put_node("n", [gpu_report("g0", 0), gpu_report("g1", 1, cordoned=cordoned)])
+        desk.quotas.bring_up_to_date(200)
+        assert desk.quotas.usage is not None
+        wants = Asking[Any](None, desk.quotas.usage.accounts.find("group:a", ""), ResourceAmounts(100))
+        assert desk.quotas._excess([wants]) == {"group:a": 30 - entitled, "group:b": 90 - (90 if entitled > 80 else 80)}
+    desk.ledger.make_anew({"n": [gpu_report("g0", 0)]}, held)
+    desk.quotas.bring_up_to_date(100)
+    assert not desk.quotas._closed, "the GPU is gone"
 
 
 async def test_changed_quotas_count_what_runs_already(desk: Desk) -> None:
