@@ -18,16 +18,11 @@ from typing import Any, TypeGuard
 
 from gpushare_spawner.idle.keep import KeepRule, exempts, keep_in_force
 from gpushare_spawner.idle.use import Observation
-from gpushare_spawner.model.idle_policy import IdlePolicy, IdleTimes
+from gpushare_spawner.model.idle_policy import PRESSURE_NOTICE, IdlePolicy, IdleTimes
 from gpushare_spawner.model.quota import Reclaim
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import IdleCause, Share, Tier, UseRule, units_from_fraction
 from gpushare_spawner.model.template import Idle, KeepLimits, Template
-
-PRESSURE_NOTICE = 60.0
-"""Seconds. Maximum notice period while a spawn waits for the share of a session that has been idle for long enough.
-Equals the default of the quotas' `reclaim.notice`: the session loses no data, and the spawn waits as long as the notice
-period lasts."""
 
 FIRST_WORK = 300.0
 """Seconds in which a session without GPU work loses no units, because its user may read before running the first cell.

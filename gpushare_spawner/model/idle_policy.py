@@ -19,6 +19,11 @@ from gpushare_spawner.model.quota import Name
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Fraction, KeepLimits, check_idle_order
 
+PRESSURE_NOTICE = 60.0
+"""Seconds. Maximum notice period while a spawn waits for the share of a session that has been idle for long enough.
+Equals the default of the quotas' `reclaim.notice`: the session loses no data, and the spawn waits as long as the notice
+period lasts."""
+
 _TIME_WRITTEN = r"([01]?\d|2[0-3]):[0-5]\d"
 _EIGHT_DAYS = 8 * 86400.0
 """Seconds. Quiet hours repeat weekly, and the change to daylight saving time shifts them by an hour."""

@@ -1,8 +1,9 @@
 """Expected departures of sessions, and the expected start of a request that waits for them.
 
 The lengths of ended sessions say how long the others of a template last: `SessionLengths`. A notice says when a session
-gives up units. `Departures` samples what these allow on one node: 32 futures, the same in each pass. Pure: time is an
-argument, in seconds since the epoch. The hold that follows: ledger.py and spawner/queue.
+gives up units; before a notice, an idle session can stay idle until its idle actions. `Departures` samples what these
+allow on one node: 32 futures, the same in each pass. Pure: time is an argument, in seconds since the epoch. The hold
+that follows: ledger.py and spawner/queue.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from heapq import nsmallest
 from typing import NamedTuple
 from zlib import crc32
 
+from gpushare_spawner.model.idle_policy import PRESSURE_NOTICE
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier
+from gpushare_spawner.model.template import Idle
 from gpushare_spawner.placement.capacity import FreeCapacity
 from gpushare_spawner.placement.ledger import LEAST_LACKING, Ledger, NodeHold
 from gpushare_spawner.placement.node import NOTHING, Allocation, GpuCapacity, NodeCapacity, Requested
@@ -33,6 +36,9 @@ SHORTEST_SECONDS = 60.0
 """Sessions that end earlier do not count: most of them are servers that failed to start."""
 MOST_UNSEEN_SECONDS = 600.0
 """A session that ended while the ledger was not followed for longer does not count: its length is unknown."""
+LATE_SECONDS = 120.0
+"""An idle action without a notice is not expected so long after the notice was due: quiet hours or short work delay it.
+Our value: a report can be as old."""
 MOST_CANDIDATES = 20
 """Nodes that are compared: the nodes that lack the least. Each costs 0.2 to 1 ms."""
 
@@ -117,6 +123,15 @@ class ExpectedStart:
     at: TimeRange
 
 
+class IdleSince(NamedTuple):
+    """Since when a session is idle, in seconds since the epoch."""
+
+    gpu: float
+    """Since the last GPU work."""
+    server: float | None
+    """Since the last activity of any kind; None: it is active."""
+
+
 class _Departure(NamedTuple):
     """Units, CPU, memory and pods that a session gives up, with the time in each sample."""
 
@@ -130,6 +145,7 @@ class Departures:
     """The expected departures of a ledger's sessions.
 
     ``requested`` returns what a template's servers request; ``is_reserved``: whether a session is only a reservation.
+    ``idle`` returns a template's idle actions; None: it has none, or they are unknown.
     """
 
     def __init__(
@@ -137,11 +153,13 @@ class Departures:
         ledger: Ledger,
         requested: Callable[[str], Requested] = lambda template: NOTHING,
         is_reserved: Callable[[str], bool] = lambda session: False,
+        idle: Callable[[str], Idle | None] = lambda template: None,
     ) -> None:
         self.lengths = SessionLengths()
         self._ledger = ledger
         self._requested = requested
         self._is_reserved = is_reserved
+        self._idle = idle
         self._opened: dict[str, tuple[str, float]] = {}
         self._changed: set[str] = set()
         self._followed_at = -math.inf
@@ -165,11 +183,16 @@ class Departures:
         self._changed.clear()
 
     def start_on(
-        self, name: str, request: PlacementRequest, now: float, notices: Mapping[str, Notice]
+        self,
+        name: str,
+        request: PlacementRequest,
+        now: float,
+        notices: Mapping[str, Notice],
+        idle_since: Callable[[str], IdleSince | None] = lambda session: None,
     ) -> ExpectedStart | None:
         """Return the expected start of a request on a node; None: it cannot start there.
 
-        ``notices``: of idle actions, by session.
+        ``notices``: of idle actions, by session. ``idle_since`` returns since when a session is idle; None: it works.
         """
         node = self._ledger.capacity.nodes.get(name)
         if node is None:
@@ -179,7 +202,7 @@ class Departures:
         leaving = [
             departure
             for session in sessions
-            for departure in self._leaving(self._ledger.allocations[session], now, notices.get(session))
+            for departure in self._leaving(self._ledger.allocations[session], now, notices.get(session), idle_since)
         ]
         resources = self._resources_free(node, demand, leaving, now)
         starts_by_model = []
@@ -205,7 +228,9 @@ class Departures:
             starts_by_model.append(ExpectedStart(NodeHold(node.name, uuids, demand, at.likely), at))
         return min(starts_by_model, key=lambda start: start.at.likely, default=None)
 
-    def _leaving(self, allocation: Allocation, now: float, notice: Notice | None) -> Iterable[_Departure]:
+    def _leaving(
+        self, allocation: Allocation, now: float, notice: Notice | None, idle_since: Callable[[str], IdleSince | None]
+    ) -> Iterable[_Departure]:
         """Yield what a session is expected to give up."""
         requested = replace(self._requested(allocation.template), pods=1)
         units = {gpu: allocation.on(gpu).effective_units for gpu in allocation.gpus}
@@ -220,7 +245,17 @@ class Departures:
             # another order for each session, and the same one in each pass
             seed = crc32(allocation.session.encode())
             step = 2 * (seed >> 8) + 1
-            times = [now + remaining[(seed + step * sample) % SAMPLES] for sample in range(SAMPLES)]
+            times: Sequence[float] = [now + remaining[(seed + step * sample) % SAMPLES] for sample in range(SAMPLES)]
+            idle, since = self._idle(allocation.template), idle_since(allocation.session)
+            if notice is None and idle is not None and since is not None:
+                if since.server is not None:
+                    times = _or_idle_action(times, idle, Tier.STOPPED, since.server, now, seed)
+                for tier in (Tier.DOWNGRADED, Tier.RELEASED):
+                    most = idle.units(tier, Share()) if idle.after(tier) is not None else UNITS_PER_GPU
+                    given = {gpu: max(0, here - most) for gpu, here in units.items()}
+                    if any(given.values()):
+                        yield _Departure(_or_idle_action(times, idle, tier, since.gpu, now, seed), given, NOTHING)
+                        units = {gpu: min(here, most) for gpu, here in units.items()}
             yield _Departure(times, units, requested)
 
     @staticmethod
@@ -240,6 +275,30 @@ class Departures:
                 given = [(part.times, getattr(part.requested, name)) for part in leaving]
                 times = list(map(max, times, _reached(amount, given, now)))
         return times
+
+
+def _or_idle_action(
+    ends: Sequence[float], idle: Idle, tier: Tier, since: float, now: float, seed: int
+) -> Sequence[float]:
+    """Return the times of an idle action without a notice, in each sample; where none is expected, the session's end.
+
+    ``since``: the begin of the idle time. Half of the sessions stay idle as long again (Gott, as for `remaining`).
+    """
+    after = idle.after(tier)
+    if after is None:
+        return ends
+    at, notice = since + after, idle.warn_before if idle.warn_before <= after else after / 2
+    if idle.when == "pressure" and tier is not Tier.STOPPED:
+        at = max(at, now + min(notice, PRESSURE_NOTICE))  # a spawn waits
+    elif now > at - notice + LATE_SECONDS:
+        return ends
+    longest = [max(0.0, now - since) / (1 - level) for level in _LEVELS]
+    # another order than that of the ends
+    samples = ((seed >> 16) + (2 * seed + 1) * sample for sample in range(SAMPLES))
+    return [
+        min(end, at) if since + longest[sample % SAMPLES] >= at else end
+        for end, sample in zip(ends, samples, strict=True)
+    ]
 
 
 def _first(

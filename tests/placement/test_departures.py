@@ -8,11 +8,13 @@ import pytest
 
 from gpushare_spawner.model.report import GpuReport, Notice
 from gpushare_spawner.model.share import Share, Tier
+from gpushare_spawner.model.template import Idle
 from gpushare_spawner.placement.departures import (
     FEWEST_LENGTHS,
     MOST_LENGTHS,
     MOST_UNSEEN_SECONDS,
     Departures,
+    IdleSince,
     SessionLengths,
     candidates,
 )
@@ -20,6 +22,7 @@ from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
 from gpushare_spawner.placement.request import PlacementRequest
+from tests.present import present
 
 HOUR = 3600.0
 NOW = 1_000_000.0
@@ -136,6 +139,52 @@ def test_a_notice_says_more_than_the_lengths() -> None:
     enough = expected.start_on("a", PlacementRequest(Share(40)), NOW, {"idle": downgrade})
     assert enough is not None
     assert enough.at.likely == NOW + 100.0
+
+
+RELEASED = Idle(release_after=2700.0, warn_before=300.0)
+
+
+@pytest.mark.parametrize(
+    ("idle", "seconds", "likely"),
+    [
+        (RELEASED, 2000.0, 700.0),  # of sessions that are idle for so long, 26 of 100 work again before
+        (RELEASED, 300.0, None),
+        (RELEASED, 2390.0, 310.0),
+        (RELEASED, 2650.0, None),  # without a notice: something delays it
+        (RELEASED.model_copy(update={"when": "pressure"}), 2650.0, 60.0),
+        (RELEASED.model_copy(update={"when": "pressure"}), 9000.0, 60.0),
+        (Idle(downgrade_after=2100.0, downgrade_to=0.6), 2000.0, None),  # it keeps too much
+        (Idle(downgrade_after=2400.0, downgrade_to=0.5, release_after=9000.0), 2000.0, 400.0),
+        (Idle(stop_after=2700.0), 2000.0, 700.0),
+        (None, 2000.0, None),
+    ],
+)
+def test_a_session_that_is_idle_for_long_is_expected_to_stay_idle_until_its_idle_action(
+    idle: Idle | None, seconds: float, likely: float | None
+) -> None:
+    expected = departures(of("idle", "a-0"), a=1)
+    expected._idle = {"t": idle}.get
+    since = IdleSince(NOW - seconds, NOW - seconds)
+    request = PlacementRequest(Share(50))
+    works, start = (present(expected.start_on("a", request, NOW, {}, {"idle": value}.get)) for value in (None, since))
+    assert works.at.likely >= NOW + HOUR, "it ends as others do"
+    assert start.at.likely >= NOW + HOUR if likely is None else start.at.likely == NOW + likely
+    assert start.at.latest >= NOW + HOUR or (idle is not None and idle.when == "pressure"), "its user may come back"
+    if likely is not None:
+        notice = Notice(tier=Tier.RELEASED, at=NOW + 200.0, reason="idle")
+        assert set(present(expected.start_on("a", request, NOW, {"idle": notice}, {"idle": since}.get)).at) == {
+            NOW + 200
+        }
+
+
+def test_only_a_stop_is_expected_to_free_cpu_and_only_while_no_kernel_works() -> None:
+    expected = departures(of("idle", "a-0"), a=1, cpu=0)
+    expected._idle = {"t": Idle(release_after=2600.0, stop_after=3000.0)}.get
+    request = PlacementRequest(Share(50), cpu=2000)
+    for quiet, likely in ((NOW - 2500.0, NOW + 500.0), (None, NOW + HOUR)):
+        start = present(expected.start_on("a", request, NOW, {}, {"idle": IdleSince(NOW - 2500.0, quiet)}.get))
+        assert start.at.likely >= likely
+        assert (start.at.likely == likely) is (quiet is not None)
 
 
 def test_a_spawn_that_waits_for_cpu_starts_when_enough_servers_have_ended() -> None:

@@ -29,7 +29,13 @@ from gpushare_spawner.sharing.native import open_request
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
-from gpushare_spawner.spawner.queue.snapshot import NO_RULES, GpuInventory, GpuSnapshot, guaranteed_resources
+from gpushare_spawner.spawner.queue.snapshot import (
+    NO_RULES,
+    GpuInventory,
+    GpuSnapshot,
+    guaranteed_resources,
+    idle_sessions,
+)
 from gpushare_spawner.wording import spawn_failures
 
 CONFIRM_WITHIN = 900.0
@@ -101,7 +107,8 @@ class AgentReservations(Reservations[OpenedShare]):
         inventory.put(report.node, report.gpus)
         notices = ((session.id, session.notice) for session in report.sessions)
         due = tuple((name, notice) for name, notice in notices if notice is not None)
-        return GpuSnapshot(inventory, notices=due, rules=self.policy().layers or NO_RULES)
+        idle_since = idle_sessions(report, time.time()).get
+        return GpuSnapshot(inventory, notices=due, idle_since=idle_since, rules=self.policy().layers or NO_RULES)
 
     async def _remove_obstacles(self, snapshot: GpuSnapshot) -> GpuSnapshot:
         reported = {session.id for session in self._last[1].sessions} if self._last is not None else set()

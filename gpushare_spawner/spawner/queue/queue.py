@@ -767,7 +767,7 @@ class Placer:
         starts = []
         for name in sorted(names):
             await breaks.pause_if_due()
-            start = departures.start_on(name, request, now, self._notices)
+            start = departures.start_on(name, request, now, self._notices, self._check.snapshot.idle_since)
             if start is not None and start.at.likely < now + MOST_EXPECTED_SECONDS:
                 starts.append(start)
         ticket.start = min(

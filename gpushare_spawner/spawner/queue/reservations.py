@@ -16,10 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from gpushare_spawner.idle.policy import effective_idle
+from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.quota import ResourceAmounts
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.placement.capacity import Rating
 from gpushare_spawner.placement.departures import Departures
 from gpushare_spawner.placement.feed import LedgerFeed
@@ -100,7 +102,9 @@ class Reservations(ABC, Generic[Reserved]):
         """The ledger of all reported shares and of those in flight; `snapshot` updates it."""
         self.strategy = strategy or BestFit()
         self.policy = policy
-        self._departures = Departures(self.feed.ledger, self._requested, self.feed.is_reserved)
+        self._departures = Departures(self.feed.ledger, self._requested, self.feed.is_reserved, self._idle)
+        self._idle_actions: tuple[Policy, dict[str, Idle | None]] = (Policy(), {})
+        """A policy, and the idle actions of its templates."""
         self.quotas = QueueQuotas(
             self.feed.ledger,
             log,
@@ -474,6 +478,21 @@ class Reservations(ABC, Generic[Reserved]):
         """Return what servers of a template request; nothing for a template that is gone."""
         template = self.policy().get(name)
         return guaranteed_resources(template) if template is not None else Requested()
+
+    def _idle(self, name: str) -> Idle | None:
+        """Return the idle actions of a template's sessions, the latest of those that a user's groups can cause."""
+        policy = self.policy()
+        if self._idle_actions[0] is not policy:
+            self._idle_actions = (policy, {})
+        actions = self._idle_actions[1]
+        if name not in actions:
+            template = policy.get(name)
+            carried_out = template is not None and not template.idle.dry_run
+            rules = policy.idle or IdlePolicy()
+            actions[name] = (
+                effective_idle(template, rules, groups=None) if template is not None and carried_out else None
+            )
+        return actions[name]
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine to completion, independent of its caller."""

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
 from typing import Protocol
 
+from gpushare_spawner.idle.keep import exempts, keep_in_force
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.layers_file import LayersFile, MigInstance, MigProfile, guaranteed_memory, machine_layer
 from gpushare_spawner.model.quantity import whole_millicores
-from gpushare_spawner.model.report import GpuReport, Notice, by_first_report
+from gpushare_spawner.model.report import GpuReport, Notice, Report, by_first_report
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.template import Template, TemplateGpu
+from gpushare_spawner.placement.departures import IdleSince
 from gpushare_spawner.placement.node import Requested
 from gpushare_spawner.placement.request import ByLayer, Conditions, PlacementRequest, RecentSpawns, Workload, suits
 from gpushare_spawner.placement.strategy import Strategy
@@ -275,6 +277,21 @@ def guaranteed_resources(template: Template) -> Requested:
     return Requested(cpu=whole_millicores(cpu or 0.0), memory=memory or 0)
 
 
+def idle_sessions(report: Report, now: float) -> dict[str, IdleSince]:
+    """Return since when the sessions of a node are idle, except those that work, are kept or are exempt.
+
+    ``now``: seconds since the epoch.
+    """
+    sessions = {}
+    for session in report.sessions:
+        works = session.gpu_busy or not session.gpu_use_known
+        if not works and not keep_in_force(session.keep, now) and not exempts(session.exemption, now):
+            since = session.begun if session.last_gpu_activity is None else session.last_gpu_activity
+            quiet = None if session.kernels_busy else max(since, session.last_kernel_activity or 0.0)
+            sessions[session.id] = IdleSince(since, quiet)
+    return sessions
+
+
 @dataclass(frozen=True)
 class GpuSnapshot:
     """The state of the GPUs, in addition to the ledger.
@@ -287,6 +304,8 @@ class GpuSnapshot:
     """Why existing GPUs are temporarily missing here, as a sentence; empty if none are missing."""
     notices: tuple[tuple[str, Notice], ...] = ()
     """Notices of pending idle actions, each with its session's name in the ledger."""
+    idle_since: Callable[[str], IdleSince | None] = field(default=lambda session: None, compare=False)
+    """Returns since when a session is idle, by its name in the ledger; None: it works, or no idle action is allowed."""
     layers: OtherLayers | None = None
     """The GPUs that other layers share; None if there are none."""
     rules: LayersFile = NO_RULES

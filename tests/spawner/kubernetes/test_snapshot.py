@@ -44,6 +44,7 @@ from gpushare_spawner.spawner.kubernetes.reservations import PodReservation, Pod
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.queue import LoopBreaks
 from gpushare_spawner.spawner.queue.snapshot import LayerOffer, SpawnRequest
+from tests.placement.reports import session
 
 KEY = (REPORTS, "hub")
 LOG = logging.getLogger("test")
@@ -641,6 +642,27 @@ async def test_announced_idle_actions_come_and_go_with_their_pods() -> None:
     assert (await cluster.reservations.snapshot()).notices == (("hub/ada#uid-ada", due),)
     cluster.pod("ada", "GPU-n-0")
     assert (await cluster.reservations.snapshot()).notices == ()
+
+
+async def test_idle_times_are_those_that_the_node_of_the_session_s_pod_reports() -> None:
+    cluster, now = Cluster(), time.time()
+    cluster.pod("ada", "GPU-n-0")
+    cluster.pod("bob", "GPU-n-1")
+    allocations = [
+        Allocation(name, (f"GPU-n-{i}",), 25, 0, 25, opened_at=now - 900) for i, name in enumerate(("ada", "bob"))
+    ]
+    ada, bob = (session(allocation) for allocation in allocations)
+    known = {"last_gpu_activity": now - 600, "kernels": 1, "last_kernel_activity": now - 60}
+    sessions = (ada.model_copy(update=known), bob.model_copy(update={"gpu_busy": True}))
+    cluster.report("n", parts=({"sessions": sessions}, {}))
+    cluster.report("m", parts=({"sessions": (bob,)}, {}))
+    idle_since = (await cluster.reservations.snapshot()).idle_since
+    assert idle_since("hub/ada#uid-ada") == (now - 600, now - 60)
+    assert idle_since("hub/bob#uid-bob") is None, "another node has no say about it"
+    assert idle_since("hub/eve#uid-eve") is None
+    del cluster.reports.resources["n"]
+    assert (await cluster.reservations.snapshot()).idle_since("hub/ada#uid-ada") is None
+    assert cluster.snapshots._idle.keys() == {"m"}
 
 
 async def test_free_cpu_is_forgotten_when_the_reader_knows_nothing_any_more() -> None:

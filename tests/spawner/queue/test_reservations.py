@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gpushare_spawner.model.controls import Keep
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier, split_session_id
 from gpushare_spawner.model.template import Template
@@ -21,6 +22,7 @@ from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.local.reservations import OpenedShare
 from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
+from gpushare_spawner.templates.folder import Policy
 from gpushare_spawner.wording.amounts import utc
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.queue.running_queue import RunningQueue
@@ -62,6 +64,26 @@ async def test_an_empty_queue_asks_the_agent_nothing(queue: RunningQueue, agent:
     asked = len(agent.requests)
     await asyncio.sleep(0.3)
     assert len(agent.requests) == asked
+
+
+async def test_a_spawn_waits_for_the_session_that_is_idle_for_long_before_its_user_has_a_notice(
+    agent: FakeAgent,
+) -> None:
+    idle = {"release_after": "45m", "warn_before": "5m"}
+    other = Template.model_validate({"name": "other", "display_name": "O", "gpu": {"count": 1}, "idle": idle})
+    now = time.time()
+    agent.occupy("works", 100, 0, last_gpu_activity=now, gpu_busy=True)
+    agent.occupy("idle", 100, 1, last_gpu_activity=now - 2390)
+    policy = Policy((other, spawn_request("ada").template))
+    async with RunningQueue(agent, policy=lambda: policy) as queue:
+        queue.start(spawn_request("ada"))
+        await until(lambda: "ada" in queue.tickets and queue.tickets["ada"].start is not None)
+        start = queue.tickets["ada"].start
+        assert start is not None
+        assert start.hold.gpus == ("GPU-1",)
+        assert start.at.likely == pytest.approx(now + 310, abs=1)
+        agent.occupy("idle", 100, 1, last_gpu_activity=now - 2390, keep=Keep(until=now + 600, since=now, by="idle"))
+        await until(lambda: queue.tickets["ada"].start is None)
 
 
 async def test_later_spawns_use_what_is_not_kept_for_an_earlier_one(queue: RunningQueue, agent: FakeAgent) -> None:

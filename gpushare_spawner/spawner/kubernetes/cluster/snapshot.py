@@ -21,6 +21,7 @@ from gpushare_spawner.model.kubernetes.objects import REPORT_STALE_SECONDS, gpu_
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import ClaimsReport, Notice, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, split_session_id
+from gpushare_spawner.placement.departures import IdleSince
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.sharing.base import Tenant
@@ -29,7 +30,7 @@ from gpushare_spawner.spawner.kubernetes.cluster.node_resources import ChangedOb
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, created_at, holds_share
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import PODS, SnapshotStale, freshen, has_listed
 from gpushare_spawner.spawner.queue.queue import LoopBreaks
-from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
+from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot, idle_sessions
 from gpushare_spawner.wording import spawn_failures
 from gpushare_spawner.wording.amounts import doubled_gpu
 
@@ -62,6 +63,8 @@ class _SeenPod:
     token: str
     allocation: Allocation
     notice: Notice | None
+    session: str = ""
+    """The session's id, as its node reports it."""
     odd: bool = False
     """Whether its annotations are invalid, so that its limits count and its GPUs may become known only later."""
 
@@ -104,6 +107,8 @@ class ClusterSnapshots:
         self._readings: set[asyncio.Task[GpuSnapshot]] = set()
         """The event loop keeps only weak references to tasks."""
         self._config_maps = ChangedObjects()
+        self._idle: dict[str, dict[str, IdleSince]] = {}
+        """Since when sessions are idle, by node and session id."""
         self._reports: dict[str, NodeReport] = {}
         """Reports by ConfigMap, without the sessions."""
         self._awaited = ""
@@ -183,7 +188,8 @@ class ClusterSnapshots:
                 self.node_resources.mark_all_changed()
                 raise
             layers = self.layers.snapshot() if self.layers is not None else None
-            snapshot = GpuSnapshot(self._inventory, self._awaited, tuple(self._notices.items()), layers)
+            notices = tuple(self._notices.items())
+            snapshot = GpuSnapshot(self._inventory, self._awaited, notices, self._idle_since, layers)
             self._last = (time.monotonic(), snapshot)
             return snapshot
 
@@ -272,12 +278,15 @@ class ClusterSnapshots:
             yield
 
     def _take_report(self, key: str, config_map: Mapping[str, Any] | None, now: float) -> None:
+        before = self._reports.get(key)
         if config_map is None:
+            if before is not None and before.report is not None:
+                self._idle.pop(before.report.node, None)
             self._reports.pop(key, None)
             return
-        before = self._reports.get(key)
         read = NodeReport.read(config_map, before, now, self.log)
         if read is not before and read.report is not None:
+            self._idle[read.report.node] = idle_sessions(read.report, self._clock())
             # the pods' annotations decide which session holds which units: a report is up to a minute behind them
             read = replace(read, report=read.report.model_copy(update={"sessions": ()}))
         self._reports[key] = read
@@ -422,21 +431,21 @@ class ClusterSnapshots:
             return before
         pod = self._identities.with_first(pod)
         try:
-            allocation, notice = self._parsed(pod)
+            allocation, notice, session = self._parsed(pod)
         except (AnnotationProblem, ValueError) as problem:
             # Read the pod again each time, because its GPUs may become known only later.
             self._odd_pods[name] = pod
             return _SeenPod(uid, version, token, self._by_limits(pod, problem), None, odd=True)
-        return _SeenPod(uid, version, token, allocation, notice)
+        return _SeenPod(uid, version, token, allocation, notice, session)
 
-    def _parsed(self, pod: Mapping[str, Any]) -> tuple[Allocation, Notice | None]:
+    def _parsed(self, pod: Mapping[str, Any]) -> tuple[Allocation, Notice | None, str]:
         metadata = pod["metadata"]
         session = pod_session(metadata.get("annotations"), metadata.get("labels"))
         user = split_session_id(session.session)[0]
         if session.layer is not LayerName.NATIVE:
-            return allocation_elsewhere(
-                _name(pod), session.share, Tenant(user, quota=session.quota), session.template, created_at(pod)
-            ), None
+            tenant = Tenant(user, quota=session.quota)
+            elsewhere = allocation_elsewhere(_name(pod), session.share, tenant, session.template, created_at(pod))
+            return elsewhere, None, session.session
         share = self.counted(session.share)
         allocation = Allocation(
             session=_name(pod),
@@ -451,7 +460,12 @@ class ClusterSnapshots:
             template=session.template,
             neighbours=session.neighbours,
         )
-        return allocation, session.notice
+        return allocation, session.notice, session.session
+
+    def _idle_since(self, name: str) -> IdleSince | None:
+        """Return since when a pod's session is idle, as its node reports."""
+        pod, node = self._pods.get(name.rpartition("#")[0]), self.feed.ledger.node_of(name)
+        return self._idle.get(node or "", {}).get(pod.session) if pod is not None else None
 
     def counted(self, share: Share) -> Share:
         """Return the share in whole devices."""
