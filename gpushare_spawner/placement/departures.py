@@ -32,6 +32,8 @@ FEWEST_LENGTHS = 5
 """Ended sessions that are needed: of a template, for the length of a new one, and as old as a session, for its end."""
 MOST_LENGTHS = 200
 """Ended sessions of a template that count, the newest ones."""
+MOST_TEMPLATES = 500
+"""Templates with lengths, those with the newest ended sessions. Our value: at most about 1 MiB in the hub's file."""
 SHORTEST_SECONDS = 60.0
 """Sessions that end earlier do not count: most of them are servers that failed to start."""
 MOST_UNSEEN_SECONDS = 600.0
@@ -81,11 +83,15 @@ class SessionLengths:
         if not template or seconds < SHORTEST_SECONDS:
             return
         for name in (template, _ALL):
-            recent, ordered = self._recent.setdefault(name, deque()), self._ordered.setdefault(name, [])
+            recent, ordered = self._recent.pop(name, deque()), self._ordered.setdefault(name, [])
+            self._recent[name] = recent  # the newest last
             recent.append(seconds)
             insort(ordered, seconds)
             if len(recent) > MOST_LENGTHS:
                 ordered.remove(recent.popleft())
+        if len(self._recent) > MOST_TEMPLATES + 1:
+            oldest = next(iter(self._recent))
+            del self._recent[oldest], self._ordered[oldest]
 
     def _known(self, template: str) -> Sequence[float]:
         """Return lengths in ascending order; none if too few sessions have ended."""

@@ -12,6 +12,7 @@ from gpushare_spawner.model.template import Idle
 from gpushare_spawner.placement.departures import (
     FEWEST_LENGTHS,
     MOST_LENGTHS,
+    MOST_TEMPLATES,
     MOST_UNSEEN_SECONDS,
     Departures,
     IdleSince,
@@ -57,6 +58,18 @@ def departures(*allocations: Allocation, cpu: int | None = None, **nodes: int) -
 def test_a_new_session_lasts_as_long_as_half_of_those_that_ended() -> None:
     assert lengths(*[HOUR] * (FEWEST_LENGTHS - 1)).expected("t") is None
     assert lengths(100.0, 200.0, 300.0, 400.0, 5000.0).expected("t") == 300.0
+
+
+def test_the_templates_with_the_newest_lengths_are_kept() -> None:
+    ended = lengths(HOUR, template="first")
+    for number in range(MOST_TEMPLATES - 1):
+        ended.ended(f"t{number}", HOUR)
+    ended.ended("first", HOUR)
+    ended.ended("last", HOUR)
+    assert len(ended.recent) == MOST_TEMPLATES
+    assert ended.recent.keys() >= {"first", "t1", "last"}
+    assert "t0" not in ended.recent
+    assert len(ended.remaining("t0", 0.0)) == 32, "the lengths of all templates stay"
 
 
 def test_where_few_sessions_of_a_template_have_ended_those_of_all_templates_count() -> None:

@@ -109,7 +109,7 @@ def pressure(
     can_make_way = list(_can_make_way(usage, reports, templates, now))
     over_quota = [
         candidate
-        for candidate in _over_quota(quotas, usage, can_make_way, now, use)
+        for candidate in _able_to_give(quotas, usage, can_make_way, now, use)
         if ledger.node_of(candidate.session) == candidate.node
     ]
     units_left = reclaimed(in_quota, over_quota, gpus)
@@ -136,7 +136,7 @@ def pressure(
         if excess[usage.accounts.find(session.quota, session.user).key] + session.most_units - session.effective_units
         >= LEAST_EXCHANGED
     ]
-    able = [*over_quota, *_over_quota(quotas, usage, beyond, now, use)]
+    able = [*over_quota, *_able_to_give(quotas, usage, beyond, now, use)]
     givers = {session.session: session for session in able if session.had_minimum_run}
     limited = {session.id for _, session, _ in [*can_make_way, *beyond]} - needs.keys()
     exchange = Exchange(ledger, usage, excess, givers, limited)
@@ -371,13 +371,14 @@ def _can_make_way(
                 yield report, session, template
 
 
-def _over_quota(
+def _able_to_give(
     quotas: Quotas,
     usage: QuotaUsage,
     can_make_way: Iterable[tuple[Report, SessionReport, Template | None]],
     now: float,
     use: RecentUse,
 ) -> Iterator[OverQuota]:
+    """Yield those of the sessions that have units to give, with the units that they could keep."""
     for report, session, template in can_make_way:
         seen = use.observe(session.id, Observation.of(session))
         idle = not seen.gpu_in_use and now - seen.gpu_idle_since >= quotas.reclaim.idle_after

@@ -638,8 +638,8 @@ class Placer:
         self._held_nodes = HeldNodes(lambda ticket: ticket.may_hold(check.monotonic, check.now))
         self._reached: set[str] = set()
         """Nodes that the spawns with a hold could use if the nodes were empty."""
-        self._yielding: dict[Hashable, tuple[int, tuple[str, ...] | None]] = {}
-        """Results of `yielding_nodes`, each with its version of the capacity."""
+        self._yielding: dict[Hashable, tuple[FreeCapacity, int, tuple[str, ...] | None]] = {}
+        """Results of `yielding_nodes`, each with its capacity and version; see `PlacementCheck._placed`."""
         self._notices = dict(check.snapshot.notices) if check.departures is not None else {}
         # a spawn respects the holds of earlier spawns, but not its own hold or those of later spawns
         for name in list(feed.ledger.holds):
@@ -779,11 +779,10 @@ class Placer:
     def _yielding_nodes(self, request: PlacementRequest) -> tuple[str, ...] | None:
         """Return the nodes that could take a request if sessions gave up units. Equal requests cost one search."""
         capacity, key = self._check.ledger.capacity, (request.demand, request.left_out, request.node)
-        version, nodes = self._yielding.get(key, (-1, None))
-        if version != capacity.version:
-            nodes = yielding_nodes(capacity, request)
-            self._yielding[key] = (capacity.version, nodes)
-        return nodes
+        cached = self._yielding.get(key)
+        if cached is None or cached[0] is not capacity or cached[1] != capacity.version:
+            cached = self._yielding[key] = (capacity, capacity.version, yielding_nodes(capacity, request))
+        return cached[2]
 
     async def _first_to_fit(self, request: PlacementRequest, breaks: LoopBreaks) -> NodeHold | None:
         """Return the GPUs on which notified idle actions will first make a request fit; None if no action helps."""
