@@ -74,6 +74,21 @@ async def test_a_rebuilt_ledger_with_as_many_changes_gives_no_place_of_before() 
     assert check.verdict(request).placement is None
 
 
+async def test_a_rebuilt_ledger_with_as_many_changes_gives_no_nodes_of_before() -> None:
+    machine = Machine(nodes={"a": ("A100",)})
+    placer, ledger = machine.placer(), machine.feed.ledger
+    request = machine.check().request_of(machine.join("big", count=1))
+    for cpu in range(4000, 4020):
+        machine.cpu("a", cpu)
+    version = ledger.capacity.version
+    assert placer._yielding_nodes(request) == ("a",)
+    ledger.make_anew({"other": machine.reports[0].gpus}, [])
+    while ledger.capacity.version < version:
+        machine.cpu("other", ledger.capacity.version)
+    assert ledger.capacity.version == version
+    assert placer._yielding_nodes(request) == ("other",)
+
+
 async def test_a_known_idle_action_decides_which_gpu_is_kept() -> None:
     machine = Machine()
     machine.hold("a", 80)
