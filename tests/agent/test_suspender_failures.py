@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -404,6 +405,16 @@ async def test_reason_goes_when_the_session_is_tried_again(bench: Bench, monkeyp
     assert not bench.arbitration.suspendable
     await bench.until(lambda: bench.session.not_suspendable is None)
     assert bench.arbitration.suspendable
+
+
+async def test_answers_that_a_machine_under_load_reads_as_the_time_ends_count(bench: Bench) -> None:
+    loop = asyncio.get_running_loop()
+    bench.suspender.opened(bench.session)
+    for one in bench.session.cuda:
+        one.answers = lambda *answer: loop.call_later(0.05, bench.suspender.ready, bench.session, *answer)
+    loop.call_later(0.02, time.sleep, 0.3)
+    bench.arbitration.suspend("ann")
+    await bench.until_told("suspended")
 
 
 async def test_missing_capability_is_looked_at_again_and_then_no_longer_reported(

@@ -60,15 +60,14 @@ def test_teams_divide_what_their_department_is_entitled_to() -> None:
     assert found["group:theory"] == pytest.approx(0 - 150)
 
 
-def test_a_session_counts_on_all_its_gpus_until_it_is_removed() -> None:
+def test_a_session_counts_until_it_is_removed() -> None:
     entitlements = Entitlements()
     a, b = (ACCOUNTS.find(f"group:{group}", "") for group in "ab")
     entitlements.add(a, 100, 100)
-    added = entitlements.add_session(b, ("g", "h"), 50, has=80, demand=100)
+    added = entitlements.add(b, 130, 150)
     assert added == (b, 130, 150)
     assert entitlements.excess(200) == pytest.approx({"group:a": 0, "group:b": 130 - 100})
-    assert entitlements.add_session(b, ("g", "h"), 0, has=40, demand=60) == (b, 80, 120)
-    entitlements.remove((b, 80, 120))
+    entitlements.remove(entitlements.add(b, 80, 120))
     waiting = entitlements.copy()
     waiting.add(b, 0, 100)
     assert waiting.excess(400) == pytest.approx({"group:a": 0, "group:b": 130 - 250})

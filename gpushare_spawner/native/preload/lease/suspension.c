@@ -13,8 +13,9 @@
 #include "memory/ties.h"
 #include "platform/wake.h"
 
-/* The agent waits 100 ms for the answer. */
-#define READY_PATIENCE (60 * MILLISECOND)
+/* The agent waits 1 s for the answer. Without other work on the machine calls end within milliseconds; after three
+   answers that it is not ready a process that waits for its memory has waited 14 s. */
+#define READY_PATIENCE (500 * MILLISECOND)
 #define STEP           (MILLISECOND / 2)
 /* The interval of polls for threads that the driver blocks. */
 #define BLOCKED_INTERVAL (20 * MILLISECOND)
