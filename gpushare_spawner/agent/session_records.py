@@ -32,6 +32,7 @@ from gpushare_spawner.model.part import faults
 from gpushare_spawner.model.quantity import Instant, shifted
 from gpushare_spawner.model.report import NO_HITS, NOTHING, Delivered, MemoryLimitHits, Notice, Units
 from gpushare_spawner.model.share import Tier, UseRule
+from gpushare_spawner.model.share_status import CellsStatus
 from gpushare_spawner.wording.actions import UNREADABLE
 
 log = logging.getLogger(__name__)
@@ -168,6 +169,7 @@ class SessionRecord(BaseModel):
     last_gpu_activity: Instant | None = None
     gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
     delivered: Delivered = NOTHING
+    cells: CellsStatus = CellsStatus()
     memory_hits: MemoryLimitHits = NO_HITS
     suspension: Suspension | None = None
     """The suspended processes; None if all processes run."""

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gpushare_spawner.arbiter.gpu_time_limits import NONE, TimeLimits
-from gpushare_spawner.arbiter.recent_use import RecentGpuUse, User
+from gpushare_spawner.arbiter.recent_use import RecentGpuUse, User, UseSpan
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.session import ArbiterSettings, ArbitratedSession, Client
 
@@ -510,11 +511,13 @@ def divide(weights: Mapping[str, int], limits: Mapping[str, float]) -> dict[str,
 class Charging:
     """Updates the accounts from the roster."""
 
-    def __init__(self, roster: Roster, settings: ArbiterSettings) -> None:
+    def __init__(
+        self, roster: Roster, settings: ArbiterSettings, use_settled: Callable[[UseSpan], None] | None = None
+    ) -> None:
         self._roster = roster
         self._settings = settings
         self.accounts = Accounts(settings)
-        self.recent_use = RecentGpuUse()
+        self.recent_use = RecentGpuUse(use_settled)
 
     def advance(self, elapsed: float, time_slices: Mapping[str, float], memory_short: bool) -> None:
         """Account for the seconds since the last decision, up to the roster's `now`.
@@ -530,7 +533,7 @@ class Charging:
                     count += 1
             if count:
                 processes[session.id] = count
-        self.recent_use.advance(self._roster.now - elapsed, self._roster.now, self.working)
+        self._advance_recent_use(self._roster.now - elapsed)
         held_back = any(
             client.parked and not client.session.at_limit and self._roster.now >= client.pausing_until
             for client in self._roster.clients
@@ -551,7 +554,19 @@ class Charging:
     @property
     def working(self) -> list[User]:
         """Clients that report work on the GPU."""
-        return [user_of(client) for client in self._roster.clients if client.bursting]
+        return self._working_at(self._roster.now)
+
+    def _working_at(self, instant: float) -> list[User]:
+        """Return the clients whose burst's memory was on the GPU at an instant: a page-in is no GPU use."""
+        clients = self._roster.clients
+        return [user_of(client) for client in clients if client.bursting and client.paging_until <= instant]
+
+    def _advance_recent_use(self, since: float) -> None:
+        """Record the use of the working clients since an instant, in steps at which a page-in was expected to end."""
+        now = self._roster.now
+        ends = {client.paging_until for client in self._roster.clients if since < client.paging_until < now}
+        for begin, end in pairwise((since, *sorted(ends), now)):
+            self.recent_use.advance(begin, end, self._working_at(begin))
 
     def burst_ended(self, client: Client) -> None:
         """Record the reported GPU-busy time of a client's burst."""

@@ -15,7 +15,7 @@ from gpushare_spawner.arbiter import time_slices
 from gpushare_spawner.arbiter.accounting import TOLERANCE, Charging
 from gpushare_spawner.arbiter.memory import page_out_order
 from gpushare_spawner.arbiter.nested_sets import NestedSets
-from gpushare_spawner.arbiter.recent_use import Use
+from gpushare_spawner.arbiter.recent_use import Use, UseSpan
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.schedule import INSTANT, Schedule, Selection
 from gpushare_spawner.arbiter.session import (
@@ -66,13 +66,19 @@ COMPUTING = 0.1
 class GpuArbiter:
     """Leases for one GPU. The module's docstring describes the conventions of all methods."""
 
-    def __init__(self, vram_bytes: int, settings: ArbiterSettings = ArbiterSettings()) -> None:  # noqa: B008 (frozen)
+    def __init__(
+        self,
+        vram_bytes: int,
+        settings: ArbiterSettings = ArbiterSettings(),  # noqa: B008 (frozen)
+        use_settled: Callable[[UseSpan], None] | None = None,
+    ) -> None:
+        """Create an arbiter without sessions. `use_settled` is called with all GPU use, seconds later."""
         if vram_bytes <= 0:
             raise ValueError(f"a GPU has more than {vram_bytes} bytes of memory")
         self._settings = settings
         self._roster = Roster(vram_bytes, settings)
         self._residency = self._roster.residency
-        self._charging = Charging(self._roster, settings)
+        self._charging = Charging(self._roster, settings, use_settled)
         self._accounts = self._charging.accounts
         self._time_limits = self._accounts.time_limits
         self._cost = HandOffCost(settings)
@@ -475,6 +481,14 @@ class GpuArbiter:
     def recent_use(self, session: str, now: float) -> Use:
         """Return the session's GPU time in the last second."""
         return self._charging.recent_use.of(session, self._roster.now, now, self._charging.working)
+
+    def unsettled_use(self, now: float) -> list[UseSpan]:
+        """Return the use for which `use_settled` has not been called, earliest first."""
+        return self._charging.recent_use.unsettled(self._roster.now, now, self._charging.working)
+
+    def memory_of(self, client: ClientId) -> tuple[int, int]:
+        """Return the client's bytes on the GPU, and its bytes that are paged out, according to the model."""
+        return self._roster.memory_of(self._roster.client(client))
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 

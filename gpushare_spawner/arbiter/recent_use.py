@@ -1,14 +1,14 @@
-"""Recent GPU time of sessions and their clients, for display. It affects no decisions: accounting.py does the charging.
+"""GPU time of sessions and their clients, for display. It affects no decisions: accounting.py does the charging.
 
 Bursts give an estimate: the hardware divides time evenly between the processes that have work. Clients' reports of
-their bursts and the driver's samples correct the estimate. `BurstRecorder` records the bursts of one session, from
-which right_size.py predicts the effect of another share.
+their bursts and the driver's samples correct the estimate. Use older than `RETAINED` is settled: it does not change.
+`BurstRecorder` records the bursts of one session, from which right_size.py predicts the effect of another share.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpushare_spawner.arbiter.session import ClientId
@@ -36,7 +36,9 @@ class Use:
 
 
 @dataclass
-class _Span:
+class UseSpan:
+    """An interval in which the same users had work."""
+
     since: float
     until: float
     used: dict[User, float]
@@ -51,8 +53,10 @@ class _Span:
 class RecentGpuUse:
     """Recent use of one GPU. Times are in seconds."""
 
-    def __init__(self) -> None:
-        self._spans: deque[_Span] = deque()
+    def __init__(self, settled: Callable[[UseSpan], None] | None = None) -> None:
+        """Start without use. `settled` is called with each span that is settled, oldest first."""
+        self._settled = settled
+        self._spans: deque[UseSpan] = deque()
         """Spans, oldest first."""
 
     def advance(self, since: float, until: float, working: Iterable[User]) -> None:
@@ -67,9 +71,11 @@ class RecentGpuUse:
             for user in users:
                 last.used[user] += each
         else:
-            self._spans.append(_Span(since, until, dict.fromkeys(users, each)))
+            self._spans.append(UseSpan(since, until, dict.fromkeys(users, each)))
         while self._spans[0].until < until - RETAINED:
-            self._spans.popleft()
+            span = self._spans.popleft()
+            if self._settled is not None:
+                self._settled(span)
 
     def burst_ended(self, user: User, since: float, busy: float) -> None:
         """Correct the use during a client's burst: its start, and an upper bound on its GPU-busy seconds."""
@@ -101,7 +107,7 @@ class RecentGpuUse:
             (name, None): seconds for name, seconds in busy.items() if seconds and estimates.get(name, 0.0) <= NOTHING
         }
         if unexpected:
-            self._insert(_Span(since, until, unexpected))
+            self._insert(UseSpan(since, until, unexpected))
         return {
             session: busy[session] - seconds
             for session, seconds in estimates.items()
@@ -114,10 +120,7 @@ class RecentGpuUse:
         `working`: clients that have worked since `last`, the end of the last `advance`.
         """
         spans = list(self._latest(now - WINDOW))
-        users = list(working)
-        since = max(last, now - WINDOW)
-        if users and now > since:
-            spans.append(_Span(since, now, dict.fromkeys(users, (now - since) / len(users))))
+        spans += self._since(max(last, now - WINDOW), now, working)
         sums: dict[ClientId | None, float] = {}
         for span in spans:
             part = span.within(now - WINDOW, now)
@@ -129,14 +132,23 @@ class RecentGpuUse:
             tuple((client, used) for client, used in sums.items() if client is not None),
         )
 
-    def _latest(self, since: float) -> Iterator[_Span]:
+    def unsettled(self, last: float, now: float, working: Iterable[User]) -> list[UseSpan]:
+        """Return the use that is not settled, earliest first. `last`, `working`: see `of`."""
+        return [*self._spans, *self._since(last, now, working)]
+
+    @staticmethod
+    def _since(since: float, now: float, working: Iterable[User]) -> list[UseSpan]:
+        users = list(working)
+        return [UseSpan(since, now, dict.fromkeys(users, (now - since) / len(users)))] if users and now > since else []
+
+    def _latest(self, since: float) -> Iterator[UseSpan]:
         """Yield the spans that end after an instant, latest first."""
         for span in reversed(self._spans):
             if span.until <= since:
                 return
             yield span
 
-    def _insert(self, span: _Span) -> None:
+    def _insert(self, span: UseSpan) -> None:
         """Insert a span by its end: samples arrive late."""
         place = len(self._spans)
         while place and self._spans[place - 1].until > span.until:

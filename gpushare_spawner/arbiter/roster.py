@@ -506,6 +506,10 @@ class Roster:
             paged_out_bytes=sum(self.residency.in_host_memory(client) for client in clients),
         )
 
+    def memory_of(self, client: Client) -> tuple[int, int]:
+        """Return a client's bytes on the GPU, and its bytes that are paged out."""
+        return self._resident(client), self.residency.in_host_memory(client)
+
     def _resident(self, client: Client) -> int:
         resident = self.residency.of(client)
         if client.session.suspendable:

@@ -57,7 +57,8 @@ class Kind(IntEnum):
     """From a notebook server: f0 busy kernels, f1 kernels, f2 instant of the kernels' last activity (0 unknown). Counts
     while it is connected."""
     QUERY = 10
-    """From an observer. The answer is one STATUS for each GPU of the session, or a record to a notebook server."""
+    """From an observer. The answer is one STATUS for each GPU of the session, or a record to a notebook server: its
+    status, or with f0 = 1 (feature CELLS) its cells."""
     RESERVE = 11
     """Of a GPU. Feature RESERVE. f0 bytes that the process needs in all on this GPU; f1 bytes of every kind that it has
     allocated now; f2 size of the requested allocation (0: a statement right after WELCOME); f3 a number, not 0, that
@@ -79,7 +80,7 @@ class Kind(IntEnum):
     CELL = 15
     """From a notebook server, feature CELLS: f0 event: 1 submitted, 2 started, 3 ended; f1 number of the execution, not
     0; f2 number of the kernel; f3 hash of the cell's text with a key that only the notebook server has; f4 the kernel's
-    pid as the notebook server sees it, f5 the execution count (0: unknown)."""
+    pid as the notebook server sees it, f5 the execution count, f6 the event's instant (0: unknown)."""
 
     WELCOME = 64
     """Answers HELLO: f0 share units, f1 tier (0 active, 1 downgraded, 2 released), f2 effective units, f3 borrowed
@@ -177,6 +178,13 @@ class SessionMemoryTopic(IntEnum):
     """To a CUDA process: the memory that the session's other processes have allocated."""
     PROCESS = 1
     """To an observer: the memory that one process has allocated."""
+
+
+class QueryTopic(IntEnum):
+    """The subject of a notebook server's QUERY frame."""
+
+    STATUS = 0
+    CELLS = 1
 
 
 class CellEvent(IntEnum):

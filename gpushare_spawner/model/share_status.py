@@ -280,6 +280,51 @@ class ShareStatus:
 
 
 @dataclass(frozen=True)
+class CellStatus:
+    """One execution of a cell. Amounts are in bytes, and sums over the processes of its kernel."""
+
+    number: int
+    """Number of the execution, chosen by the notebook server."""
+    pid: int
+    """Pid of the kernel; 0: unknown."""
+    count: int
+    """The kernel's execution count; 0: unknown."""
+    at: float
+    """Start, in seconds since the epoch (UTC)."""
+    seconds: float
+    """Duration."""
+    running: bool
+    gpu_seconds: float
+    """GPU time that its kernel's processes received meanwhile."""
+    divided_seconds: float = 0.0
+    """The part of the GPU time in which other cells of its kernel ran too. It was divided evenly among them."""
+    lease_seconds: float = 0.0
+    """Time for which its kernel's processes waited for a lease."""
+    memory_seconds: float = 0.0
+    """Time for which they waited for memory: for a page-in, a resumption, or memory that others had to free."""
+    on_gpu_bytes: int = 0
+    """Peak of the memory on the GPU."""
+    paged_out_bytes: int = 0
+    """Peak of the memory that was paged out."""
+
+
+@dataclass(frozen=True)
+class CellsStatus:
+    """Executions of cells in a session. Their GPU time, the earlier and the outside time add up to the session's."""
+
+    cells: tuple[CellStatus, ...] = ()
+    """The most recent executions, earliest start first."""
+    earlier: int = 0
+    """Number of executions that are not listed any more."""
+    earlier_seconds: float = 0.0
+    """GPU time of these executions."""
+    outside_seconds: float = 0.0
+    """GPU time without a running cell, or of processes that belong to no kernel."""
+    gpu_seconds: float = 0.0
+    """GPU time of the session."""
+
+
+@dataclass(frozen=True)
 class ServiceAnswer:
     """The service's answer to an ask of a notebook server."""
 
@@ -297,6 +342,8 @@ class AgentRecord:
     status: ShareStatus | None = None
     """Answers QUERY."""
     answer: ServiceAnswer | None = None
+    cells: CellsStatus | None = None
+    """Answers QUERY with topic CELLS."""
 
     def packet(self) -> bytes:
         """Return the packet."""

@@ -191,15 +191,16 @@ class CellWatch:
             if header["msg_type"] not in ("status", "execute_input"):
                 return
             parent, content = (unpack(parts[part]) for part in (2, 4))
-            state, message_id = content.get("execution_state"), parent.get("msg_id")
+            state, message_id, at = content.get("execution_state"), parent.get("msg_id"), _instant(header.get("date"))
             if header["msg_type"] == "execute_input":
                 before = self._executions.get(message_id)
                 execution = before or self._execution(message_id, kernel_id, content["code"])
                 if before is None:  # from another frontend, or from before this watch
                     self._tell(CellEvent.SUBMITTED, execution)
-                self._tell(CellEvent.STARTED, replace(execution, count=int(content.get("execution_count") or 0)))
+                execution = replace(execution, count=int(content.get("execution_count") or 0))
+                self._tell(CellEvent.STARTED, execution, at)
             elif state == "idle" and message_id in self._executions:
-                self._tell(CellEvent.ENDED, self._executions[message_id])
+                self._tell(CellEvent.ENDED, self._executions[message_id], at)
             elif state == "starting":
                 for execution in [*self._executions.values()]:
                     # the new process may already have requests
@@ -215,13 +216,20 @@ class CellWatch:
             return int(self._kernels.get_kernel(kernel_id).provisioner.pid or 0)
         return 0
 
-    def _tell(self, event: CellEvent, execution: Execution) -> None:
+    def _tell(self, event: CellEvent, execution: Execution, at: float = 0.0) -> None:
         self._executions.pop(execution.message_id, None)
         if event is not CellEvent.ENDED:
             self._executions[execution.message_id] = execution
             if len(self._executions) > MOST_EXECUTIONS:
                 del self._executions[next(iter(self._executions))]
-        self._client.tell_cell(event, execution)
+        self._client.tell_cell(event, execution, at)
+
+
+def _instant(date: Any) -> float:
+    """Return the instant of a message, in seconds since the epoch; 0: unknown."""
+    with contextlib.suppress(ValueError):
+        date = datetime.fromisoformat(date) if isinstance(date, str) else date
+    return date.timestamp() if isinstance(date, datetime) and date.tzinfo is not None else 0.0
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:

@@ -179,9 +179,9 @@ class Execution:
         """The number that stands for this execution in frames and records."""
         return number_of(self.message_id)
 
-    def fields(self, event: CellEvent) -> tuple[int, ...]:
-        """Return the fields of a CELL frame."""
-        return event, self.number, number_of(self.kernel_id), self.text, self.pid, self.count
+    def fields(self, event: CellEvent, at: float = 0.0) -> tuple[int, ...]:
+        """Return the fields of a CELL frame. ``at``: seconds since the epoch; 0: unknown."""
+        return event, self.number, number_of(self.kernel_id), self.text, self.pid, self.count, round(at * 1e9)
 
 
 def number_of(text: str, key: bytes = b"") -> int:
@@ -305,17 +305,18 @@ class SessionClient:
             with contextlib.suppress(OSError):  # `run` detects the end of the connection and reconnects
                 await self._send(Kind.KERNELS, *activity.fields())
 
-    def tell_cell(self, event: CellEvent, execution: Execution) -> None:
+    def tell_cell(self, event: CellEvent, execution: Execution, at: float = 0.0) -> None:
         """Send an execution's event to the agent soon, without waiting. A new connection sends unfinished ones again.
 
-        An agent without the feature gets nothing. Must be called on the event loop.
+        ``at``: the event's instant, in seconds since the epoch; 0: now. An agent without the feature gets nothing. Must
+        be called on the event loop.
         """
         self._executions.pop(execution.number, None)
         if event is not CellEvent.ENDED:
             self._executions[execution.number] = event, execution
             if len(self._executions) > MOST_EXECUTIONS:
                 del self._executions[next(iter(self._executions))]
-        self._queue_cell(execution.fields(event))
+        self._queue_cell(execution.fields(event, at))
 
     def _queue_cell(self, fields: tuple[int, ...]) -> None:
         if not self.connected or Feature.CELLS not in self._features:

@@ -19,8 +19,17 @@ from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
 from gpushare_spawner.agent.gpus.samples import Delivery, MemoryQueries, Pids, SessionsOf, nobody
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.recent_use import RecentGpuUse, Use
-from gpushare_spawner.arbiter.session import ArbiterSettings, Decision, LeaseGrant, PageOut, Refuse, Revoke, SessionView
+from gpushare_spawner.arbiter.recent_use import RecentGpuUse, Use, UseSpan
+from gpushare_spawner.arbiter.session import (
+    ArbiterSettings,
+    ClientId,
+    Decision,
+    LeaseGrant,
+    PageOut,
+    Refuse,
+    Revoke,
+    SessionView,
+)
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
 from gpushare_spawner.model.report import Burst
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -72,14 +81,22 @@ class ObservedSessions:
     A process's reports are capped by the time since it joined.
     """
 
-    def __init__(self, memory_bytes: int) -> None:
-        """Create a GPU without sessions. `memory_bytes`: the GPU's memory, which is the limit for each process."""
+    def __init__(self, memory_bytes: int, use_settled: Callable[[UseSpan], None] | None = None) -> None:
+        """Create a GPU without sessions. `memory_bytes`: the GPU's memory, which is the limit for each process.
+
+        `use_settled`: see `RecentGpuUse`.
+        """
         self._gpu_bytes = memory_bytes
+        self._use_settled = use_settled
         self._sessions: dict[str, _Session] = {}
         self._processes: dict[int, _Process] = {}
 
     def __contains__(self, session: str) -> bool:
         return session in self._sessions
+
+    def session_of(self, process: int) -> str:
+        """Return the session of a process that has joined."""
+        return self._processes[process].session
 
     def has(self, process: int) -> bool:
         """Return whether the process with that number has joined."""
@@ -87,7 +104,7 @@ class ObservedSessions:
 
     def add(self, session: str, now: float) -> None:
         """Add a session."""
-        self._sessions[session] = _Session(now)
+        self._sessions[session] = _Session(now, use=RecentGpuUse(self._use_settled))
 
     def remove(self, session: str) -> None:
         """Remove a session and its processes."""
@@ -187,6 +204,11 @@ class ObservedSessions:
         record = self._sessions[session]
         return record.use.of(session, record.news_at, now, self._working(session))
 
+    def unsettled_use(self, session: str, now: float) -> list[UseSpan]:
+        """Return the session's use that is not settled, earliest first."""
+        record = self._sessions[session]
+        return record.use.unsettled(record.news_at, now, self._working(session))
+
     def _working(self, session: str) -> list[tuple[str, int]]:
         return [(session, process) for process in islice(self._sessions[session].working, MOST_MEASURED)]
 
@@ -219,6 +241,19 @@ class CudaClient(Protocol):
         """Send a frame without waiting."""
 
 
+class WorkListener(Protocol):
+    """Receives the GPU use, waits and memory of one session's processes, by client number. Times are seconds."""
+
+    def used(self, gpu: str, client: int | None, since: float, until: float, seconds: float) -> None:
+        """Add GPU seconds of an interval. `client` None: processes without a connection."""
+
+    def waited(self, client: int, since: float, until: float, memory: bool) -> None:
+        """Add a wait: for memory, or for a lease."""
+
+    def has_memory(self, gpu: str, client: int, on_gpu: int, paged_out: int) -> None:
+        """Set a client's bytes on the GPU, and its bytes that are paged out."""
+
+
 class Handle(Protocol):
     """A timer that can be cancelled."""
 
@@ -236,6 +271,10 @@ class _Client:
     lease: int = 0
     """ID of the last lease."""
     granted_at: float = 0.0
+    waits_since: float | None = None
+    """Time of its lease request; None: it does not wait."""
+    waits_for_memory: bool = False
+    """Whether it waits for memory, or for the resumption of its session, and not for other sessions' leases."""
     shown: tuple[int | None, int] = (None, 0)
     """Bytes that the driver last reported for its process, and the part beyond its stated memory."""
     seen: bool = False
@@ -264,8 +303,12 @@ class GpuArbitration:
         loop = asyncio.get_running_loop() if clock is None or call_at is None else None
         self.gpu = gpu
         # the simulator's contexts take no device memory
-        self._arbiter = GpuArbiter(gpu.memory_bytes, replace(settings, context_bytes=0) if gpu.simulated else settings)
-        self._observed = ObservedSessions(gpu.memory_bytes)
+        self._arbiter = GpuArbiter(
+            gpu.memory_bytes, replace(settings, context_bytes=0) if gpu.simulated else settings, self._use_settled
+        )
+        self.listeners: dict[str, WorkListener] = {}
+        """Listeners by session."""
+        self._observed = ObservedSessions(gpu.memory_bytes, self._use_settled)
         """Sessions on a GPU that another layer shares. The arbiter does not contain them."""
         self._raw = gpu_bytes(gpu.uuid)
         self._clock = clock or loop.time  # type: ignore[union-attr]
@@ -433,11 +476,16 @@ class GpuArbitration:
             self._receive_observed(number, frame, now)
             return
         arbiter = self._arbiter
+        record = self._clients[number]
+        if frame.kind in (Kind.IDLE, Kind.BUSY, Kind.RELEASE):
+            record.waits_since = None
         if frame.kind in (Kind.IDLE, Kind.BUSY):
             self._waits.pop(number, None)  # it runs
         match frame.kind:
             case Kind.REQUEST:
-                if self._memory_queries is not None and not self._clients[number].seen:
+                record.waits_since = now if record.waits_since is None else record.waits_since
+                record.waits_for_memory = fields[3] > 0
+                if self._memory_queries is not None and not record.seen:
                     self._memory_queries.at_once()
                 self._waits.pop(number, None)
                 self._waits[number] = now
@@ -457,11 +505,15 @@ class GpuArbitration:
             case Kind.BUSY:
                 decisions = arbiter.busy(number, fields[0], now)
             case Kind.PAGED_IN:
+                seconds = min(fields[1] / NANOSECONDS, now - record.granted_at)
+                if seconds > 0 and (listener := self.listeners.get(record.session)) is not None:
+                    listener.waited(number, now - seconds, now, memory=True)
                 decisions = arbiter.paged_in(number, self._bytes(fields[0]), fields[1] / NANOSECONDS, now)
             case Kind.PAGED_OUT:
                 decisions = arbiter.paged_out(number, self._bytes(fields[0]), fields[1] / NANOSECONDS, now)
             case _:
                 raise ValueError(f"{frame.kind.name} is not a frame for the arbiter")
+        self._note_memory(number, record.session)
         self._carry_out(decisions)
 
     def _receive_observed(self, number: int, frame: Frame, now: float) -> None:
@@ -469,6 +521,9 @@ class GpuArbitration:
         match frame.kind:
             case Kind.MEMORY:
                 self._observed.memory(number, fields[0] + fields[1])
+                session = self._observed.session_of(number)
+                if (listener := self.listeners.get(session)) is not None:
+                    listener.has_memory(self.gpu.uuid, number, self._bytes(fields[0] + fields[1]), 0)
             case Kind.BUSY:
                 self._observed.busy(number, now)
             case Kind.IDLE:
@@ -499,7 +554,10 @@ class GpuArbitration:
         """
         now = self._clock()
         if session in self._observed:
-            self._observed.sampled(session, now - seconds_ago[0], now - seconds_ago[1], gpu_seconds)
+            since, until = now - seconds_ago[0], now - seconds_ago[1]
+            self._observed.sampled(session, since, until, gpu_seconds)
+            if (listener := self.listeners.get(session)) is not None:
+                listener.used(self.gpu.uuid, None, since, until, min(gpu_seconds, until - since))
 
     def driver_memory(self, session: str, allocated: int) -> None:
         """Record the driver's figure for the memory of an observed session's unconnected processes."""
@@ -521,6 +579,32 @@ class GpuArbitration:
     def take_bursts(self, session: str) -> tuple[Burst, ...]:
         """Return the session's bursts that have ended since the last call. Their ends are on this clock."""
         return () if session in self._observed else self._arbiter.take_bursts(session, self._clock())
+
+    def unsettled_use(self, session: str) -> list[tuple[int | None, float, float, float]]:
+        """Return the session's use that its listener has not received yet: client, start, end, GPU seconds."""
+        now, observed = self._clock(), session in self._observed
+        spans = self._observed.unsettled_use(session, now) if observed else self._arbiter.unsettled_use(now)
+        return [
+            (_number(client), span.since, span.until, seconds)
+            for span in spans
+            for (name, client), seconds in span.used.items()
+            if name == session
+        ]
+
+    def _use_settled(self, span: UseSpan) -> None:
+        for (session, client), seconds in span.used.items():
+            if seconds > 0 and (listener := self.listeners.get(session)) is not None:
+                listener.used(self.gpu.uuid, _number(client), span.since, span.until, seconds)
+
+    def _note_memory(self, number: int, session: str) -> None:
+        if (listener := self.listeners.get(session)) is not None:
+            listener.has_memory(self.gpu.uuid, number, *self._arbiter.memory_of(number))
+
+    def _wait_over(self, number: int, client: _Client) -> None:
+        """Record the end of a wait, or of its part for a lease."""
+        since, client.waits_since = client.waits_since, None
+        if since is not None and (listener := self.listeners.get(client.session)) is not None:
+            listener.waited(number, since, self._clock(), client.waits_for_memory)
 
     def waiting(self) -> tuple[str, ...]:
         """Sessions that have work and no lease."""
@@ -557,11 +641,16 @@ class GpuArbitration:
                     pending = self._suspended[client.session] = []
                     resuming.append(client.session)
                 pending.append(decision)
+                if isinstance(decision, LeaseGrant):
+                    self._wait_over(number, client)
+                    client.waits_since, client.waits_for_memory = self._clock(), True
                 self._waits.setdefault(number, self._clock())
                 continue
             match decision:
                 case LeaseGrant(lease=lease, time_slice=time_slice, prefetch=prefetch, pace=pace):
                     self._waits.pop(number, None)
+                    self._wait_over(number, client)
+                    self._note_memory(number, client.session)
                     if client.lease != lease:  # otherwise this repeats the current lease
                         client.lease, client.granted_at = lease, self._clock()
                     paces = (round(pace * NANOSECONDS),) if client.paced else ()
@@ -626,6 +715,10 @@ class GpuArbitration:
         """Return the reported seconds of a lease, at most the seconds since the grant."""
         client = self._clients[number]
         return min(nanoseconds / NANOSECONDS, now - client.granted_at) if lease and lease == client.lease else 0.0
+
+
+def _number(client: ClientId | None) -> int | None:
+    return client if isinstance(client, int) else None
 
 
 def _ignore(session: str) -> None:

@@ -20,7 +20,7 @@ from gpushare_spawner.agent.session_limit import SHOWN_PROCESSES
 from gpushare_spawner.agent.session_socket import MALFORMED, NOT_ALLOWED, Connection, FairReading, FrameRefused
 from gpushare_spawner.agent.sessions.cells import CellReport
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
-from gpushare_spawner.agent.sessions.session import Kernels, Session
+from gpushare_spawner.agent.sessions.session import Kernels, Session, cells_status
 from gpushare_spawner.arbiter.recent_use import WINDOW
 from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.frames import (
@@ -29,6 +29,7 @@ from gpushare_spawner.model.frames import (
     Feature,
     Frame,
     Kind,
+    QueryTopic,
     Role,
     SessionMemoryTopic,
     gpu_bytes,
@@ -116,6 +117,8 @@ AGENT_FEATURES = Feature.PACE | Feature.RESERVE | Feature.USE | Feature.SUSPEND
 """Features of this agent, for WELCOME."""
 OBSERVED_FEATURES = AGENT_FEATURES | Feature.OBSERVE
 """Features for an observer of a session on GPUs that another layer shares."""
+MOST_COUNT = 2**53
+"""Maximum execution count: larger numbers are not exact in JSON."""
 _OF_OBSERVED_PROCESSES = frozenset({Kind.MEMORY, Kind.BUSY, Kind.IDLE})
 
 
@@ -210,6 +213,9 @@ class Conversation:
                 self._take_ask(connection, *frame.fields[:3])
             elif frame.kind is Kind.CELL:
                 self._cell_event(connection, frame)
+            elif frame.fields[0] == QueryTopic.CELLS:
+                cells = cells_status(session, self._registry.arbitrations, self._registry.clock)
+                connection.send_packet(AgentRecord(cells=cells).packet())
             else:
                 connection.send_packet(AgentRecord(status=self.status()).packet())
         elif connection in session.connections:
@@ -329,11 +335,13 @@ class Conversation:
 
     def _cell_event(self, connection: Connection, frame: Frame) -> None:
         """Record an execution's event, and pass it to the listeners. Events of newer notebook servers are ignored."""
-        event, number, kernel, text, pid, count = frame.fields[:6]
+        event, number, kernel, text, pid, count, instant = frame.fields[:7]
         if not number:
             raise FrameRefused(MALFORMED, "CELL with the number 0")
         if event in list(CellEvent):
-            report = CellReport(CellEvent(event), number, kernel, text, pid, count)
+            at = self._past(instant)
+            ago = self._registry.clock() - at if at is not None else 0.0
+            report = CellReport(CellEvent(event), number, kernel, text, pid, min(count, MOST_COUNT), ago)
             cell = self._session.cells.received(report, connection.number, self._loop.time())
             if cell is not None:
                 for listener in self._registry.cell_listeners:

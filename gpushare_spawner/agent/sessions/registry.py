@@ -27,6 +27,7 @@ from gpushare_spawner.agent.sessions.session import (
     Session,
     SessionFrameHandler,
     activity,
+    cells_status,
     counted,
 )
 from gpushare_spawner.agent.sessions.tiers import Shares, Tiers
@@ -274,6 +275,7 @@ class SessionRegistry:
         record.request = request
         record.process = None
         record.opened_at, record.clock_moved = self.clock(), 0.0
+        session.cells.clear()
         session.past = Past(
             gpu_seconds=session.past.gpu_seconds - self.activity(session).gpu_seconds,
             delivered_before=counted(
@@ -315,6 +317,8 @@ class SessionRegistry:
                     log.warning("the folder of session %s stays: %s", name, error)
         if session.memory is not None:
             session.memory.close()
+        for gpu in session.gpus:
+            self.arbitrations[gpu.uuid].listeners.pop(name, None)
         del self._sessions[name]
         self.store.remove(name)
         self.tiers.changed(self._shares.leave(session))
@@ -364,6 +368,7 @@ class SessionRegistry:
         doing, record = self.activity(session), session.record
         record.gpu_busy, record.last_gpu_activity, record.gpu_seconds = doing.busy, doing.last, doing.gpu_seconds
         record.delivered = doing.delivered
+        record.cells = cells_status(session, self.arbitrations, self.clock)
         record.memory_hits = session.memory_hits
         record.clock = Clock(boot=self._boot, offset=self.clock.offset)
         session.saved_at = self.clock()
@@ -392,6 +397,9 @@ class SessionRegistry:
         )
         session.asks = PendingAsks(self.clock)
         session.conversation = self._converse(session)
+        session.cells.restore(session.record.cells)
+        for gpu in session.gpus:
+            self.arbitrations[gpu.uuid].listeners[session.id] = session.cells
         self.tiers.changed(other for other in self._shares.enter(session) if other is not session)
         in_vain = [other for other in self._shares.yielding_in_vain(session.gpus) if other is not session]
         self.tiers.stop_yielding(in_vain, f"session {session.id} has received the units that it gave up")

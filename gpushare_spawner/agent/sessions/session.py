@@ -32,6 +32,7 @@ from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import MOST_BURSTS, NOTHING, Burst, BypassingProcess, Delivered, MemoryLimitHits
 from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share_status import CellsStatus
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.wording.actions import NUMBER_REUSED, TOO_MANY_REQUESTS
 from gpushare_spawner.wording.layers import ASK_UNKNOWN
@@ -433,6 +434,15 @@ def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], clock
             )
         ),
     )
+
+
+def cells_status(
+    session: Session, arbitrations: Mapping[str, GpuArbitration], clock: Callable[[], float]
+) -> CellsStatus:
+    """Return the executions of a session's cells. `clock` returns seconds since the epoch."""
+    shells = [arbitrations[gpu.uuid] for gpu in session.gpus]
+    unsettled = [(shell.gpu.uuid, *use) for shell in shells for use in shell.unsettled_use(session.id)]
+    return session.cells.status(unsettled, next((shell.now() for shell in shells), 0.0), clock())
 
 
 def counted(snapshots: Mapping[str, SessionView]) -> Delivered:
