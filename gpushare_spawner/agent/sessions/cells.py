@@ -30,8 +30,8 @@ MOST_ENDED_PROCESSES = 64
 LONGEST_REST = 10.0
 """Seconds for which a cell's work may go on after the cell's end. Our choice: kernels that were launched without a wait
 for their end; a thread that works for longer is no part of the cell."""
-QUIET = 0.05
-"""Seconds without use from which the next use is new work."""
+QUIET = 0.001
+"""Seconds without use from which the next use is new work, so that the previous cell has not left it running."""
 LATEST_EVENT = 5.0
 """Maximum seconds between an event and its report: a notebook server can be busy with a cell's output."""
 
