@@ -568,10 +568,10 @@ class Charging:
         for begin, end in pairwise((since, *sorted(ends), now)):
             self.recent_use.advance(begin, end, self._working_at(begin))
 
-    def burst_ended(self, client: Client) -> None:
-        """Record the reported GPU-busy time of a client's burst."""
+    def burst_ended(self, client: Client, quiet: float = 0.0) -> None:
+        """Record the reported GPU-busy time of a client's burst. `quiet`: seconds since the end of its last work."""
         busy = client.busy_reported - client.busy_before_burst
-        self.recent_use.burst_ended(user_of(client), client.burst_since, busy)
+        self.recent_use.burst_ended(user_of(client), client.burst_since, busy, self._roster.now - quiet)
 
     def on_device(self, client: Client) -> bool:
         """Return whether a client with a lease may have work on the GPU.

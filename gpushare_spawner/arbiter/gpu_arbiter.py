@@ -255,7 +255,7 @@ class GpuArbiter:
         if lease and lease == record.lease and record.quiet_since is None:
             quiet_seconds = min(max(0.0, quiet_seconds), self._roster.now - record.burst_since)
             self._roster.report_busy(record, busy_seconds)
-            self._charging.burst_ended(record)
+            self._charging.burst_ended(record, quiet_seconds)
             self._roster.quiet(record, self._roster.now - quiet_seconds)
         return self._decide()
 
@@ -487,7 +487,7 @@ class GpuArbiter:
         return self._charging.recent_use.unsettled(self._roster.now, now, self._charging.working)
 
     def memory_of(self, client: ClientId) -> tuple[int, int]:
-        """Return the client's bytes on the GPU, and its bytes that are paged out, according to the model."""
+        """Return the client's allocated bytes that are not paged out, and those that are, according to the model."""
         return self._roster.memory_of(self._roster.client(client))
 
     # -- deciding ----------------------------------------------------------------------------------------------------

@@ -77,8 +77,15 @@ class RecentGpuUse:
             if self._settled is not None:
                 self._settled(span)
 
-    def burst_ended(self, user: User, since: float, busy: float) -> None:
-        """Correct the use during a client's burst: its start, and an upper bound on its GPU-busy seconds."""
+    def burst_ended(self, user: User, since: float, busy: float, until: float | None = None) -> None:
+        """Correct the use during a client's burst: its start, and an upper bound on its GPU-busy seconds.
+
+        `until`: the end of its last work; the client reports it later. None: unknown.
+        """
+        if until is not None:
+            self._divide(until)
+            for span in self._latest(max(since, until)):
+                span.used.pop(user, None)
         spans = [span for span in self._latest(since) if user in span.used]
         estimate = sum(span.used[user] for span in spans)
         if estimate > max(busy, NOTHING):
@@ -147,6 +154,19 @@ class RecentGpuUse:
             if span.until <= since:
                 return
             yield span
+
+    def _divide(self, at: float) -> None:
+        """Divide the span around an instant into two."""
+        for place in range(len(self._spans) - 1, -1, -1):
+            span = self._spans[place]
+            if span.until <= at:
+                return
+            if span.since < at:
+                part = (at - span.since) / (span.until - span.since)
+                before = UseSpan(span.since, at, {user: used * part for user, used in span.used.items()})
+                span.since, span.used = at, {user: used * (1 - part) for user, used in span.used.items()}
+                self._spans.insert(place, before)
+                return
 
     def _insert(self, span: UseSpan) -> None:
         """Insert a span by its end: samples arrive late."""

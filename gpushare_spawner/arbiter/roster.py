@@ -507,8 +507,10 @@ class Roster:
         )
 
     def memory_of(self, client: Client) -> tuple[int, int]:
-        """Return a client's bytes on the GPU, and its bytes that are paged out."""
-        return self._resident(client), self.residency.in_host_memory(client)
+        """Return a client's stated bytes that are not paged out, and those that are, used or not."""
+        stated = client.stated_managed + client.stated_plain
+        paged_out = min(stated, max(self.residency.in_host_memory(client), stated - self.vram))
+        return stated - paged_out, paged_out
 
     def _resident(self, client: Client) -> int:
         resident = self.residency.of(client)

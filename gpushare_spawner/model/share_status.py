@@ -303,7 +303,7 @@ class CellStatus:
     memory_seconds: float = 0.0
     """Time for which they waited for memory: for a page-in, a resumption, or memory that others had to free."""
     on_gpu_bytes: int = 0
-    """Peak of the memory on the GPU."""
+    """Peak of the allocated memory that was not paged out."""
     paged_out_bytes: int = 0
     """Peak of the memory that was paged out."""
 

@@ -1,8 +1,8 @@
 """A blocking connection to the agent over the session socket, for a command or a notebook cell.
 
-`ask` reads the share's status once. `ReadableStatus` prints like ``gpushare status``. `named` adds the names of a
-session's processes for its user: the notebook of a kernel, or the file of another program. The server extension's
-persistent connection is in session_client.py.
+`ask` reads the share's status once, and `ask_cells` the executions of cells. `ReadableStatus` prints like ``gpushare
+status``. `named` adds the names of a session's processes for its user: the notebook of a kernel, or the file of another
+program. The server extension's persistent connection is in session_client.py.
 """
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from gpushare_spawner.model.frames import Frame, Kind, Role
-from gpushare_spawner.model.share_status import ANNOTATIONS_VARIABLE, MAX_RECORD_BYTES, AgentRecord, ShareStatus
+from gpushare_spawner.model.frames import Feature, Frame, Kind, QueryTopic, Role
+from gpushare_spawner.model.share_status import (
+    ANNOTATIONS_VARIABLE,
+    MAX_RECORD_BYTES,
+    AgentRecord,
+    CellsStatus,
+    ShareStatus,
+)
 from gpushare_spawner.wording.amounts import AGENT_CLOSED, agent_refused, agent_silent, agent_unavailable, reason
+from gpushare_spawner.wording.layers import NO_CELLS, NO_SHARE
 
 SOCKET_VARIABLE = "GPUSHARE_SOCKET"
 """Variable with the path of the session's socket, set by the spawner. Without it, the server has no share."""
@@ -69,6 +76,7 @@ class AgentConnection:
             self.send(Kind.HELLO, *hello())
             while not (isinstance(packet := self._next(), Frame) and packet.kind is Kind.WELCOME):
                 pass
+            self.features = Feature(packet.fields[6])
         except BaseException:
             self._socket.close()
             raise
@@ -113,6 +121,23 @@ def with_agent(path: str, timeout: float, use: Callable[[AgentConnection], Answe
         raise AgentUnavailable(agent_unavailable(f"{why}: {path}")) from error
 
 
+def ask_cells(path: str | None = None, timeout: float = 2.0) -> CellsStatus:
+    """Return the executions of cells. ``path`` defaults to $GPUSHARE_SOCKET. Raises AgentUnavailable."""
+
+    def cells(connection: AgentConnection) -> CellsStatus:
+        if Feature.CELLS not in connection.features:
+            raise AgentUnavailable(NO_CELLS)
+        connection.send(Kind.QUERY, QueryTopic.CELLS)
+        while (answer := connection.record().cells) is None:
+            pass
+        return answer
+
+    path = path or session_socket()
+    if path is None:
+        raise AgentUnavailable(NO_SHARE)
+    return with_agent(path, timeout, cells)
+
+
 _KERNEL = re.compile(r"kernel-([0-9a-f]{8})[0-9a-f-]*\.json")
 _LETTERS = 40
 
@@ -122,6 +147,10 @@ def named(status: ShareStatus, proc: Path = Path("/proc")) -> ShareStatus:
     return replace(
         status, processes=tuple(replace(process, name=process_name(process.pid, proc)) for process in status.processes)
     )
+
+
+KERNEL = "the kernel "
+"""Begin of the name of a kernel's process."""
 
 
 def process_name(pid: int, proc: Path = Path("/proc")) -> str:
@@ -134,7 +163,7 @@ def process_name(pid: int, proc: Path = Path("/proc")) -> str:
     if kernel is not None:
         environment = dict(word.partition("=")[::2] for word in _words(proc / str(pid) / "environ"))
         notebook = environment.get("JPY_SESSION_NAME")
-        return f"the kernel of {_short(notebook)}" if notebook else f"the kernel {kernel[1]}"
+        return f"{KERNEL}of {_short(notebook)}" if notebook else f"{KERNEL}{kernel[1]}"
     if not arguments:
         return f"process {pid}"
     program = Path(arguments[0]).name

@@ -9,12 +9,15 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import asdict
+from typing import Any
 
 from gpushare_spawner.model.frames import AskKind
-from gpushare_spawner.notebook.client import AgentUnavailable, ask
+from gpushare_spawner.model.share_status import CellsStatus
+from gpushare_spawner.notebook.client import KERNEL, AgentUnavailable, ask, ask_cells, process_name
 from gpushare_spawner.notebook.session_client import ServiceAsk, ask_service
-from gpushare_spawner.wording.layers import wrong_keep_time
-from gpushare_spawner.wording.share_status import page
+from gpushare_spawner.wording.layers import NO_SHARE, wrong_keep_time
+from gpushare_spawner.wording.share_status import cells_page, page
 
 CLEAR = "\x1b[H\x1b[2J"
 
@@ -22,6 +25,9 @@ CLEAR = "\x1b[H\x1b[2J"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--json", action="store_true", help="print a JSON object (with --watch one on each line)")
+    parser.add_argument(
+        "--cells", action="store_true", help="print the GPU time, memory and waits of each cell instead"
+    )
     parser.add_argument("--watch", action="store_true", help="print it again every second, until Ctrl-C")
     parser.add_argument("--socket", metavar="PATH", help="the session's socket (default: $GPUSHARE_SOCKET)")
 
@@ -30,19 +36,38 @@ def run(options: argparse.Namespace) -> int:
     """Print the status. Return 0 if it is known or there is no share, 1 if the agent is unavailable."""
     try:
         while True:
-            status = ask(options.socket)
+            answer, text, again = _cells(options) if options.cells else _share(options)
             if options.json:
-                print(json.dumps(status.as_json()), flush=True)
+                print(json.dumps(answer), flush=True)
             else:
-                print((CLEAR if options.watch and sys.stdout.isatty() else "") + page(status, time.time()), flush=True)
-            if not options.watch or not status.shared:
-                return 1 if status.problem else 0
+                print((CLEAR if options.watch and sys.stdout.isatty() else "") + text, flush=True)
+            if not options.watch or not again:
+                return 1 if answer["problem"] else 0
             time.sleep(1)
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:  # `gpushare status --watch | head`
         sys.stderr.close()
         return 0
+
+
+def _share(options: argparse.Namespace) -> tuple[dict[str, Any], str, bool]:
+    """Return the status as data and as text, and whether it can change."""
+    status = ask(options.socket)
+    return status.as_json(), page(status, time.time()), status.shared
+
+
+def _cells(options: argparse.Namespace) -> tuple[dict[str, Any], str, bool]:
+    """Return the cells as data and as text, and whether they can change."""
+    try:
+        cells, problem = ask_cells(options.socket), ""
+    except AgentUnavailable as error:
+        cells, problem = CellsStatus(), str(error)
+    names = {pid: process_name(pid) for pid in {cell.pid for cell in cells.cells}}
+    # an ended kernel's pid can be that of another process now
+    kernels = {pid: name for pid, name in names.items() if name.startswith(KERNEL)}
+    text = problem or cells_page(cells, kernels, time.time())
+    return {"problem": problem, **asdict(cells)}, text, problem != NO_SHARE
 
 
 END = "end"

@@ -1,7 +1,7 @@
 """The Jupyter Server extension: sends the kernels' activity to the agent, and serves status and requests.
 
-It answers GET <base_url>gpushare/status and POST <base_url>gpushare/ask. Installing the package enables it, see
-jupyter_server_config.json in this folder. Without a share, the status only states that there is none.
+It answers GET <base_url>gpushare/status and gpushare/cells, and POST <base_url>gpushare/ask. Installing the package
+enables it, see jupyter_server_config.json in this folder. Without a share, the status only states that there is none.
 
 `offered_asks` and `missing_asks` choose the requests that JupyterLab offers; the service decides on each request.
 
@@ -131,6 +131,8 @@ class CellWatch:
         self._key = secrets.token_bytes(16)
         self._executions: dict[str, Execution] = {}
         """Executions that have not ended, by message ID."""
+        self.known: dict[int, Execution] = {}
+        """The most recent executions by number."""
         self._streams: dict[str, tuple[Any, list[int], Any]] = {}
         """Each kernel's manager, its ports and our stream of its iopub messages, by kernel ID."""
 
@@ -222,6 +224,9 @@ class CellWatch:
             self._executions[execution.message_id] = execution
             if len(self._executions) > MOST_EXECUTIONS:
                 del self._executions[next(iter(self._executions))]
+            self.known[execution.number] = execution
+            if len(self.known) > 2 * MOST_EXECUTIONS:
+                del self.known[next(iter(self.known))]
         self._client.tell_cell(event, execution, at)
 
 
@@ -238,18 +243,18 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 def _load_jupyter_server_extension(server: Any) -> None:
     client = SessionClient(log=server.log, pod=PodAnnotations.of(os.environ))
-    cells: CellWatch | None = None
-    handlers = {"status": StatusHandler, "ask": AskHandler}
+    cells = CellWatch(server.kernel_manager, client)
+    handlers = {"status": StatusHandler, "cells": CellsHandler, "ask": AskHandler}
     url = url_path_join(server.web_app.settings["base_url"], "gpushare")
+    parts = {"client": client, "cells": cells}
     server.web_app.add_handlers(
-        ".*$", [(url_path_join(url, name), handler, {"client": client}) for name, handler in handlers.items()]
+        ".*$", [(url_path_join(url, name), handler, parts) for name, handler in handlers.items()]
     )
     if client.shared:
         # not in the pod's manifest, where it would override the image's settings; kernels and terminals inherit this
         # process's environment
         for name, value in FRAMEWORK_DEFAULTS.items():
             os.environ.setdefault(name, value)
-        cells = CellWatch(server.kernel_manager, client)
         connection = server.web_app.settings.get("kernel_websocket_connection_class")
         if connection is not None:
             server.web_app.settings["kernel_websocket_connection_class"] = cells.watched(connection)
@@ -257,11 +262,11 @@ def _load_jupyter_server_extension(server: Any) -> None:
         server.io_loop.add_callback(_start, server, client, cells)  # the loop is not running yet
 
 
-async def _start(server: Any, client: SessionClient, cells: CellWatch | None) -> None:
+async def _start(server: Any, client: SessionClient, cells: CellWatch) -> None:
     settings = server.web_app.settings
 
     def read() -> KernelActivity:
-        if cells is not None:
+        if client.shared:
             with contextlib.suppress(Exception):  # an unknown kernel manager
                 cells.follow()
         return kernel_activity(server.kernel_manager)
@@ -331,9 +336,10 @@ class ShareHandler(APIHandler):
 
     auth_resource = "server"
 
-    def initialize(self, client: SessionClient) -> None:
-        """Store the client."""
+    def initialize(self, client: SessionClient, cells: CellWatch) -> None:
+        """Store the client, and the executions of cells."""
         self._client = client
+        self._cells = cells
 
 
 class StatusHandler(ShareHandler):
@@ -352,6 +358,34 @@ class StatusHandler(ShareHandler):
         status = await self._client.query()
         self.set_header("Cache-Control", "no-store")
         self.finish(json.dumps(answer(status)))
+
+
+class CellsHandler(ShareHandler):
+    """Handler that returns the cells of one kernel: GET gpushare/cells?kernel=ID.
+
+    Only the executions that this server has seen. A request does not count as user activity.
+    """
+
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer {"cells": [CellStatus, with cell_id and line], "problem": ""}, earliest first."""
+        kernel_id = self.get_query_argument("kernel", "")
+        self.set_header("Cache-Control", "no-store")
+        try:
+            status = await self._client.cells()
+        except AgentUnavailable as error:
+            self.finish(json.dumps({"cells": [], "problem": str(error)}))
+            return
+        found = ((row, self._cells.known.get(row.number)) for row in status.cells)
+        cells = [
+            {**asdict(row), "cell_id": execution.cell_id, "line": unbroken(share_status.cell_cost(row))}
+            for row, execution in found
+            if execution is not None and execution.kernel_id == kernel_id and execution.cell_id
+        ]
+        self.finish(json.dumps({"cells": cells, "problem": ""}))
 
 
 class AskHandler(ShareHandler):

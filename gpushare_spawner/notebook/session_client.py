@@ -21,9 +21,9 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Self
 
-from gpushare_spawner.model.frames import AskKind, CellEvent, Feature, Frame, Kind
+from gpushare_spawner.model.frames import AskKind, CellEvent, Feature, Frame, Kind, QueryTopic
 from gpushare_spawner.model.layers import LAYER_VARIABLE
-from gpushare_spawner.model.share_status import MAX_RECORD_BYTES, AgentRecord, ServiceAnswer, ShareStatus
+from gpushare_spawner.model.share_status import MAX_RECORD_BYTES, AgentRecord, CellsStatus, ServiceAnswer, ShareStatus
 from gpushare_spawner.notebook.client import (
     AgentConnection,
     AgentUnavailable,
@@ -34,7 +34,7 @@ from gpushare_spawner.notebook.client import (
     with_agent,
 )
 from gpushare_spawner.wording.amounts import AGENT_NOT_YET, agent_silent, agent_unavailable, reason
-from gpushare_spawner.wording.layers import NO_AGENT, NO_SHARE, no_answer, wrong_kind, wrong_value
+from gpushare_spawner.wording.layers import NO_AGENT, NO_CELLS, NO_SHARE, no_answer, wrong_kind, wrong_value
 
 if TYPE_CHECKING:
     # it imports pydantic, which `gpushare keep` does not need
@@ -225,6 +225,7 @@ class SessionClient:
         """Futures of requests that wait for the service's answer, by request number."""
         self._asking = asyncio.Lock()
         self._answered: asyncio.Future[ShareStatus] | None = None
+        self._cells_answered: asyncio.Future[CellsStatus] | None = None
         self._last: tuple[float, ShareStatus] | None = None
         self._kernels: KernelActivity | None = None
         self._problem = AGENT_NOT_YET
@@ -274,6 +275,26 @@ class SessionClient:
                 self._answered = None
             self._last = (loop.time(), status)
             return status
+
+    async def cells(self, timeout: float = 2.0) -> CellsStatus:
+        """Query the executions of cells from the agent. Raises AgentUnavailable within ``timeout`` seconds."""
+        if self._path is None:
+            raise AgentUnavailable(NO_SHARE if self._pod is None else NO_AGENT)
+        async with self._asking:
+            if not self.connected:
+                raise AgentUnavailable(self._problem)
+            if Feature.CELLS not in self._features:
+                raise AgentUnavailable(NO_CELLS)
+            self._cells_answered = asyncio.get_running_loop().create_future()
+            try:
+                await self._send(Kind.QUERY, QueryTopic.CELLS)
+                return await asyncio.wait_for(self._cells_answered, timeout)
+            except TimeoutError as error:
+                raise AgentUnavailable(agent_silent(timeout)) from error
+            except OSError as error:
+                raise AgentUnavailable(agent_unavailable(str(error))) from error
+            finally:
+                self._cells_answered = None
 
     async def ask(self, ask: ServiceAsk, timeout: float = ANSWER_SECONDS) -> ServiceAnswer:
         """Send a request to the service. Raises AgentUnavailable with a readable reason.
@@ -353,7 +374,7 @@ class SessionClient:
             welcomed, self.connected = self.connected, False
             self._connection = self._last = None
             self._cell_frames.clear()
-            for future in (self._answered, *self._asks.values()):
+            for future in (self._answered, self._cells_answered, *self._asks.values()):
                 if future is not None and not future.done():
                     future.set_exception(ConnectionResetError("the connection ended"))
             connection.close()
@@ -368,7 +389,10 @@ class SessionClient:
                 if self._kernels is not None:
                     await self._send(Kind.KERNELS, *self._kernels.fields())
             return
-        if packet.status is None:
+        if packet.cells is not None:
+            if self._cells_answered is not None and not self._cells_answered.done():
+                self._cells_answered.set_result(packet.cells)
+        elif packet.status is None:
             self._last = None  # the next query gets a new answer
         elif self._answered is not None and not self._answered.done():
             self._answered.set_result(packet.status)

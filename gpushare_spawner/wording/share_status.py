@@ -7,11 +7,19 @@ terminal knows the reader's time zone. Notices are in `wording.notices`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpushare_spawner.model.layers import Layer
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
-from gpushare_spawner.model.share_status import ControlsStatus, GpuStatus, LimitHit, ShareStatus
+from gpushare_spawner.model.share_status import (
+    CellsStatus,
+    CellStatus,
+    ControlsStatus,
+    GpuStatus,
+    LimitHit,
+    ShareStatus,
+)
 from gpushare_spawner.wording.amounts import (
     clock,
     elapsed,
@@ -129,6 +137,41 @@ def holders(status: ShareStatus) -> str:
         return ""
     more = f", and {len(largest) - 4} more" if len(largest) > 4 else ""
     return ", ".join(f"{names[pid]} {memory(held)}" for held, pid in largest[:4]) + more
+
+
+_NO_TIME = 0.005
+"""Seconds below which a time is not shown: a burst's end is reported a few milliseconds later."""
+
+
+def cell_cost(cell: CellStatus) -> str:
+    """Return the GPU time, the peak of memory and the waits of a cell in one line; empty without GPU work."""
+    if max(cell.gpu_seconds, cell.lease_seconds, cell.memory_seconds) < _NO_TIME:
+        return ""
+    parts = [f"GPU time {latency(cell.gpu_seconds)}"]
+    peaks = [(cell.on_gpu_bytes, "on the GPU"), (cell.paged_out_bytes, "paged out")]
+    peak = " and ".join(f"{memory(size)} {where}" for size, where in peaks if size)
+    waits = [(cell.lease_seconds, "the GPU"), (cell.memory_seconds, "memory")]
+    wait = " and ".join(f"{latency(seconds)} for {what}" for seconds, what in waits if seconds >= _NO_TIME)
+    parts += [f"at most {peak}"] if peak else []
+    parts += [f"waited {wait}"] if wait else []
+    if cell.divided_seconds >= _NO_TIME:
+        parts.append(f"{latency(cell.divided_seconds)} of the GPU time divided evenly with cells that ran meanwhile")
+    return " · ".join(parts)
+
+
+def cells_page(cells: CellsStatus, kernels: Mapping[int, str], now: float) -> str:
+    """Return the cells of a session with their sums, for a terminal. ``kernels``: names by pid."""
+    lines = []
+    for cell in cells.cells:
+        count = f" [{cell.count}]" if cell.count else ""
+        took = f"{'runs for' if cell.running else 'took'} {latency(cell.seconds)}"
+        cost = cell_cost(cell) or (f"GPU time below {latency(_NO_TIME)}" if cell.gpu_seconds else "no GPU work")
+        lines.append(f"{near_clock(cell.at, now)}  {kernels.get(cell.pid, 'a kernel')}{count} {took}: {cost}")
+    sums = [(sum(cell.gpu_seconds for cell in cells.cells), f"in {plural(len(cells.cells), 'cell')}")]
+    sums += [(cells.earlier_seconds, f"in {plural(cells.earlier, 'earlier cell')}")] if cells.earlier else []
+    sums.append((cells.outside_seconds, "outside of cells"))
+    parts = ", ".join(f"{latency(seconds)} {where}" for seconds, where in sums)
+    return "\n".join([*lines, f"GPU time {latency(cells.gpu_seconds)}: {parts}."])
 
 
 def stays(reason: str, suspended: bool = False) -> str:

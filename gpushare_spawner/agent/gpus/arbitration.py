@@ -154,7 +154,7 @@ class ObservedSessions:
         working.gpu_seconds, working.busy_since = total, None
         session.working.pop(process, None)
         if since is not None:
-            session.use.burst_ended((working.session, process), since, total - before)
+            session.use.burst_ended((working.session, process), since, total - before, now - max(0.0, quiet))
         elif total == before:
             return  # there was no work
         begin = working.joined_at if since is None else since
@@ -251,7 +251,7 @@ class WorkListener(Protocol):
         """Add a wait: for memory, or for a lease."""
 
     def has_memory(self, gpu: str, client: int, on_gpu: int, paged_out: int) -> None:
-        """Set a client's bytes on the GPU, and its bytes that are paged out."""
+        """Set a client's allocated bytes that are not paged out, and those that are."""
 
 
 class Handle(Protocol):

@@ -249,7 +249,7 @@ class Cells:
                 cell.lease_seconds += (until - since) * part
 
     def has_memory(self, gpu: str, client: int, on_gpu: int, paged_out: int) -> None:
-        """Set a client's bytes on the GPU, and its bytes that are paged out."""
+        """Set a client's allocated bytes that are not paged out, and those that are."""
         self._memory[gpu, client] = on_gpu, paged_out
         pids = self._processes.get(client, frozenset())
         for cell in self._unfinished.values():

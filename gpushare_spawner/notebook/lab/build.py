@@ -19,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = ("package.json", "tsconfig.json", "webpack.config.js", ".yarnrc.yml", "yarn.lock")
-SOURCES = ("src", "style")
+SOURCES = ("src", "style", "schema")
 BUILT_FROM = "sources.sha256"
 """File in the built extension with the digest of its sources."""
 INSTALLED_FROM = ".installed.sha256"

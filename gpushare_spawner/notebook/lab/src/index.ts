@@ -2,13 +2,15 @@
 
 import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 
+import { CellCosts } from './cellCosts';
 import { HOUR, IControls, KEEP_AT_ONCE_HOURS } from './controls';
 import { Notifier, seenAdvice, seenMessages } from './notifier';
 import { Poller } from './poller';
 import { Samples } from './samples';
-import { ask, fetchStatus } from './server';
+import { ask, fetchCells, fetchStatus } from './server';
 import { ShareDialog } from './shareDialog';
 import { AskKind, IShareStatus } from './status';
 import { StatusItem } from './statusItem';
@@ -23,9 +25,20 @@ const plugin: JupyterFrontEndPlugin<void> = {
   description:
     'Shows the GPU share of this server, notifies the user of its changes, and offers to keep or release it.',
   autoStart: true,
-  optional: [IStatusBar, ICommandPalette],
-  activate: (app: JupyterFrontEnd, statusBar: IStatusBar | null, palette: ICommandPalette | null) => {
+  optional: [IStatusBar, ICommandPalette, ISettingRegistry],
+  activate: (
+    app: JupyterFrontEnd,
+    statusBar: IStatusBar | null,
+    palette: ICommandPalette | null,
+    registry: ISettingRegistry | null
+  ) => {
     const settings = app.serviceManager.serverSettings;
+    const costs = new CellCosts(kernelId => fetchCells(settings, kernelId));
+    app.docRegistry.addWidgetExtension('Notebook', costs);
+    registry?.load(PLUGIN_ID).then(
+      loaded => costs.follow(loaded),
+      reason => console.debug('gpushare: no settings:', reason)
+    );
     const samples = new Samples(SPAN);
     const controls: IControls = {
       ask: async (kind, value = 0) => {

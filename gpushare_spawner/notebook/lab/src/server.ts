@@ -3,7 +3,7 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
-import { AskKind, IAskAnswer, IShareStatus } from './status';
+import { AskKind, IAskAnswer, ICellCost, IShareStatus } from './status';
 import { NO_ANSWER, PERHAPS_STOPPED } from './words';
 
 /** Return the status; undefined if the server extension is not enabled. */
@@ -16,6 +16,13 @@ export async function fetchStatus(settings: ServerConnection.ISettings): Promise
     throw new Error(`the server answered ${response.status}`);
   }
   return (await response.json()) as IShareStatus;
+}
+
+/** Return the executions of a kernel's cells, earliest first; none if the agent is unavailable. */
+export async function fetchCells(settings: ServerConnection.ISettings, kernelId: string): Promise<ICellCost[]> {
+  const path = `cells?kernel=${encodeURIComponent(kernelId)}`;
+  const response = await request(settings, path, { method: 'GET', cache: 'no-store' });
+  return response.ok ? ((await response.json()) as { cells: ICellCost[] }).cells : [];
 }
 
 /** Send a request to the service. `value`: seconds of a keep, units of a share. Throws nothing. */

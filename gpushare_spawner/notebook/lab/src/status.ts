@@ -1,4 +1,12 @@
-/** The answer of `GET gpushare/status`, which notebook/extension.py writes. */
+/** The answers of `GET gpushare/status` and `GET gpushare/cells`, which notebook/extension.py writes. */
+
+/** One execution of a cell. Other fields: `CellStatus` in model/share_status.py. */
+export interface ICellCost {
+  cell_id: string;
+  running: boolean;
+  /** GPU time, peak of memory and waits; empty: no GPU work. */
+  line: string;
+}
 
 /** An idle action for which the user has a notice. */
 export interface IPendingAction {
