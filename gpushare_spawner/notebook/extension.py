@@ -371,7 +371,7 @@ class CellsHandler(ShareHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Answer {"cells": [CellStatus, with cell_id and line], "problem": ""}, earliest first."""
+        """Answer {"cells": [CellStatus with cell_id and line, without its numbers], "problem": ""}, earliest first."""
         kernel_id = self.get_query_argument("kernel", "")
         self.set_header("Cache-Control", "no-store")
         try:
@@ -385,6 +385,8 @@ class CellsHandler(ShareHandler):
             for row, execution in found
             if execution is not None and execution.kernel_id == kernel_id and execution.cell_id
         ]
+        for cell in cells:
+            del cell["number"], cell["pid"]  # numbers of 64 bits are not exact in a browser
         self.finish(json.dumps({"cells": cells, "problem": ""}))
 
 

@@ -203,7 +203,7 @@ SERVICE = "/services/gpushare"
 ADDRESSES = {
     "service": [f"{SERVICE}/", SERVICE, f"{SERVICE}/history", f"{SERVICE}/metrics"],
     "agent": ["/metrics"],
-    "notebook": ["/user/ada/gpushare/status"],
+    "notebook": ["/user/ada/gpushare/status", "/user/ada/gpushare/cells"],
 }
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushare_spawner.model.frames import FRAME_BYTES, AskKind, Frame, Kind
+from gpushare_spawner.model.frames import FRAME_BYTES, AskKind, Frame, Kind, QueryTopic
 from gpushare_spawner.model.share import IdleCause, Tier, chosen
 from gpushare_spawner.model.share_status import (
     AdminMessage,
     AgentRecord,
+    CellsStatus,
     ControlsStatus,
     DeliveredStatus,
     GpuStatus,
@@ -73,6 +74,7 @@ class Script:
     layer_trouble: str = ""
     features: int = 0
     """An old agent has none."""
+    cells: CellsStatus = field(default_factory=CellsStatus)
     message: tuple[str, float] | None = None
     """An admin's message, and its instant in seconds since the epoch."""
     drain: tuple[str, float] | None = None
@@ -213,6 +215,8 @@ class ScriptedAgent:
                 return [self.after_hello]
             tier = (script.tier.depth, script.effective, script.borrowed)
             return [Frame(Kind.WELCOME, (script.share, *tier, 1, 0, script.features)).pack()]
+        if frame.kind is Kind.QUERY and frame.fields[0] == QueryTopic.CELLS:
+            return [AgentRecord(cells=script.cells).packet()]
         if frame.kind is Kind.QUERY and not self.silent:
             return [AgentRecord(status=script.status()).packet()]
         if frame.kind is Kind.ASK and script.answer is not None:

@@ -8,6 +8,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from jupyter_server.services.kernels.connection.base import serialize_msg_to_ws_
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
+from gpushare_spawner.cli import main
 from gpushare_spawner.model.frames import CellEvent, Feature, Kind
+from gpushare_spawner.model.share_status import CellsStatus, CellStatus
 from gpushare_spawner.notebook.session_client import Execution, SessionClient, number_of
 from tests.notebook.jupyter import TOKEN, Jupyter, running
 from tests.notebook.scripted_agent import Script, ScriptedAgent
@@ -184,9 +187,60 @@ async def test_a_new_connection_gets_the_executions_that_have_not_ended(
             await asyncio.to_thread(agent.stop)
             agent.start()
             found = await asyncio.to_thread(agent.wait_for, Kind.CELL, 6)
-            assert found[-1].fields[:6] == still.fields(CellEvent.STARTED)
+            assert found[-1].fields[:7] == still.fields(CellEvent.STARTED)
 
 
 async def test_without_an_agent_events_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUSHARE_SOCKET", raising=False)
     SessionClient().tell_cell(CellEvent.SUBMITTED, Execution("m", "k", 7))
+
+
+CELLS = CellsStatus(
+    (
+        CellStatus(number_of("mine"), 50, 3, 1000.0, 12.0, False, 3.2),
+        CellStatus(number_of("of nobody"), 50, 4, 1001.0, 12.0, False, 3.2),
+    ),
+    gpu_seconds=6.4,
+)
+
+
+async def test_the_browser_gets_the_cells_of_its_kernel_that_this_server_has_seen(
+    server: Jupyter, agent: ScriptedAgent, kernel: str
+) -> None:
+    socket = await connected(server, kernel)
+    message_id = await execute(socket, "5 + 5")
+    await events(agent, message_id, 3)
+    row = replace(CELLS.cells[0], number=number_of(message_id))
+    agent.script.cells = replace(CELLS, cells=(*CELLS.cells, row))
+    code, body = await asyncio.to_thread(server.get, f"gpushare/cells?kernel={kernel}")
+    assert code == 200
+    ((cell,), problem) = body["cells"], body["problem"]
+    assert (cell["cell_id"], cell["line"], cell["count"], problem) == ("cell of 5 + 5", "GPU time 3.2\u00a0s", 3, "")
+    assert not {"number", "pid"} & set(cell)
+    assert (await asyncio.to_thread(server.get, "gpushare/cells?kernel=other"))[1]["cells"] == []
+    assert (await asyncio.to_thread(server.get, f"gpushare/cells?kernel={kernel}", None))[0] == 403
+    socket.close()
+
+
+def test_the_command_prints_the_cells_or_that_the_agent_is_too_old(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ScriptedAgent(tmp_path / "s.sock", Script(features=Feature.CELLS, cells=CELLS)) as agent:
+        command = ["status", "--cells", "--socket", str(agent.path)]
+        assert main(command) == 0
+        assert capsys.readouterr().out.endswith("GPU time 6.4 s: 6.4 s in 2 cells, 0 ms outside of cells.\n")
+        assert main([*command, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["cells"][0]["gpu_seconds"] == 3.2
+        agent.script.features = 0
+        assert main(command) == 1
+        assert "older than your notebook server" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 1
+    assert "unavailable" in json.loads(capsys.readouterr().out)["problem"]
+
+
+def test_without_a_share_there_are_no_cells(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("GPUSHARE_SOCKET", raising=False)
+    assert main(["status", "--cells", "--watch"]) == 1
+    assert capsys.readouterr().out == "This server has no GPU share: it was started without one.\n"
