@@ -21,17 +21,18 @@ from gpushare_spawner.model.report import Burst
 from gpushare_spawner.model.share import UNITS_PER_GPU, SizeAdvice
 
 HOUR = 3600.0
-MOST_OWN, MOST_OTHER, MOST_CONTENDED = 400, 1200, 2 * HOUR
+MOST_OWN, MOST_OTHER, MOST_CONTENDED = 500, 800, HOUR
 """Maximum bursts of a session, and of its neighbours, that are replayed: the most recent. The session's may have
-competed for so many seconds. Each replay then takes about two seconds of CPU time."""
-FEWEST_BURSTS = 20
-"""Fewer bursts than this are not evidence of a user's work."""
+competed for so many seconds. A replay on a crowded GPU then takes about two seconds of CPU time."""
+FEWEST_BURSTS, LEAST_WORK = 20, 1800.0
+"""Fewer bursts with fewer GPU seconds than this are not evidence of a user's work. A training run has few bursts, of up
+to 10 minutes."""
 NEAR = 60.0
 """Seconds between two bursts from which one does not affect the other: leases end a second after the work, and a debt
 begins to fade after `ArbiterSettings.long_pause`."""
 THINKING = 300.0
 """Longest pause, in seconds, after which a user is taken to have waited for the result: three of four pauses are
-shorter than 7 minutes (docs/explanation/benchmarks.md, think times)."""
+shorter than 7 minutes (benchmarks/interactive.py)."""
 NOTICED = 0.1
 """Seconds by which a burst must end later to count: 100 ms appear instantaneous (J. Nielsen, Usability Engineering,
 1993)."""
@@ -209,7 +210,7 @@ def advise(recordings: Iterable[Recording], others: Iterable[OtherShare], held_s
         memory_p95_bytes=p95,
         memory_peak_bytes=memory[-1],
     )
-    now = _waits(replayed, units) if len(bursts) >= FEWEST_BURSTS else None
+    now = _waits(replayed, units) if is_evidence(bursts) else None
     if now is None or abs(sum(now) - recorded) > PREDICTION_ERROR * max(recorded, sum(now)) + ENOUGH * gpu_seconds:
         return result
     fitting = [other for other in others if other.guarantee_bytes >= p95 and other.limit_bytes >= memory[-1]]
@@ -231,6 +232,11 @@ def advise(recordings: Iterable[Recording], others: Iterable[OtherShare], held_s
         if then is not None and sum(now) - sum(then) >= worth:
             return replace(result, advised_units=choice, saved_seconds=sum(now) - sum(then))
     return result
+
+
+def is_evidence(bursts: Sequence[Burst]) -> bool:
+    """Return whether the bursts are enough for advice."""
+    return len(bursts) >= FEWEST_BURSTS or sum(burst.gpu_seconds for burst in bursts) >= LEAST_WORK
 
 
 def _waits(recordings: Iterable[Recording], units: int) -> list[float] | None:

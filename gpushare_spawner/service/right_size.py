@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 from sqlalchemy import Connection, Select, func, select
 
 from gpushare_spawner.arbiter.right_size import (
-    FEWEST_BURSTS,
     MOST_OTHER,
     MOST_OWN,
     NEAR,
@@ -23,6 +23,7 @@ from gpushare_spawner.arbiter.right_size import (
     RecordedSession,
     Recording,
     advise,
+    is_evidence,
 )
 from gpushare_spawner.background import in_daemon_thread
 from gpushare_spawner.model.layers import LayerName
@@ -39,8 +40,8 @@ from gpushare_spawner.wording import service as words
 
 log = logging.getLogger("gpushare.service.history")
 
-STEP_EVERY = 60.0
-"""Seconds between two replays of a session's work, each of some seconds of CPU time."""
+STEP_EVERY, PART = 60.0, 0.05
+"""Minimum seconds between two sessions' replays, and maximum part of the time that these take."""
 AGAIN_AFTER = 6 * 3600.0
 """Seconds after which the advice for a user's sessions with a template is computed again. Our choice: a week's record
 changes little within hours."""
@@ -179,14 +180,17 @@ class ShareAdvisor:
 
     async def run(self) -> None:
         """Compute advice until cancelled."""
+        pause = STEP_EVERY
         while True:
-            await asyncio.sleep(STEP_EVERY)
+            await asyncio.sleep(pause)
+            began = time.monotonic()
             try:
                 await self.step()
             except HistoryFailed:
                 pass  # the recorder logs that
             except Exception:
                 log.exception("Cannot compute the right size of a share")
+            pause = max(STEP_EVERY, (time.monotonic() - began) / PART)
 
     async def step(self) -> None:
         """Compute the advice for the session that has waited longest, if it is due."""
@@ -213,7 +217,8 @@ class ShareAdvisor:
         user, template, units = session.user, session.template, session.share_units
         found = await self._history.ask(lambda connection: evidence(connection, user, template, units, sizes, now))
         gpu = next((gpu for (_, uuid), gpu in gpus.items() if uuid in session.gpus), None)
-        if gpu is None or sum(len(recording.own.bursts) for recording in found.recordings) < FEWEST_BURSTS:
+        bursts = [burst for recording in found.recordings for burst in recording.own.bursts]
+        if gpu is None or not is_evidence(bursts):
             return False
         others = offered_shares(await templates_for(self._context, session, reports), gpu)
         result = await in_daemon_thread(lambda: advise(found.recordings, others, found.held_seconds))

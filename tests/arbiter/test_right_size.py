@@ -24,6 +24,7 @@ from gpushare_spawner.arbiter.right_size import (
     RecordedSession,
     Recording,
     advise,
+    is_evidence,
     waits,
 )
 from gpushare_spawner.arbiter.session import ArbiterSettings
@@ -185,6 +186,11 @@ def test_there_is_no_advice_after_few_bursts_or_against_the_record(quiet: Record
         assert advice.advised_units == advice.units
     assert advise([], SHARES, MANY_HOURS) is None
     assert advise([replace(quiet, own=RecordedSession(50, ()))], SHARES, MANY_HOURS) is None
+
+
+def test_few_long_bursts_are_evidence_too() -> None:
+    assert not is_evidence([burst(0.0, 599.0)] * 3)
+    assert is_evidence([burst(0.0, 600.0)] * 3)
 
 
 def burst(at: float, seconds: float = 1.0, contended: float = 0.0) -> Burst:

@@ -108,7 +108,7 @@ def test_a_broken_text_is_said_to_be_unreadable(agent: ScriptedAgent, monkeypatc
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (None, '"kind" must be one of keep, end-keep, release, stop, share, shares, keeps.'),
+        (None, '"kind" must be one of keep, end-keep, release, stop, share, shares, keeps, advice.'),
         ([], '"kind" must be one of'),
         ({"kind": "steal"}, '"kind" must be one of'),
         ({"kind": ["keep"]}, '"kind" must be one of'),

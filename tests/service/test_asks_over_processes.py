@@ -6,20 +6,24 @@ Killed at each step: the service between ask and answer, the agent and the servi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.frames import AskKind, Kind, Role
 from gpushare_spawner.model.share import Tier
+from gpushare_spawner.service.history.store import BURST, HistoryFailed, HistoryStore
 from gpushare_spawner.wording import actions as words
 from tests.agent.peers import Peer
 from tests.present import present
@@ -144,3 +148,33 @@ async def test_a_kept_share_outlives_its_times_the_service_and_the_agent(stage: 
             done, text, _ = await answered(await stage.observer(), kind)
             assert text != words.TOO_MANY_REQUESTS, f"{kind.name} is no action"
             assert done or kind is AskKind.SHARES, text  # the only template has no other share
+
+
+async def test_burst_of_a_process_reaches_the_history(stage: Stage) -> None:
+    """From the session's socket through the agent's report to the service's database."""
+    history = f"sqlite:///{stage.folder}/history.sqlite"
+    stage.kill_service()
+    stage.start_service(f"--history={history}")
+    (gpu,) = (await stage.agent.client.report()).gpus
+    program = Peer(stage.socket)
+    stage.peers.append(program)
+    await program.connect(Role.CUDA)
+    program.send(Kind.REQUEST, 2**20, 0, 1, gpu=gpu.uuid)
+    lease = (await program.until(Kind.GRANT)).fields[0]
+    await asyncio.sleep(0.5)
+    program.send(Kind.RELEASE, lease, 500_000_000, 0, gpu=gpu.uuid)
+    store = HistoryStore(history)
+    stored: Sequence[Any] = ()
+    end = time.monotonic() + 60
+    while not stored and time.monotonic() < end:
+        await asyncio.sleep(2.0)
+        # the question writes all that was counted
+        done, text, _ = await answered(await stage.observer(), AskKind.ADVICE)
+        assert (done, text) == (True, "null")
+        with contextlib.suppress(HistoryFailed):
+            stored = store.read(lambda connection: connection.execute(select(BURST)).all())
+    store.close()
+    (burst,) = stored
+    assert 0.5 <= burst.seconds < 5
+    assert burst.gpu_seconds == pytest.approx(burst.seconds, abs=0.2)
+    assert (burst.memory_bytes, burst.units) == (2**20, 25)
