@@ -107,6 +107,12 @@ SESSION: tuple[Figure[SessionReport], ...] = _named(
     ),
     # sums over its GPUs like the time above; the status and the REST API have the time on each GPU
     Figure(
+        "energy_joules",
+        "Energy of its GPUs since it was opened: by delivered time, and without work by held units",
+        lambda session: session.energy_joules,
+        counter=True,
+    ),
+    Figure(
         "entitled_seconds",
         "GPU time to which the session was entitled while others competed",
         lambda session: session.delivered.entitled_seconds,

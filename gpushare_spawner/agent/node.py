@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
+from gpushare_spawner.agent.gpus.samples import Energy
 from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed
 from gpushare_spawner.agent.periodic import WELL, InstanceWatch, Rounds, RoundSettings
 from gpushare_spawner.agent.session_limit import ExclusiveMemory
@@ -62,9 +64,12 @@ from gpushare_spawner.model.controls import MessageCause
 from gpushare_spawner.model.layers import LAYERS, LayerName, Where, engine_environment
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import (
+    ENDED_SECONDS,
     MAX_TROUBLE,
+    MOST_ENDED,
     BypassingProcess,
     DeliveredReport,
+    EndedSession,
     GpuReport,
     HostUseReport,
     Report,
@@ -344,7 +349,9 @@ class SessionChecks:
             self._registry.end(session.id, f"not confirmed within {confirm_within:g} s")
             return
         if session.record.yields_until is not None and now >= session.record.yields_until:
-            self._registry.tiers.stop_yielding([session], "no spawn in quota used the units that it gave up")
+            unused = "no spawn in quota used the units that it gave up"
+            why = "its budget is not checked" if session.record.background else unused
+            self._registry.tiers.stop_yielding([session], why)
         if session.socket is None and self._registry.listen(session) is None:
             log.info("session %s: its socket was created", session.id)
         if session.memory is not None:
@@ -468,6 +475,8 @@ class Node:
         self.mps = MpsDaemons(whole, folder.mps, sessions, self.wall_clock, self.news)
         self._unstated = UnstatedMemory(self.gpus, context_bytes)
         self.enforcer = Enforcer(sessions, self.gpus.values(), self.news)
+        self._energy = Energy()
+        self._ended: deque[EndedSession] = deque(maxlen=MOST_ENDED)
         bypass = BypassWatch(self._unstated, self.enforcer.check)
         self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, bypass)
         self.instances = InstanceWatch(instances, self.rounds, sessions, self._add_gpu, self._drop_gpu)
@@ -516,8 +525,10 @@ class Node:
             published_at=self.wall_clock(),
             gpus=tuple(map(self._gpu_report, self.arbitrations.values())),
             sessions=tuple(sorted(sessions, key=lambda session: (session.begun, session.id))),  # oldest first
+            ended=self._recently_ended(self.wall_clock()),
             host_memory=self.memory.report(on_gpus),
             state_trouble=trouble[:MAX_TROUBLE] if trouble is not None else None,
+            supports_budgets=True,
             stop_trouble=self.enforcer.trouble,
         ).with_cordons(self.cordons.now)
 
@@ -581,6 +592,9 @@ class Node:
 
     def _memory_seen(self, states: Mapping[str, GpuState]) -> None:
         sessions = self.sessions.values()
+        for uuid, state in states.items():
+            if state.power_watts is not None and uuid in self.arbitrations:
+                self._count_energy(uuid, state.power_watts)
         self._unstated.update(states, sessions)
         inform_arbiters(states, self.gpus, self.arbitrations, sessions, self._unstated.amounts)
         for session in sessions:
@@ -588,7 +602,25 @@ class Node:
                 if gpu.uuid in states and session.conversation is not None:
                     session.conversation.accept_again(gpu.uuid)
 
+    def _count_energy(self, gpu: str, watts: float) -> None:
+        arbitration = self.arbitrations[gpu]
+        here = {name: session for name, session in self.sessions.items() if arbitration.gpu in session.gpus}
+        used = {name: arbitration.recent_use(name).seconds for name in here}
+        units = {name: session.record.request.on(gpu, session.record.effective_units) for name, session in here.items()}
+        for name, joules in self._energy.divided(gpu, watts, arbitration.now(), used, units).items():
+            record = here[name].record
+            record.energy_joules += joules
+
+    def _recently_ended(self, now: float) -> tuple[EndedSession, ...]:
+        while self._ended and not now - ENDED_SECONDS <= self._ended[0].ended_at <= now + ENDED_SECONDS:
+            self._ended.popleft()
+        return tuple(self._ended)
+
     def _went(self, session: Session) -> None:
+        if session.record.owner is not None:
+            last = self.session_report(session)
+            figures = shared_fields(last, EndedSession)
+            self._ended.append(EndedSession(**figures | {"ended_at": self.wall_clock()}))
         self.suspensions.ended(session)
         self.mps.check_soon()
 

@@ -161,6 +161,8 @@ class SessionRecord(BaseModel):
     yields_until: Instant | None = None
     """End of the time for which the units taken by its tier are reserved for spawns in quota; None if they are not
     reserved."""
+    background: bool = False
+    """Whether it works only in GPU time and memory that no other session uses until then, see `TierRequest`."""
     controls: Controls = NO_CONTROLS
     messages: tuple[Message, ...] = ()
     """Messages to the session's user, one per cause, earliest first."""
@@ -168,6 +170,8 @@ class SessionRecord(BaseModel):
     """Whether there was GPU work when this was written."""
     last_gpu_activity: Instant | None = None
     gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
+    energy_joules: Annotated[float, Field(ge=0)] = 0.0
+    """Energy of its GPUs, see `SessionReport.energy_joules`."""
     delivered: Delivered = NOTHING
     cells: CellsStatus = CellsStatus()
     memory_hits: MemoryLimitHits = NO_HITS

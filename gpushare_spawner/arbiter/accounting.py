@@ -100,6 +100,7 @@ class Accounts:
         """Remove the session with its lag and its limit."""
         del self._accounts[session]
         self.time_limits.set(session, NONE)
+        self.time_limits.set_background(session, False)
         self._working = self._sums = None
 
     def set_weight(self, session: str, weight: int) -> None:

@@ -128,6 +128,13 @@ class GpuArbiter:
         record.at_limit = record.at_limit and session in self._time_limits
         return self._decide()
 
+    def set_background(self, session: str, background: bool, now: float) -> list[Decision]:
+        """Set whether the session works only in GPU time and memory that no other session uses."""
+        record = self._session(session, now)
+        self._time_limits.set_background(session, background)
+        record.at_limit = record.at_limit and session in self._time_limits
+        return self._decide()
+
     def set_weight(self, session: str, weight: int, now: float) -> list[Decision]:
         """Change the session's weight. 0 releases the session and revokes its leases.
 

@@ -458,7 +458,8 @@ class ArbitratedSession:
     revoke_timeout: float | None = None
     """GPU seconds that it may receive after REVOKE before others get leases; None: the usual time."""
     at_limit: bool = False
-    """Whether it has had its limit of GPU time: none of its clients runs now. See gpu_time_limits.py."""
+    """Whether none of its clients runs now: it has had its limit of GPU time, or works in the background while others
+    have work. See gpu_time_limits.py."""
 
     @property
     def weight(self) -> int:

@@ -61,6 +61,8 @@ class NoAction(StrEnum):
     """An admin has exempted the session from all idle actions."""
     YIELDS = "yields"
     """The session has made way for a spawn in quota, which still waits."""
+    USED_UP = "used-up"
+    """The session has no units, because its budget is used up."""
 
 
 @dataclass(frozen=True)
@@ -287,12 +289,13 @@ def _downgrades(share: Share | None, values: Mapping[str, Any], deeper: float | 
 
 @dataclass(frozen=True)
 class UnitsNeeded:
-    """The units of a session over quota that waiting spawns in quota need."""
+    """The units of a session over quota that waiting spawns in quota need, or all of one whose budget is used up."""
 
     units: int
     """Units that the session keeps, on each of its GPUs."""
     rules: Reclaim
     """The quotas' rules in force."""
+    cause: IdleCause = IdleCause.RECLAIM
 
 
 def reclaim_action(reclaimed: UnitsNeeded, session: Observation) -> IdleAction | None:
@@ -305,7 +308,7 @@ def reclaim_action(reclaimed: UnitsNeeded, session: Observation) -> IdleAction |
     if session.effective_units > reclaimed.units:
         units = _units_left(reclaimed, session)
         tier = Tier.DOWNGRADED if units else Tier.RELEASED
-        return IdleAction(tier, units, session.opened_at, 0.0, IdleCause.RECLAIM, notice=rules.notice)
+        return IdleAction(tier, units, session.opened_at, 0.0, reclaimed.cause, notice=rules.notice)
     quiet = session.quiet_since
     may_stop = session.yields and not session.gpu_busy and not session.kernels_busy
     if rules.stop_after is None or quiet is None or not may_stop:
@@ -329,7 +332,8 @@ def _units_left(reclaimed: UnitsNeeded, session: Observation) -> int:
 
 def is_reclaim_notice(notice: Notice | None) -> TypeGuard[Notice]:
     """Return whether the notice is for a session that makes way."""
-    return notice is not None and notice.cause is IdleCause.RECLAIM and notice.tier is not Tier.STOPPED
+    makes_way = notice is not None and notice.cause is not None and notice.cause.makes_way
+    return makes_way and notice is not None and notice.tier is not Tier.STOPPED
 
 
 _SLACK = 1.0
@@ -396,7 +400,8 @@ def decide(
     stops = isinstance(due, IdleAction) and due.tier is Tier.STOPPED and now >= due.tell_at
     if made_way and not stops:
         # the spawns need these units, so a tier in between does not help; the template can still stop the session
-        due, kept_until = NoAction.YIELDS, None
+        used_up = reclaimed is not None and reclaimed.cause is IdleCause.BUDGET
+        due, kept_until = NoAction.USED_UP if used_up else NoAction.YIELDS, None
     if reclaimed is not None:
         due = _sooner(due, reclaim_action(reclaimed, session), session, now)
     if idle is None:
@@ -478,7 +483,7 @@ def _is_notice_of(notice: Notice, due: IdleAction) -> bool:
     # an older agent does not store the cause
     same_cause = notice.cause in (None, due.cause)
     same_action = notice.tier is due.tier and notice.effective_units == due.units
-    if due.cause is IdleCause.RECLAIM and due.tier is not Tier.STOPPED:
+    if due.cause.makes_way and due.tier is not Tier.STOPPED:
         # a session that keeps more than its notice states needs no new notice
         same_action = is_reclaim_notice(notice) and notice.effective_units <= due.units
     return same_action and same_cause and notice.at >= due.at - _SLACK

@@ -152,6 +152,9 @@ class TierRequest(_Request):
     yields_until: Instant | None = None
     """The session gives up the units that the tier takes, so that another session can own them. Until it does, but at
     most until this instant, GPU work does not restore them. None: the session keeps its units."""
+    background: bool = False
+    """Until that instant the session works only in GPU time and memory that no other session uses, because its budget
+    is used up."""
 
 
 class ResizeRequest(_Request):

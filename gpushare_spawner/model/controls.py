@@ -60,6 +60,8 @@ class MessageCause(StrEnum):
     """An admin acted on the session and gave a reason. The message lasts like one of cause ADMIN."""
     BYPASS = "bypass"
     """Processes without the library make the session exceed its memory limit. The message lasts as long."""
+    BUDGET = "budget"
+    """What is left of the session's budgets. The status shows it apart from admins' messages."""
 
     @classmethod
     def _missing_(cls, value: Any) -> MessageCause:

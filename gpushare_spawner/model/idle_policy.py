@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from gpushare_spawner.model.part import FilePart
-from gpushare_spawner.model.quantity import Seconds
+from gpushare_spawner.model.quantity import Seconds, TimeOfDay, TimeZone
 from gpushare_spawner.model.quota import Name
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Fraction, KeepLimits, check_idle_order
@@ -24,7 +23,6 @@ PRESSURE_NOTICE = 60.0
 Equals the default of the quotas' `reclaim.notice`: the session loses no data, and the spawn waits as long as the notice
 period lasts."""
 
-_TIME_WRITTEN = r"([01]?\d|2[0-3]):[0-5]\d"
 _EIGHT_DAYS = 8 * 86400.0
 """Seconds. Quiet hours repeat weekly, and the change to daylight saving time shifts them by an hour."""
 _SOME_INSTANTS = (1_704_067_200.0, 1_719_792_000.0)
@@ -84,35 +82,6 @@ class IdleLimits(FilePart):
         return self
 
 
-def _time_of_day(value: Any) -> time:
-    if isinstance(value, time):
-        return value
-    text = str(value).strip()
-    if isinstance(value, bool) or not re.fullmatch(_TIME_WRITTEN, text):
-        raise ValueError(f"{value!r} is not a time of day: write hours and minutes in quotes, like '22:00'")
-    hour, minute = text.split(":")
-    return time(int(hour), int(minute))
-
-
-def _time_zone(name: str) -> str:
-    try:
-        ZoneInfo(name)
-    except (ValueError, KeyError, OSError):
-        raise ValueError(
-            f"{name!r} is not a time zone: write a name of the IANA database, like Europe/Berlin"
-        ) from None
-    return name
-
-
-TimeOfDay = Annotated[
-    time,
-    BeforeValidator(
-        _time_of_day,
-        json_schema_input_type=Annotated[str, Field(pattern=f"^{_TIME_WRITTEN}$", title="time like 22:00")],
-    ),
-]
-
-
 class QuietHours(FilePart):
     """A time of day during which some idle actions are postponed. They follow when it ends."""
 
@@ -122,7 +91,7 @@ class QuietHours(FilePart):
     """The beginning, like `"22:00"`."""
     end: TimeOfDay
     """The end, like `"06:00"`. If it is not later than `start`, it is on the next day."""
-    time_zone: Annotated[str, AfterValidator(_time_zone)]
+    time_zone: TimeZone
     """A time zone of the IANA database, like `Europe/Berlin`. Daylight saving time applies."""
     actions: Annotated[tuple[QuietAction, ...], Field(min_length=1)] = ("stop",)
     """The idle actions that are postponed: downgrade, release, stop."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import time
 from decimal import Decimal
 from typing import Annotated, Any
+from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
@@ -148,3 +150,38 @@ Instant = Annotated[float, Field(ge=0, le=LATEST, allow_inf_nan=False)]
 def shifted(instant: float, by: float) -> float:
     """Return an instant after a step of the clock, within the range of `Instant`."""
     return min(max(0.0, instant + by), LATEST)
+
+
+_TIME_WRITTEN = r"([01]?\d|2[0-3]):[0-5]\d"
+
+
+def _time_of_day(value: Any) -> time:
+    if isinstance(value, time):
+        return value
+    text = str(value).strip()
+    if isinstance(value, bool) or not re.fullmatch(_TIME_WRITTEN, text):
+        raise ValueError(f"{value!r} is not a time of day: write hours and minutes in quotes, like '22:00'")
+    hour, minute = text.split(":")
+    return time(int(hour), int(minute))
+
+
+def _time_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ValueError, KeyError, OSError):
+        raise ValueError(
+            f"{name!r} is not a time zone: write a name of the IANA database, like Europe/Berlin"
+        ) from None
+    return name
+
+
+TimeOfDay = Annotated[
+    time,
+    BeforeValidator(
+        _time_of_day,
+        json_schema_input_type=Annotated[str, Field(pattern=f"^{_TIME_WRITTEN}$", title="time like 22:00")],
+    ),
+]
+"""A time of day, by hours and minutes."""
+TimeZone = Annotated[str, AfterValidator(_time_zone)]
+"""A time zone of the IANA database."""

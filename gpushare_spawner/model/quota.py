@@ -6,15 +6,27 @@ The rules that use quotas are in the package `quota`. Reference for admins: docs
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, date, datetime, time, timedelta
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+from zoneinfo import ZoneInfo
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from gpushare_spawner.model.part import SHOWN_LINE, FilePart
-from gpushare_spawner.model.quantity import MILLICORES, Bytes, Cores, Seconds, whole_millicores
+from gpushare_spawner.model.part import SHOWN_LINE, FilePart, MessagePart
+from gpushare_spawner.model.quantity import (
+    MILLICORES,
+    Bytes,
+    Cores,
+    Seconds,
+    TimeOfDay,
+    TimeZone,
+    parse_seconds,
+    whole_millicores,
+)
 from gpushare_spawner.model.share import UNITS_PER_GPU, written_units
 from gpushare_spawner.model.template import PRIORITIES, Priority
 
@@ -97,6 +109,162 @@ Name = Annotated[str, Field(min_length=1, max_length=255), SHOWN_LINE]
 """The name of a JupyterHub group or user: JupyterHub allows 255 characters."""
 
 
+WINDOWS = {"day": 86400.0, "week": 7 * 86400.0, "month": 30 * 86400.0}
+"""Lengths of the named rolling windows in seconds: 24 hours, 7 days, 30 days."""
+SHORTEST_WINDOW, LONGEST_WINDOW = 3600.0, 400 * 86400.0
+"""Bounds of a rolling window in seconds. Use is counted by the hour; by default, the history keeps names for 400 days.
+"""
+
+
+def _day(value: Any) -> date:
+    """Return a date. Raises ValueError with advice for other values."""
+    try:
+        return value if type(value) is date else date.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{value!r} is not a date: write a date like 2026-10-01") from None
+
+
+_Day = Annotated[date, BeforeValidator(_day)]
+
+
+class TermDates(FilePart):
+    """A window with fixed dates, both included. Days begin at midnight UTC."""
+
+    first: Annotated[_Day, Field(alias="from")]
+    """The first day, for example 2026-10-01."""
+    last: Annotated[_Day, Field(alias="to")]
+    """The last day."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> TermDates:
+        if self.last < self.first:
+            raise ValueError(f"ends on {self.last}, before it begins on {self.first}: exchange the dates")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The start and the end in seconds since the epoch."""
+        midnights = (datetime(*day.timetuple()[:3], tzinfo=UTC) for day in (self.first, self.last + timedelta(days=1)))
+        first, after = midnights
+        return first.timestamp(), after.timestamp()
+
+
+def _window(value: Any) -> float:
+    """Return a window's length in seconds. Raises ValueError with advice."""
+    if isinstance(value, str) and value in WINDOWS:
+        return WINDOWS[value]
+    try:
+        seconds = parse_seconds(value)
+    except ValueError:
+        raise ValueError(
+            f"{value!r} is not a window: write day, week, month, or a duration like 12h or 14d; for fixed dates give "
+            "term instead"
+        ) from None
+    if not SHORTEST_WINDOW <= seconds <= LONGEST_WINDOW:
+        raise ValueError(f"a window has a length from 1h to 400d, not {value}")
+    return seconds
+
+
+class HoursBudget(FilePart):
+    """GPU-hours that can be used within a window.
+
+    If they are used up, sessions work only in GPU time and memory that no session within its budget uses. Kernels keep
+    running.
+    """
+
+    hours: Annotated[float, Field(ge=0, le=1_000_000_000, strict=False)]
+    """GPU-hours: a whole GPU for an hour, or a quarter of one for four. With 0, sessions never have units of their own.
+    """
+    window: (
+        Annotated[float, BeforeValidator(_window, json_schema_input_type=Literal["day", "week", "month"] | str | float)]
+        | None
+    ) = None
+    """The time in which use counts: the last 24 hours (`day`), 7 days (`week`) or 30 days (`month`), or a duration from
+    `1h` to `400d`, such as `14d`. Either `window` or `term` is required."""
+    term: TermDates | None = None
+    """Fixed dates instead of a window: `{from: 2026-10-01, to: 2027-01-31}`."""
+    counted: Literal["held", "delivered"] = "held"
+    """`held`: the units of a session for as long as it has them. Lent units do not count. `delivered`: the time in
+    which the session had work on its GPUs."""
+
+    @model_validator(mode="after")
+    def _either(self) -> HoursBudget:
+        if (self.window is None) == (self.term is None):
+            raise ValueError("give either window, such as week, or term with its dates")
+        return self
+
+    def bounds(self, now: float) -> tuple[float, float]:
+        """Return the start of the window and its end, which is ``now`` if it is rolling, in seconds since the epoch."""
+        return self.term.bounds if self.term is not None else (now - (self.window or 0.0), now)
+
+
+LEAST_LEFT = 1e-6
+"""GPU-hours. A smaller remainder is that of floating-point sums, and counts as nothing."""
+
+
+class BudgetState(MessagePart):
+    """A budget at one instant. Amounts are GPU-hours."""
+
+    account: str
+    """The key of the account with the budget, see `quota.Account`."""
+    user: str = ""
+    """The user, of a budget of each user in the account; empty: all servers of the account use it together."""
+    hours: float
+    """What can be used within the window, granted hours included."""
+    granted: float = 0.0
+    """The part of it that admins have granted for a time."""
+    used: float
+    counted: Literal["held", "delivered"] = "held"
+    """See `HoursBudget.counted`."""
+    window: float | None = None
+    """The length of a rolling window in seconds; None: a term."""
+    ends_at: float | None = None
+    """The end of a term, in seconds since the epoch."""
+    more_at: float | None = None
+    """When something is left again if the budget is used up, else when the oldest use leaves the window, in seconds
+    since the epoch; None: never, or nothing is used."""
+
+    @property
+    def left(self) -> float:
+        """What is left, at least 0."""
+        rest = self.hours - self.used
+        return rest if rest > LEAST_LEFT else 0.0
+
+    @property
+    def used_up(self) -> bool:
+        """Whether nothing is left."""
+        return not self.left
+
+    @property
+    def part_left(self) -> float:
+        """The fraction that is left, from 0 to 1."""
+        return self.left / self.hours if self.hours else 0.0
+
+
+class BudgetStates(MessagePart):
+    """The file in which the service writes the state of all budgets for the hub's form."""
+
+    written_at: float
+    """Seconds since the epoch."""
+    budgets: tuple[BudgetState, ...] = ()
+
+
+BUDGETS_FILE = "gpushare-budgets.json"
+"""Name of the file for `BudgetStates`, in the folder where hub and service run."""
+BUDGETS_AGE = 900.0
+"""Seconds after which the file's content is too old to be shown: the service writes it every minute."""
+
+
+def _several(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+Budgets = Annotated[
+    tuple[HoursBudget, ...], BeforeValidator(_several, json_schema_input_type=HoursBudget | tuple[HoursBudget, ...])
+]
+"""Budgets that apply together. The file can have one budget without a list."""
+
+
 class PerUser(FilePart):
     """Limits of one user within a quota."""
 
@@ -107,6 +275,8 @@ class PerUser(FilePart):
     """The maximum fraction of one GPU that all sessions of one user in this quota get together while others compete for
     that GPU, for example 0.5. If their shares add up to more, each gets proportionally less, and the other sessions get
     the rest. A session keeps the value with which it was started. Not given: no limit."""
+    budget: Budgets = ()
+    """Budget of each user, or a list of budgets that apply together, for example `{hours: 4, window: day}`."""
 
     @property
     def weight_units(self) -> int | None:
@@ -184,6 +354,8 @@ class Quota(FilePart):
     """Host memory, counted in the same way."""
     servers: Annotated[int, Field(ge=1, strict=True)] | None = None
     """Maximum number of servers with a GPU that use the quota at the same time. Not given: no limit."""
+    budget: Budgets = ()
+    """GPU-hours that all its servers can use together within a window, or a list of such budgets."""
     per_user: PerUser = PerUser()
     """Limits of one user within the quota."""
     priorities: Annotated[tuple[Priority, ...], Field(min_length=1)] = PRIORITIES
@@ -294,6 +466,57 @@ def _millicores(cores: float | None) -> int | None:
     return None if cores is None else whole_millicores(cores)
 
 
+_Price = Annotated[float, Field(ge=0, le=1_000_000_000, strict=False)]
+
+
+class GpuPrice(FilePart):
+    """The price of GPU models at a time of day. The first entry that fits applies."""
+
+    models: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
+    """Models, with `*` for any text, for example `["*A100*"]`. Not given: all."""
+    start: TimeOfDay | None = None
+    """From this time of day on, like `"22:00"`. Not given, with `end`: at all times."""
+    end: TimeOfDay | None = None
+    """Until this time of day. If it is not later than `start`, it is on the next day. Each hour has the price at its
+    start."""
+    gpu_hour: _Price
+    """Price of a GPU-hour."""
+
+    @model_validator(mode="after")
+    def _both(self) -> GpuPrice:
+        if (self.start is None) != (self.end is None):
+            raise ValueError("give both start and end, or neither")
+        return self
+
+    def fits(self, model: str, at: time) -> bool:
+        """Return whether it applies to a GPU model at a time of day."""
+        if self.start is not None and self.end is not None:
+            over_midnight = self.end <= self.start
+            if not (at >= self.start or at < self.end if over_midnight else self.start <= at < self.end):
+                return False
+        return any(fnmatchcase(model, pattern) for pattern in self.models)
+
+
+class Prices(FilePart):
+    """What GPU time costs, for the history. It limits nothing. A change applies to later GPU time."""
+
+    currency: Annotated[str, Field(min_length=1, max_length=16), SHOWN_LINE] = "EUR"
+    """Text that is shown with amounts."""
+    gpu_hours: tuple[GpuPrice, ...] = ()
+    """Prices of GPU-hours. Without an entry that fits, GPU time is free of charge."""
+    energy: _Price = 0.0
+    """Price of a kWh, in addition."""
+    co2: _Price = 0.0
+    """Grams of CO2 for each kWh."""
+    time_zone: TimeZone = "UTC"
+    """The time zone of times of day, for example `Europe/Berlin`."""
+
+    def gpu_hour(self, model: str, at: float) -> float:
+        """Return the price of a GPU-hour of a model at an instant, in seconds since the epoch."""
+        moment = datetime.fromtimestamp(at, ZoneInfo(self.time_zone)).time()
+        return next((price.gpu_hour for price in self.gpu_hours if price.fits(model, moment)), 0.0)
+
+
 class Quotas(FilePart):
     """A hub's quotas. Raises pydantic.ValidationError, which names each invalid field."""
 
@@ -309,6 +532,8 @@ class Quotas(FilePart):
 
     reclaim: Reclaim = Reclaim()
     """How units of sessions over quota are reclaimed for spawns in quota."""
+    prices: Prices | None = None
+    """What GPU time costs. Not given: the history has no prices, and no CO2."""
 
     @property
     def guaranteed_units(self) -> int:
@@ -322,6 +547,11 @@ class Quotas(FilePart):
         for quota in quotas:
             quotas += quota.parts
         return quotas
+
+    @cached_property
+    def has_budgets(self) -> bool:
+        """Whether any quota has a budget, of its own or for each user."""
+        return any(quota.budget or quota.per_user.budget for quota in (self.default, *self.all_quotas))
 
     @cached_property
     def count_resources(self) -> bool:

@@ -154,6 +154,8 @@ Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Amount = Count
 """Bytes, or millicores."""
 Seconds = Annotated[float, Field(ge=0, le=LATEST, allow_inf_nan=False)]
+Energy = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
+"""Joules."""
 _MAX_NAME = 253
 """Maximum characters of a GPU's or node's name, equal to that of a Kubernetes object."""
 MOST_OVERCOMMIT = 10
@@ -372,6 +374,8 @@ class SessionReport(MessagePart):
     """Maximum part of each GPU's time that the session gets, even when it is alone on the GPU."""
     yields: bool = False
     """Whether the units that the tier took are reserved for spawns in quota. GPU work does not restore them yet."""
+    background: bool = False
+    """Whether it works only in GPU time and memory that no other session uses, because its budget is used up."""
     opened_at: Instant
     """The opening, by the machine's clock at that time. Together with the id, it identifies the session."""
     opened_by_node: Annotated[bool, Field(exclude=True)] = True
@@ -414,6 +418,9 @@ class SessionReport(MessagePart):
     """Seconds with a burst on the GPU since the session was opened."""
     bursts: Annotated[tuple[Burst, ...], Field(max_length=MOST_BURSTS)] = ()
     """Its last bursts, earliest first, if it has a part of one GPU that the arbiter shares, and movable memory."""
+    energy_joules: Energy = 0.0
+    """Energy of its GPUs since it was opened: their power by the GPU time that it received, and their power without
+    work by its units."""
     kernels: Count | None = None
     """Number of running notebook kernels; None if the notebook server has not reported it."""
     kernels_busy: Count | None = None
@@ -532,6 +539,26 @@ class ClaimsReport(MessagePart):
     """Mounts in addition to the claim's folder."""
 
 
+class EndedSession(MessagePart):
+    """The figures of a session at its end, so that a reader can count the time since its last report."""
+
+    id: Annotated[str, Field(min_length=1, max_length=MAX_LENGTH)]
+    opened_at: Instant
+    """See `SessionReport.opened_at`."""
+    clock_moved: Annotated[float, Field(ge=-LATEST, le=LATEST, allow_inf_nan=False)] = 0.0
+    ended_at: Instant
+    effective_units: Units
+    """Those at its end."""
+    tier_since: Instant
+    gpu_seconds: Seconds = 0.0
+    energy_joules: Energy = 0.0
+    delivered: DeliveredReport = DeliveredReport()
+
+
+ENDED_SECONDS = 3600.0
+"""Seconds for which an agent reports an ended session. Our choice: a service that is down for longer is noticed."""
+MOST_ENDED = 256
+"""Maximum number of ended sessions in a report, the latest ones. Our choice: 60 KiB, of the 1 MiB of a ConfigMap."""
 MAX_TROUBLE = 1000
 """Maximum characters of an agent's text about its disk."""
 
@@ -548,6 +575,8 @@ class Report(MessagePart):
     published_at: Instant
     gpus: tuple[GpuReport, ...]
     sessions: tuple[SessionReport, ...] = ()
+    ended: Annotated[tuple[EndedSession, ...], Field(max_length=MOST_ENDED)] = ()
+    """Sessions that ended within the last `ENDED_SECONDS`, oldest first."""
     host_memory: HostMemoryReport | None = None
     """None if the node has no host memory budget."""
     cordons: tuple[Cordon, ...] = ()
@@ -555,6 +584,8 @@ class Report(MessagePart):
     state_trouble: Annotated[str, Field(max_length=MAX_TROUBLE)] | None = None
     """Why records of sessions and tier changes are only in the agent's memory, and lost if it stops; None if they are
     on disk."""
+    supports_budgets: bool = False
+    """Whether the agent can let sessions work in the background, and shows what is left of budgets."""
     stop_trouble: Annotated[str, Field(max_length=MAX_TROUBLE)] | None = None
     """Why the agent cannot stop processes that bypass the library, as a clause; None: it can."""
     claims: ClaimsReport | None = None

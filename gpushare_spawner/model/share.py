@@ -296,6 +296,8 @@ class IdleCause(StrEnum):
     """A cause from a newer version."""
     RECLAIM = "reclaim"
     """A spawn in quota waits for units of this session, which is over quota. GPU work does not prevent the action."""
+    BUDGET = "budget"
+    """A budget of the session is used up. GPU work does not prevent the action."""
 
     @classmethod
     def _missing_(cls, value: Any) -> IdleCause:
@@ -304,7 +306,12 @@ class IdleCause(StrEnum):
     @property
     def averted_by_work(self) -> bool:
         """Whether GPU work prevents the action, so that its notice is withdrawn when work begins."""
-        return self not in (IdleCause.MAX_AGE, IdleCause.RECLAIM)
+        return self is not IdleCause.MAX_AGE and not self.makes_way
+
+    @property
+    def makes_way(self) -> bool:
+        """Whether the session makes way for others, also while it works."""
+        return self in (IdleCause.RECLAIM, IdleCause.BUDGET)
 
 
 class MemoryLimit(IntEnum):

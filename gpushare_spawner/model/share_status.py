@@ -6,7 +6,7 @@ The status as text is in `wording.share_status`. The agent's report of all sessi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, is_dataclass
 from enum import Enum
 from functools import cache
@@ -141,18 +141,22 @@ class ControlsStatus:
     """The largest share that the session can be changed to; 0: it cannot be changed."""
     messages: tuple[AdminMessage, ...] = ()
     """The current messages, earliest first."""
+    budget: str = ""
+    """What is left of the session's budgets of GPU-hours; empty: it has none."""
 
     @classmethod
-    def of(cls, controls: Controls, messages: Iterable[Message], now: float, largest_share_units: int = 0) -> Self:
+    def of(cls, controls: Controls, messages: Collection[Message], now: float, largest_share_units: int = 0) -> Self:
         """Return the decisions in force. ``now``: seconds since the epoch."""
         keep, exemption = controls.keep, controls.exemption
+        budget = [message.text for message in messages if message.cause == "budget"]
         exempt = exemption is not None and (exemption.until is None or exemption.until > now)
         return cls(
             keep_until=keep.until if keep is not None and keep.until > now else None,
             exempt=exempt,
             exempt_until=exemption.until if exemption is not None and exempt else None,
             largest_share_units=largest_share_units,
-            messages=tuple(AdminMessage(message.text, message.at) for message in messages),
+            messages=tuple(AdminMessage(message.text, message.at) for message in messages if message.cause != "budget"),
+            budget="".join(budget),
         )
 
 
@@ -197,6 +201,8 @@ class ShareStatus:
     """Whether the node has not yet granted back the CPU and memory that the server returned while it was released."""
     yields: bool = False
     """Whether the units that the tier took are reserved for spawns in quota. GPU work does not restore them yet."""
+    background: bool = False
+    """Whether it works only in GPU time and memory that no other session uses, because its budget is used up."""
     suspended: bool = False
     """Whether all its processes are suspended because other sessions need the GPU's memory; GPU work resumes them."""
     not_suspendable: str = ""

@@ -30,6 +30,7 @@ from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.descriptors import allow_many
 from gpushare_spawner.http_server import BoundedHTTPServer
 from gpushare_spawner.model.quantity import parse_seconds
+from gpushare_spawner.model.quota import BUDGETS_FILE, Quotas
 from gpushare_spawner.service import hub_process
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.actions.restart import finish_restarts
@@ -37,6 +38,7 @@ from gpushare_spawner.service.api.answers import Refusal
 from gpushare_spawner.service.api.api import api_routes
 from gpushare_spawner.service.api.router import Services
 from gpushare_spawner.service.api.snapshots import MAX_AGE, Events, ServiceSnapshots
+from gpushare_spawner.service.budgets import Budgets
 from gpushare_spawner.service.culler.asks import AskResponder
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings, servers_of
@@ -274,6 +276,7 @@ def service_application(
     theme: HubTheme | None = None,
     history: History | None = None,
     max_age: float = MAX_AGE,
+    budgets: Budgets | None = None,
 ) -> Application:
     """Return the application of the pages and the API under ``prefix`` (JUPYTERHUB_SERVICE_PREFIX).
 
@@ -281,7 +284,7 @@ def service_application(
     """
     prefix = prefix.rstrip("/") + "/"
     snapshots = ServiceSnapshots(sources, max_age)
-    services = Services(prefix, snapshots, Events(snapshots), sources.context, history)
+    services = Services(prefix, snapshots, Events(snapshots), sources.context, history, budgets)
     return dashboard_application(
         sources, prefix, theme, history, [(prefix, DashboardPage, {"services": services}), *api_routes(services)]
     )
@@ -364,19 +367,30 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
         )
         outbox = Outbox(notifier_file(Path(options.notifiers)), time.time) if options.notifiers else None
         notify = outbox.offer if outbox is not None else lambda decisions: None
-        culler = Culler(actions, settings, pending=pending.recent, notify=notify, progress=queue.progress)
+        culler = Culler(
+            actions,
+            settings,
+            pending=lambda: budgets.within(pending.recent)(),
+            notify=notify,
+            progress=queue.progress,
+            used_up=lambda sessions: budgets.used_up(sessions),
+        )
         history = actions.journal = _history(options, actions, reports, culler)
+        budgets = Budgets(actions, history, Path(BUDGETS_FILE).absolute())
         clock.was_set = culler.clock_was_set
         listeners.append(culler.reports_changed)
         lacking: list[str] = []
 
         def notes() -> list[str]:
             problems = [*lacking, *templates.problems, *(outbox.problems if outbox is not None else ())]
+            problems += [budgets.problem] * bool(budgets.problem)
             return [*problems, history.problem] if history is not None and history.problem else problems
 
-        server = _listen(DashboardSources(actions, reports, culler.decide, notes, queue.progress), options.ip, history)
+        sources = DashboardSources(actions, reports, culler.decide, notes, queue.progress, budgets.states)
+        server = _listen(sources, options.ip, history, budgets)
         scopes = _check_scopes(hub, settings.cull_users, templates.needs_groups, lacking)
         work = [culler.run(), scopes, AskResponder(agents, actions).run(), finish_restarts(actions)]
+        work.append(budgets.run())
         advisor = ShareAdvisor(history, actions) if history is not None else None
         work += [part.run() for part in (history, advisor, outbox) if part is not None]
         await _run_until_stopped(options, work)
@@ -426,10 +440,11 @@ def _history(
         return None
     sources = HistorySources(
         snapshots=reports.snapshots,
-        users=lambda: culler.hub_users or (),
+        users=lambda: culler.hub_users,
         pending=context.pending,
         templates=context.templates,
         waited=context.counters.waited,
+        prices=lambda: (context.quotas() or Quotas()).prices,
     )
     kept = Retention(names=options.history_names, keep=options.history_keep)
     return History(HistoryStore(options.history), sources, kept)
@@ -450,7 +465,9 @@ async def _check_scopes(hub: Hub, cull_users: bool, groups: bool, lacking: list[
         log.warning("%s", sentence)
 
 
-def _listen(sources: DashboardSources, ip: str | None, history: History | None) -> BoundedHTTPServer | None:
+def _listen(
+    sources: DashboardSources, ip: str | None, history: History | None, budgets: Budgets | None = None
+) -> BoundedHTTPServer | None:
     """Serve the pages at $JUPYTERHUB_SERVICE_URL; without that variable, serve none.
 
     ``ip``: the address to listen on if the URL's host is not this machine, like a Kubernetes Service; *: all addresses.
@@ -460,7 +477,7 @@ def _listen(sources: DashboardSources, ip: str | None, history: History | None) 
         log.info("$JUPYTERHUB_SERVICE_URL is not set: the idle culler runs without a dashboard")
         return None
     prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX") or "/services/gpushare/"
-    application = service_application(sources, prefix, HubTheme.of_environment(), history)
+    application = service_application(sources, prefix, HubTheme.of_environment(), history, budgets=budgets)
     port = url.port or (443 if url.scheme == "https" else 80)
     server = service_server(application, own_tls() if url.scheme == "https" else None)
     host = ip or url.hostname

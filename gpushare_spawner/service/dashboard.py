@@ -142,7 +142,7 @@ class DialogTargets:
         limits, all_sessions, reach = session.keep_limits, self.caller.acts_on_all, LAYERS[session.layer].reach
         may_keep = min(limits.longest_seconds, limits.per_day, limits.at_once) > 0
         # the service's own messages end with their cause
-        lasting = {MessageCause.DRAIN, MessageCause.BYPASS}
+        lasting = {MessageCause.DRAIN, MessageCause.BYPASS, MessageCause.BUDGET}
         withdrawable = [message.text for message in session.messages if message.cause not in lasting]
         forms = {
             "keep": all_sessions or may_keep,
@@ -197,6 +197,12 @@ class DialogTargets:
         """Return the target of a node's GPU."""
         address = f"nodes/{quote(node.name, safe='')}/gpus/{quote(gpu.uuid, safe='')}"
         return _target(address, _of_place(gpu.cordon), name=words.gpu_name(gpu.index, node.name))
+
+    def budget(self, budget: answers.BudgetAnswer, name: str) -> Target:
+        """Return the target of a budget."""
+        user = f"/users/{quote(budget.user, safe='')}" if budget.user else ""
+        forms = ("grant", "end-grant") if budget.granted else ("grant",)
+        return _target(f"budgets/{quote(budget.account, safe='')}{user}", forms, name=name, terms=budget.text)
 
     def spawn(self, spawn: answers.SpawnEntry) -> Target:
         """Return the target of a spawn that the caller may act on."""

@@ -223,7 +223,7 @@ class ShareAdvisor:
         others = offered_shares(await templates_for(self._context, session, reports), gpu)
         result = await in_daemon_thread(lambda: advise(found.recordings, others, found.held_seconds))
         if result is not None:
-            group = self._history.group_of(session)
+            group = self._history.group_of(session) or ""
             record = AdviceRecord(**asdict(result), user=user, template=template, group=group, computed_at=now)
             await self._history.set_advice(record)
         return True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.quota import BudgetState, Quotas
 from gpushare_spawner.model.report import GpuReport, SessionReport, doubled_gpus
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota.accounts import QuotaUsage
@@ -46,6 +46,8 @@ class ServiceSnapshot:
     quotas: Quotas | None = None
     servers: Sequence[HubServer] = ()
     """The hub's servers that count in the quotas."""
+    budgets: Sequence[BudgetState] = ()
+    """The state of each budget."""
     notes: Sequence[str] = ()
     """Sentences for callers that see all sessions."""
     version: int = 0
@@ -154,6 +156,8 @@ class DashboardSources:
     notes: Callable[[], Sequence[str]] = lambda: ()
     """Function that returns sentences for admins: missing scopes, templates with errors."""
     progress: QueueProgressOf = progress_unknown
+    budgets: Callable[[], Sequence[BudgetState]] = lambda: ()
+    """Function that returns the state of each budget."""
 
     async def take(self, with_progress: bool = True) -> ServiceSnapshot:
         """Return a snapshot of all current data.
@@ -172,4 +176,6 @@ class DashboardSources:
                 waiting = in_order(waiting, await self.progress([spawn.server for spawn in waiting]))
         quotas, servers = context.quotas(), tuple(context.servers())
         notes = (*self.notes(), *_cannot_stop(reports, templates))
-        return ServiceSnapshot(instant, snapshots, decisions, templates, pending, waiting, quotas, servers, notes)
+        return ServiceSnapshot(
+            instant, snapshots, decisions, templates, pending, waiting, quotas, servers, self.budgets(), notes
+        )

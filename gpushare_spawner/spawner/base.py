@@ -40,7 +40,7 @@ from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
 from gpushare_spawner.spawner.options import PLACEMENT_OPTION, Choice, Profile, chargeable, choose, pinned
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.queue import Ticket
-from gpushare_spawner.spawner.queue.quotas import QuotaChoice, ServerWithoutGpu
+from gpushare_spawner.spawner.queue.quotas import WRITTEN_BUDGETS, QuotaChoice, ServerWithoutGpu
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from gpushare_spawner.templates.folder import PLACEMENT_FILE, Policy, PolicyFolder, default_folder
@@ -305,7 +305,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         accounts = self._accounts()
         tenants = {account.key: Tenant(self.user.name, self.name, quota=account.key) for account in accounts}
         return lambda template: [
-            QuotaChoice(account, self._admission(tenants[account.key], template))
+            QuotaChoice(
+                account, self._admission(tenants[account.key], template), WRITTEN_BUDGETS.of(account, self.user.name)
+            )
             for account in chargeable(accounts, template)
         ]
 

@@ -218,9 +218,18 @@ def _share(card: Card) -> Share | None:
 
 def quota_now(accounts: Sequence[QuotaChoice]) -> str:
     """Return the state of the user's quota for a spawn now; with several quotas, the state of the default quota."""
-    if not accounts or (admission := accounts[0].admission) is None:
+    if not accounts:
         return ""
-    return quota_texts.on_card(admission) if len(accounts) == 1 else quota_texts.choice(accounts[0].account, admission)
+    return _quota_text(accounts[0], named=len(accounts) > 1)
+
+
+def _quota_text(choice: QuotaChoice, named: bool) -> str:
+    """Return the state of a quota and its budgets for a spawn now. ``named``: with the quota's name."""
+    admission = choice.admission
+    quota = quota_texts.on_card(admission) if admission is not None else ""
+    if named:
+        quota = quota_texts.choice(choice.account, admission)
+    return "; ".join(text for text in (quota, quota_texts.budget_on_card(choice.budgets)) if text)
 
 
 def _never(now: Availability | None) -> bool:
@@ -242,9 +251,7 @@ def _quota_option(profile: Profile, accounts: Sequence[QuotaChoice], chosen: Map
     return Option(
         field=f"profile-option-{profile.slug}--{QUOTA_OPTION}",
         label=quota_texts.LABEL,
-        choices=[
-            (account.account.name, quota_texts.choice(account.account, account.admission)) for account in accounts
-        ],
+        choices=[(account.account.name, _quota_text(account, named=True)) for account in accounts],
         selected=requested if isinstance(requested, str) and requested in names else names[0],
     )
 

@@ -22,6 +22,7 @@ _NO_ACTION = {
     NoAction.KEPT: "its user keeps the share",
     NoAction.EXEMPT: "an admin has exempted it from idle actions",
     NoAction.YIELDS: "its units are kept for others, by their quotas",
+    NoAction.USED_UP: "its budget is used up, and it works in GPU time that others leave",
 }
 _KERNELS_RUN = "Kernels keep running and keep their data."
 _DATA_STAYS = f"{_KERNELS_RUN} GPU work runs at once; some seconds of it restore the share."
@@ -37,6 +38,8 @@ def explained(action: IdleAction, share: Share) -> str:
     """Return, in a few sentences, the effect of an idle action on a session with this share, and its reason."""
     after = duration(action.after)
     without = f"without GPU work of {least_use(action.short_of)}" if action.short_of else "without GPU work"
+    if action.cause is IdleCause.BUDGET:
+        return f"Its budget is used up. Its share ({share}) is released: {_LEFT_BY_OTHERS} {_KERNELS_RUN}"
     if action.cause is IdleCause.RECLAIM:
         return _reclaimed(action, share)
     match action.tier:
@@ -64,6 +67,9 @@ def kept_by_short_work(rule: UseRule) -> str:
     return f"Short GPU work recurs and would keep the share if it counted as use. Use is GPU work of {least_use(rule)}."
 
 
+_LEFT_BY_OTHERS = "its GPU work uses what others leave."
+
+
 def _reclaimed(action: IdleAction, share: Share) -> str:
     why = "Others are entitled to units of this session by their quotas."
     match action.tier:
@@ -71,7 +77,7 @@ def _reclaimed(action: IdleAction, share: Share) -> str:
             stops = f"After {duration(action.after)} without activity, this server is stopped. {_VARIABLES_LOST}"
             return f"Somebody within their quota waits for this GPU. {stops}"
         case Tier.RELEASED:
-            change = f"Its share ({share}) is released: its GPU work uses what others leave."
+            change = f"Its share ({share}) is released: {_LEFT_BY_OTHERS}"
         case _:
             left = gpu_share(action.units) + (f" on each of its {share.count} GPUs" if share.count > 1 else "")
             change = f"Its share is downgraded from {share} to {left}."

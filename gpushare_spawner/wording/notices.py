@@ -20,6 +20,8 @@ TOAST_LETTERS = 140
 def notice(status: ShareStatus, action: PendingAction) -> str:
     """Return the action at ``{time}`` and how to prevent it, in at most TOAST_LETTERS characters."""
     keep = "Run a GPU cell to keep it."
+    if action.cause is IdleCause.BUDGET and action.tier is not Tier.STOPPED:
+        return f"Your GPU share will be released at {{time}}: {USED_UP}. {_RELEASED_FOR_OTHERS}"
     if action.cause is IdleCause.RECLAIM:
         return _reclaim_notice(status, action)
     match action.tier:
@@ -82,6 +84,8 @@ def _stop_notice(action: PendingAction) -> str:
 
 WAITS = "by quota, others are entitled to its units"
 """Reason why units of a session over quota are reclaimed."""
+USED_UP = "your budget of GPU-hours is used up"
+"""Reason why a session has no units."""
 SOMEBODY_WAITS = "somebody within their quota waits for this GPU"
 """Reason why a server over quota is stopped."""
 _RELEASED_FOR_OTHERS = "Data is kept; cells use what others leave."
@@ -93,7 +97,8 @@ def changed(status: ShareStatus) -> str:
     kept = "Your data is kept. GPU cells run at once and soon restore the share."
     if status.yields:
         if not status.effective_units:
-            return f"Your GPU share was released: {WAITS}. {_RELEASED_FOR_OTHERS}"
+            why = USED_UP if status.background else WAITS
+            return f"Your GPU share was released: {why}. {_RELEASED_FOR_OTHERS}"
         smaller = gpu_share(status.effective_units, gpus, status.last_units)
         return f"Your GPU share was downgraded to {smaller}: {WAITS}. Your data is kept."
     match status.tier:

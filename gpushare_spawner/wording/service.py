@@ -10,11 +10,21 @@ from collections.abc import Sequence
 
 from gpushare_spawner.model.layers import Layer, LayerName
 from gpushare_spawner.model.quantity import MILLICORES
-from gpushare_spawner.model.quota import Quotas, Resource, ResourceAmounts
+from gpushare_spawner.model.quota import WINDOWS, BudgetState, Quotas, Resource, ResourceAmounts
 from gpushare_spawner.model.share import UNITS_PER_GPU, SizeAdvice, Tier
 from gpushare_spawner.quota.accounts import Account, AccountKind
 from gpushare_spawner.quota.order import Admission, Limit, LimitExceeded
-from gpushare_spawner.wording.amounts import duration, either, elapsed, gpu_share, latency, memory, plural
+from gpushare_spawner.wording.amounts import (
+    duration,
+    either,
+    elapsed,
+    gpu_hours,
+    gpu_share,
+    latency,
+    memory,
+    plural,
+    utc,
+)
 from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, when_idle
 
 UNKNOWN_ADDRESS = "The API has no such address. GET openapi.json lists all addresses."
@@ -284,6 +294,79 @@ def exceeded(refused: LimitExceeded, needs: ResourceAmounts) -> str:
                 f"{gpu_share(needs.units)}, and {gpu_share(most)} of {owner} is left for such servers. Choose another "
                 "template, or try again when such a server of this quota has stopped."
             )
+
+
+BUDGETS_NEED_HISTORY = "The quotas have budgets, which need the history: they are not in force with --history=false."
+GRANT_IS_OVER = "until: the grant would be over already: give a time in the future."
+NO_GRANT = "No grant is in force."
+GRANT_ENDED = "The grant is ended."
+
+
+def budgets_unknown(why: str) -> str:
+    """Return that budgets have no effect. ``why``: the database's problem, a sentence or empty."""
+    return f"Budgets are not in force, because their use is unknown. {why}".strip()
+
+
+def no_budget(account: str, user: str) -> str:
+    """Return that a budget does not exist."""
+    whose = f"per_user budget for {user} in {account}" if user else f"budget of {account}"
+    return f"The quotas have no {whose}: GET quotas lists all budgets."
+
+
+def grant(hours: float, until: float) -> str:
+    """Return a grant as a sentence without names."""
+    return f"{gpu_hours(hours)} GPU-hours more until {utc(until)}."
+
+
+def granted(account: Account, user: str, hours: float, until: float) -> str:
+    """Return the effect of a grant, as a sentence."""
+    whose = f"{user} in {name_of(account)}" if user else name_of(account)
+    return f"{gpu_hours(hours)} GPU-hours more are granted to {whose} until {utc(until)}."
+
+
+_WINDOWS = {WINDOWS["day"]: "24 h", WINDOWS["week"]: "7 days", WINDOWS["month"]: "30 days"}
+
+
+def budget_window(state: BudgetState) -> str:
+    """Return a budget's window as a phrase: "in 7 days", "until 2027-02-01 00:00 UTC"."""
+    if state.window is None:
+        return f"until {utc(state.ends_at or 0.0)}"
+    days, rest = divmod(state.window, WINDOWS["day"])
+    other = f"{days:g} days" if not rest else duration(state.window)
+    return f"in {_WINDOWS.get(state.window, other)}"
+
+
+def budget_left(state: BudgetState) -> str:
+    """Return what is left of a budget, as a phrase: "1.5 of 4 GPU-hours left in 24 h (group optics)"."""
+    kind, _, name = state.account.partition(":")
+    whose = f" (group {name}{', for you' if state.user else ''})" if kind == AccountKind.GROUP else ""
+    granted = f", {gpu_hours(state.granted)} of them granted by an admin" if state.granted else ""
+    left = f"{gpu_hours(state.left) if state.left else 'none'} of {gpu_hours(state.hours)} GPU-hours"
+    return f"{left} left {budget_window(state)}{whose}{granted}"
+
+
+def budget_message(states: Sequence[BudgetState]) -> str:
+    """Return what is left of a session's budgets, least first. The text changes in steps of 5 %."""
+    parts = []
+    for state in sorted(states, key=lambda state: (state.part_left, state.account)):
+        step = state.hours / 20
+        about = state.left and max(step, step * round(state.left / step))
+        more = f", more from {utc(600 * math.ceil(state.more_at / 600))} on" if state.used_up and state.more_at else ""
+        parts.append(budget_left(state.model_copy(update={"used": state.hours - about})) + more)
+    return "; ".join(parts)
+
+
+def budget_on_card(states: Sequence[BudgetState]) -> str:
+    """Return what is left of the budget with the least left, as a phrase for a card; empty: there are no budgets."""
+    if not states:
+        return ""
+    return budget_used_up(states[0]) if states[0].used_up else f"budget: {budget_left(states[0])}"
+
+
+def budget_used_up(state: BudgetState) -> str:
+    """Return that a budget is used up, what that means, and when something is left again, as a phrase."""
+    more = f", more from {utc(state.more_at)} on" if state.more_at is not None else ""
+    return f"budget used up: {budget_left(state)}{more}. The server starts, and works in GPU time that others leave"
 
 
 def over_quota_waits(admission: Admission) -> str:

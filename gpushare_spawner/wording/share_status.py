@@ -35,7 +35,7 @@ from gpushare_spawner.wording.amounts import (
     time_limit,
 )
 from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, other_layer, when_idle
-from gpushare_spawner.wording.notices import WAITS, notice, while_idle
+from gpushare_spawner.wording.notices import USED_UP, WAITS, notice, while_idle
 
 LACKING = (
     "This server has less guaranteed CPU and memory at the moment. They were lowered while its GPU share was released, "
@@ -320,8 +320,10 @@ def tier_now(status: ShareStatus) -> str:
             now = gpu_share(status.effective_units, gpus, status.last_units)
             change = f"Your GPU share is downgraded from {share} to {now}: {WAITS}."
         else:
-            change = f"Your GPU share ({share}) is released: {WAITS}. GPU cells use what others leave."
-        return f"{change} Variables and GPU memory are kept. You get the share back when the units are free."
+            why = USED_UP if status.background else WAITS
+            change = f"Your GPU share ({share}) is released: {why}. GPU cells use what others leave."
+        back = "when hours are left again" if status.background else "when the units are free"
+        return f"{change} Variables and GPU memory are kept. You get the share back {back}."
     match status.tier:
         case Tier.DOWNGRADED:
             now = gpu_share(status.effective_units, gpus, status.last_units)
@@ -444,8 +446,10 @@ def terms(status: ShareStatus) -> list[Term]:
 
 
 def _decided(controls: ControlsStatus) -> list[Term]:
-    """Return the rows about a keep and an exemption."""
+    """Return the rows about a keep, an exemption and budgets."""
     rows = []
+    if controls.budget:
+        rows.append(Term("budget", controls.budget))
     if controls.keep_until is not None:
         rows.append(Term("kept", "until {time}: no idle action", controls.keep_until))
     if controls.exempt:
@@ -459,6 +463,7 @@ def _tier(status: ShareStatus) -> str:
         return "active"
     restored = "some seconds of GPU time restore the full share"
     until = "others get the rest, by their quotas" if status.yields else restored
+    until = USED_UP if status.background else until
     return f"{_tier_in_short(status)}; {until}"
 
 

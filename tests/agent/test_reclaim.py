@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from gpushare_spawner.agent.session_records import SessionRecord
-from gpushare_spawner.model.control import NoticeRequest, ResizeRequest, TierRequest
+from gpushare_spawner.model.control import ConfirmRequest, NoticeRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share import IdleCause, Tier
@@ -167,3 +168,64 @@ async def test_a_pod_that_comes_after_its_units_went_back_borrows_them_until_the
     assert [session(agent, name).guaranteed_units for name in ("over", "other")] == [60, 40]
     agent.node.registry.end("over", "a test")
     assert (session(agent, "late").borrowed_units, session(agent, "late").guaranteed_units) == (0, 50)
+
+
+def use_up(agent: Agent, id: str, seconds: float = 60.0) -> None:
+    """What the service sends for a session whose budget is used up."""
+    until = time.time() + seconds
+    request = TierRequest(
+        id=id, tier=Tier.RELEASED, effective_units=0, reason="", yields_until=until, background=True
+    )  # fmt: skip
+    agent.node.requests.tier(request)
+
+
+async def test_a_session_with_a_used_up_budget_waits_while_another_works(agent: Agent, eventually: Eventually) -> None:
+    over = await agent.peer(agent.open("over", share_units=50))
+    use_up(agent, "over")
+    assert held(agent, "over") == (Tier.RELEASED, 0, 0, 0)
+    assert session(agent, "over").background
+    work(over)
+    await over.until(Kind.GRANT)  # alone it works
+    within = await agent.peer(agent.open("within", share_units=50))
+    work(within)
+    await within.until(Kind.GRANT)
+    revoked = await over.until(Kind.REVOKE)
+    over.send(Kind.RELEASE, revoked.fields[0], 0, gpu=FIRST.uuid)
+    work(over)
+    await eventually(lambda: session(agent, "over").gpu_busy)
+    # all units have an owner, which ends other reservations, and not this state
+    agent.open("third", share_units=50)
+    assert session(agent, "over").background
+    agent.node.registry.end("within", "test")
+    agent.node.registry.end("third", "test")
+    await over.until(Kind.GRANT)
+
+
+async def test_the_share_comes_back_if_the_service_says_nothing_for_long(agent: Agent, eventually: Eventually) -> None:
+    over = await agent.peer(agent.open("over", share_units=50))
+    use_up(agent, "over", seconds=0.3)
+    work(over)
+    await eventually(lambda: held(agent, "over")[:2] == (Tier.ACTIVE, 50))
+    assert not session(agent, "over").background
+
+
+async def test_a_used_up_budget_survives_a_restart_of_the_agent_and_the_user_reads_it(agent: Agent) -> None:
+    path = agent.open("over", share_units=50)
+    agent.node.registry.sessions["over"].record.process = None
+    use_up(agent, "over")
+    await agent.stop()
+    await agent.start()
+    assert session(agent, "over").background
+    status = await (await agent.peer(path, Role.NOTEBOOK)).status()
+    assert status.background
+    assert "your budget of GPU-hours is used up. GPU cells use what others leave" in explanation(status)
+
+
+async def test_a_session_that_ended_is_reported_with_its_last_figures(agent: Agent) -> None:
+    agent.open("ada", share_units=50)
+    agent.node.requests.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
+    begun = session(agent, "ada").opened_at
+    agent.node.registry.end("ada", "test")
+    [ended] = agent.node.report().ended
+    assert (ended.id, ended.opened_at, ended.effective_units) == ("ada", begun, 50)
+    assert begun <= ended.ended_at <= time.time()

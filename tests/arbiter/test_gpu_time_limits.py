@@ -205,3 +205,83 @@ def test_in_any_mix_nobody_gets_more_than_its_limit_and_all_are_served(seed: int
         assert job.gpu_seconds <= limit / 100 * seconds + saved + 3 * max(kernel, PACE) + 0.2
         fair = weight / sum(share[0] for share in shares)
         assert job.gpu_seconds > 0.4 * seconds * min(limit / 100, fair, demand) - saved
+
+
+def in_the_background(gpu: VirtualGpu, name: str, **job: object) -> Job:
+    """Start a session without units, as one whose budget is used up."""
+    gpu.session(name, 0)
+    gpu.set_background(name)
+    values: dict[str, object] = {"kernel": 0.01, "ahead": AHEAD, "gib": 1.0, "phases": forever()} | job
+    managed, phases = int(values.pop("gib") * GIB), values.pop("phases")  # type: ignore[operator]
+    return gpu.start(Job(name, name, managed, phases, **values))  # type: ignore[arg-type]
+
+
+def test_a_background_session_has_the_whole_gpu_while_no_other_session_works() -> None:
+    gpu = device()
+    job = in_the_background(gpu, "over")
+    gpu.run(10.0)
+    assert job.gpu_seconds == pytest.approx(10.0, rel=0.02)
+
+
+@KERNELS
+@pytest.mark.parametrize("gib", [1.0, 12.0])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_background_session_never_delays_another(kernel: float, gib: float, sampled: bool) -> None:
+    def cells(with_background: bool) -> list[float]:
+        """Return how long each cell of a user took from its submission, beside a training loop or alone."""
+        gpu, rng = device(), random.Random(4)
+        if sampled:
+            gpu.tell_utilisation()
+        if with_background:
+            in_the_background(gpu, "over", kernel=kernel, gib=gib)
+            gpu.run(2.0)
+        times = [(rng.uniform(2, 20), rng.uniform(0.05, 3.0)) for _ in range(40)]
+        job = start(gpu, "within", 25, kernel=kernel, gib=gib, phases=iter(times))
+        ends: list[float] = []
+        while job.finished_at is None:
+            gpu.run(gpu.now + 0.01)
+            if len(job.waits) > len(ends):
+                ends.append(job.waits[-1])
+        return ends
+
+    alone, beside = sorted(cells(False)), sorted(cells(True))
+    assert len(beside) == len(alone) == 40
+    # at most the kernels that are on the GPU already, and the pages that must come in
+    paged_in = 0.0 if gib < 8 else 2 * gib * GIB / 12e9
+    assert max(beside) <= max(alone) + 0.1 + 2 * kernel + paged_in
+
+
+def test_two_users_with_work_leave_nothing_to_the_background_and_get_what_they_would_without_it() -> None:
+    gpu = device()
+    gpu.tell_utilisation()
+    jobs = [start(gpu, "a", 25, kernel=0.01), start(gpu, "b", 50, kernel=0.01)]
+    over = in_the_background(gpu, "over")
+    gpu.run(60.0)
+    assert over.gpu_seconds < 0.1
+    assert sum(job.gpu_seconds for job in jobs) > 0.98 * 60
+    assert jobs[1].gpu_seconds / jobs[0].gpu_seconds == pytest.approx(2, rel=0.1)
+
+
+def test_background_sessions_share_what_is_left_and_one_ends_when_its_budget_is_renewed() -> None:
+    gpu = device()
+    gpu.tell_utilisation()
+    over = [in_the_background(gpu, "a"), in_the_background(gpu, "b")]
+    gpu.run(20.0)
+    assert [job.gpu_seconds for job in over] == pytest.approx([10, 10], rel=0.1)
+    gpu.set_background("a", False)
+    gpu.set_weight("a", 25)
+    gpu.run(40.0)
+    assert over[0].gpu_seconds > 29
+    assert over[1].gpu_seconds < 10.7
+    gpu.crash("a")
+    gpu.run(60.0)
+    assert over[1].gpu_seconds > 29
+
+
+def test_a_background_session_works_beside_one_that_has_had_its_limit_of_gpu_time() -> None:
+    gpu = device()
+    gpu.tell_utilisation()
+    limited, over = start(gpu, "limited", 20, 20, kernel=0.01), in_the_background(gpu, "over")
+    gpu.run(60.0)
+    assert limited.gpu_seconds == pytest.approx(12, abs=1)
+    assert over.gpu_seconds > 1

@@ -127,6 +127,9 @@ class VirtualGpu:
     def set_time_limit(self, session: str, units: int) -> None:
         self._apply(self.arbiter.set_time_limit(session, units, self.now))
 
+    def set_background(self, session: str, background: bool = True) -> None:
+        self._apply(self.arbiter.set_background(session, background, self.now))
+
     def set_weight(self, session: str, weight: int) -> None:
         self._apply(self.arbiter.set_weight(session, weight, self.now))
 

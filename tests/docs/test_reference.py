@@ -126,6 +126,8 @@ def test_every_field_of_a_quota_has_a_row_with_value_and_meaning() -> None:
     of_file, fields, reclaim = ({cells[0].strip("`"): cells for cells in table} for table in tables.values())
     assert of_file.keys() == {"field", "---", *schema["properties"]}
     parts = {"per_user": "PerUser", "cpu": "CpuAmounts", "memory": "MemoryAmounts"}
+    for budget in ("budget", "per_user.budget"):
+        parts |= {budget: "HoursBudget", f"{budget}.term": "TermDates"}
     inner = {f"{part}.{name}" for part, kind in parts.items() for name in schema["$defs"][kind]["properties"]}
     assert fields.keys() == {"field", "---", *schema["$defs"]["Group"]["properties"], *inner}
     assert reclaim.keys() == {"field", "---", *schema["$defs"]["Reclaim"]["properties"]}

@@ -71,11 +71,13 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
         "borrowed_units": 5, "borrowed_each": [5], "guaranteed_each": [9],
         "tier": "downgraded", "tier_since": 990.0, "effective_units": 10, "guaranteed_units": 9,
         "time_limit_units": 60,
-        "yields": True, "opened_at": 900.0, "clock_moved": 0.0, "confirmed": False, "pid": 7, "memory_bytes": 16,
+        "yields": True, "background": True, "opened_at": 900.0, "clock_moved": 0.0, "confirmed": False, "pid": 7,
+        "memory_bytes": 16,
         "resident_bytes": 8,
         "memory_limit_bytes": 48, "engine": "suspend", "suspended": True, "not_suspendable": "It has managed memory.",
         "context_bytes": 4, "host_memory_needed_bytes": 8, "host_memory_budget_bytes": 99, "gpu_busy": True,
-        "waiting": True, "last_gpu_activity": 995.0, "gpu_seconds": 12.0, "kernels": 2, "kernels_busy": 1,
+        "waiting": True, "last_gpu_activity": 995.0, "gpu_seconds": 12.0, "energy_joules": 90.0, "kernels": 2,
+        "kernels_busy": 1,
         "last_kernel_activity": 996.0, "processes": 1, "bypassing_pids": [8], "notice": notice, "delivered": delivered,
         "bursts": [[995.0, 3.0, 2.0, 0.5, 1.5, 64]], "exceeding": [{"pid": 8, "started": 77}],
         "memory_limit_hits": {"count": 1, "last": hit}, "host_use": {"cpu_millicores": 50, "memory_bytes": 64},
@@ -89,9 +91,15 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
     }  # fmt: skip
     report = {
         "version": 1, "node": "a", "published_at": 1000.0, "gpus": [gpu], "sessions": [session],
+        "ended": [
+            {
+                "id": "bob", "opened_at": 800.0, "clock_moved": 0.0, "ended_at": 950.0, "effective_units": 25,
+                "tier_since": 800.0, "gpu_seconds": 3.0, "energy_joules": 9.0, "delivered": delivered,
+            }
+        ],
         "host_memory": {"budget_bytes": 100, "needed_bytes": 50, "paged_out_bytes": 10},
         "cordons": [cordon], "state_trouble": "No space left on device (/var/lib/gpushare/records)",
-            "stop_trouble": "it lacks the capability KILL",
+            "stop_trouble": "it lacks the capability KILL", "supports_budgets": True,
         "claims": {
             "folder": "/run/claims", "socket": "session.sock", "environment": {"A": "b"},
             "mounts": [{"host_path": "/lib", "container_path": "/l", "read_only": True}],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.quota import BudgetState, Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostMemoryReport
 from gpushare_spawner.service.actions.context import Counters
 from gpushare_spawner.service.culler.decisions import CullerSettings, decide_sessions
@@ -22,6 +22,7 @@ QUOTAS = Quotas.model_validate(
             "physics": {"guarantee": 3, "teams": {"lasers": {"guarantee": 1}}},
         },
         "users": {"erin": {"guarantee": 0.1}},
+        "prices": {"gpu_hours": [{"gpu_hour": 2}], "energy": 0.3, "co2": 380},
     }
 )
 DELIVERED_RATIO = 0.5
@@ -79,5 +80,6 @@ def trouble(
         TEMPLATES,
         waiting=waiting_spawns(pending if pending is not None else waiting(12, now), [reported], TEMPLATES),
         quotas=QUOTAS,
+        budgets=(BudgetState(account="group:physics", hours=20, used=19, window=86400.0),),
     )
     return (snapshot, counted if counted is not None else counters(), "The database does not answer.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpushare_spawner.idle.use import RecentUse
 from gpushare_spawner.model.control import QueueProgress
-from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.quota import BudgetState, Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, MemoryLimitHits, Notice, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
@@ -136,11 +136,12 @@ def page(
     asks: Mapping[str, str] | None = None,
     snapshots: Sequence[NodeSnapshot] | None = None,
     told: Mapping[tuple[str, str], QueueProgress] | None = None,
+    budgets: Sequence[BudgetState] = (),
 ) -> str:
     """The dashboard of that afternoon, as the browser gets it. ``asks``: the arguments of its address; ``told``: what
     the hub tells the users of spawns."""
     reported = snapshots or [NodeSnapshot(NO_AGENT, report if report is not None else afternoon())]
-    given = services(reported, notes, pending, quotas, use, told)
+    given = services(reported, notes, pending, quotas, use, told, budgets)
     data = asyncio.run(dashboard(given, viewer, DashboardAddress.of(PREFIX, asks or {})))
     template = page_environment(PREFIX, HubTheme()).get_template("dashboard.html")
     return template.render(dashboard=data, xsrf="x", admin=False)
@@ -153,6 +154,7 @@ def services(
     quotas: Quotas | None = None,
     use: RecentUse | None = None,
     told: Mapping[tuple[str, str], QueueProgress] | None = None,
+    budgets: Sequence[BudgetState] = (),
 ) -> Services:
     """The parts of a service that has these reports."""
 
@@ -164,7 +166,9 @@ def services(
 
     context = ActionContext((), NO_AGENT, lambda: TEMPLATES, clock=lambda: NOW, quotas=lambda: quotas, pending=waiting)
     decide = deciding((), CullerState(use=use or RecentUse()))
-    shots = ServiceSnapshots(DashboardSources(context, Reports(snapshots), decide, lambda: notes, told_of))
+    shots = ServiceSnapshots(
+        DashboardSources(context, Reports(snapshots), decide, lambda: notes, told_of, lambda: budgets)
+    )
     return Services(PREFIX, shots, Events(shots), context)
 
 

@@ -26,7 +26,7 @@ from gpushare_spawner.model.control import (
 )
 from gpushare_spawner.model.controls import AskAnswer, Cordon
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
+from gpushare_spawner.model.report import EndedSession, GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.share import Tier, UseRule, session_id, voids_idle_action
 
 GIB = 2**30
@@ -42,6 +42,7 @@ class FakeAgent:
         self.sessions: dict[str, SessionReport] = {}
         self.asked: list[Any] = []
         self.cordons: tuple[Cordon, ...] = ()
+        self.ended: list[EndedSession] = []
         self.stop_trouble: str | None = None
         self.answers: list[AskAnswer] = []
         self._rules: dict[str, UseRule | None] = {}
@@ -104,6 +105,8 @@ class FakeAgent:
             published_at=self.clock(),
             gpus=self.gpus,
             sessions=tuple(self.sessions.values()),
+            ended=tuple(self.ended),
+            supports_budgets=not self.older,
             stop_trouble=self.stop_trouble,
         )
         return report.with_cordons(self.cordons)
@@ -143,6 +146,8 @@ class FakeAgent:
         elif isinstance(request, ResizeRequest):
             return self._resize(session, request)
         elif isinstance(request, TierRequest):
+            if self.older and request.background:
+                return _refusal("bad-request", "background: unknown field")
             guards = request.if_idle_since, request.if_gpu_seconds
             if voids_idle_action(session.gpu_busy, session.last_gpu_activity, session.gpu_seconds, *guards):
                 return _refusal("busy", f"session {request.id} has worked meanwhile")
@@ -152,7 +157,7 @@ class FakeAgent:
             self.change(
                 request.id, tier=request.tier, tier_since=self.clock(), effective_units=request.effective_units,
                 guaranteed_units=request.effective_units, notice=None, yields=request.yields_until is not None,
-                borrowed_units=max(session.borrowed_units, lost),
+                borrowed_units=max(session.borrowed_units, lost), background=request.background,
             )  # fmt: skip
         return Answer()
 

@@ -12,7 +12,7 @@ import pytest
 from gpushare_spawner.idle.use import Observation, RecentUse
 from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.quota import BudgetState, Quotas
 from gpushare_spawner.model.report import BypassingProcess, DeliveredReport, GpuReport, GpuTimeReport, HostMemoryReport
 from gpushare_spawner.model.share import Tier, UseRule
 from gpushare_spawner.model.template import Template
@@ -480,3 +480,17 @@ def test_a_gpu_that_two_nodes_report_counts_once() -> None:
     assert [(report.node, gpu.uuid) for report, gpu in snapshot.counted_gpus] == [
         ("n2", "GPU-n2"), ("n1", "GPU-a"), ("n1", "GPU-n1"),
     ]  # fmt: skip
+
+
+def test_budgets_are_shown_with_what_is_left_and_admins_can_grant_more() -> None:
+    quotas = Quotas.model_validate({"groups": {"optics": {"budget": {"hours": 4, "window": "day"}}}})
+    states = (
+        BudgetState(account="group:optics", hours=4, used=4, window=86400.0, more_at=NOW + 3600),
+        BudgetState(account="default:zoe", hours=4, granted=2, used=1, window=86400.0),
+    )
+    html = page(quotas=quotas, budgets=states)
+    assert "used up" in html
+    assert "none of 4.00 GPU-hours left in 24 h (group optics)" in html
+    assert "user zoe" in html
+    assert "budgets/group%3Aoptics" in html
+    assert html.count("end-grant") == 2, "the form, and the target with a grant"

@@ -23,7 +23,14 @@ def test_each_action_of_the_api_has_its_form() -> None:
     tags = [attributes(tag) for tag in re.findall(r"<form data-action[^>]*>", HTML)]
     forms = {(tag["method"], f"/{tag['path']}" if tag.get("path") else "") for tag in tags}
     assert len({tag["action"] for tag in tags}) == len(forms) == len(tags)
-    places = ("sessions/{id}", "nodes/{node}/gpus/{uuid}", "nodes/{node}", "queue/{user}/{server}")
+    places = (
+        "budgets/{account}/users/{user}",
+        "budgets/{account}",
+        "sessions/{id}",
+        "nodes/{node}/gpus/{uuid}",
+        "nodes/{node}",
+        "queue/{user}/{server}",
+    )
     actions = {(operation.method, operation.path) for operation in OPERATIONS if operation.acts}
     assert forms == {
         (method, path.removeprefix(next(one for one in places if path.startswith(one)))) for method, path in actions

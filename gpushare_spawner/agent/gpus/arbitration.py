@@ -364,6 +364,11 @@ class GpuArbitration:
         if session not in self._observed:
             self._carry_out(self._arbiter.set_time_limit(session, units, self._clock()))
 
+    def set_background(self, session: str, background: bool) -> None:
+        """Set whether the session works only in GPU time and memory that no other session uses."""
+        if session not in self._observed:
+            self._carry_out(self._arbiter.set_background(session, background, self._clock()))
+
     def set_weight(self, session: str, weight: int) -> None:
         """Set the weight; 0 releases the session: it holds no lease until its next burst.
 

@@ -18,6 +18,7 @@ from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState, Utilisation
 from gpushare_spawner.background import in_daemon_thread
 from gpushare_spawner.clocks import STEP, WallClock
+from gpushare_spawner.model.share import UNITS_PER_GPU
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,41 @@ Sample = tuple[tuple[Utilisation, ...] | None, Mapping[int, str]]
 def nobody(pids: Iterable[int]) -> Mapping[int, str]:
     """Attribute no processes to sessions."""
     return {}
+
+
+LONGEST_SAMPLE = 10.0
+"""Maximum seconds that count between two readings of a GPU's power, because after a pause its past is unknown."""
+
+
+class Energy:
+    """Divides the energy of GPUs between their sessions, by readings of their power."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[float, float]] = {}
+        """Time and power of the last reading of each GPU."""
+        self._without_work: dict[str, float] = {}
+        """The lowest power of each GPU so far, which counts as its power without work."""
+
+    def divided(
+        self, gpu: str, watts: float, now: float, used: Mapping[str, float], units: Mapping[str, int]
+    ) -> dict[str, float]:
+        """Return the joules of each session since the last reading.
+
+        `used`: GPU time of the sessions in the last second. `units`: units of 1 % that they hold. The power without
+        work of units that no session holds, and power above it without any session's work, count for none.
+        """
+        before, self._last[gpu] = self._last.get(gpu), (now, watts)
+        idle = self._without_work[gpu] = min(watts, self._without_work.get(gpu, watts))
+        if before is None:
+            return {}
+        elapsed = min(max(0.0, now - before[0]), LONGEST_SAMPLE)
+        mean, busy = (before[1] + watts) / 2, sum(used.values())
+        held = max(UNITS_PER_GPU, sum(units.values()))
+        above = max(0.0, mean - idle) / busy if busy > 0 else 0.0
+        return {
+            name: elapsed * (idle * units.get(name, 0) / held + above * used.get(name, 0.0))
+            for name in {**units, **used}
+        }
 
 
 class Competition(Protocol):

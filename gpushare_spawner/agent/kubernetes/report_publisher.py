@@ -177,9 +177,10 @@ def _works_before_its_stop(report: Report, written: Report) -> bool:
 
 
 def _content(report: Report) -> Report:
-    # host memory, temperature and power change constantly, and are published with the rest
+    # host memory, temperature, power and energy change constantly, and are published with the rest
+    sessions = tuple(session.model_copy(update={"energy_joules": 0.0}) for session in report.sessions)
     gpus = tuple(gpu.model_copy(update={"temperature_celsius": None, "power_watts": None}) for gpu in report.gpus)
-    return report.model_copy(update={"published_at": 0.0, "host_memory": None, "gpus": gpus})
+    return report.model_copy(update={"published_at": 0.0, "host_memory": None, "gpus": gpus, "sessions": sessions})
 
 
 def _now() -> float:

@@ -139,6 +139,8 @@ class Shares:
             self.arbitrations[gpu.uuid].add_session(
                 session.id, weight, session.suspends, suspended, session.time_limit_units
             )
+            if session.record.background:
+                self.arbitrations[gpu.uuid].set_background(session.id, True)
         return self._recount(session)
 
     def change(self, session: Session) -> list[Session]:
@@ -146,6 +148,7 @@ class Shares:
         self._ledger.replace(session.allocation())
         for gpu in session.gpus:
             self.arbitrations[gpu.uuid].set_time_limit(session.id, session.time_limit_units)
+            self.arbitrations[gpu.uuid].set_background(session.id, session.record.background)
         return self._recount(session)
 
     def work_on_lent_units(self, session: Session, works: bool) -> None:
@@ -170,7 +173,9 @@ class Shares:
         return [
             session
             for session in self._sessions.values()
-            if session.record.yields_until is not None and any(gpu.uuid in owned for gpu in session.gpus)
+            if session.record.yields_until is not None
+            and not session.record.background
+            and any(gpu.uuid in owned for gpu in session.gpus)
         ]
 
     def _recount(self, cause: Session) -> list[Session]:
@@ -303,7 +308,13 @@ class Tiers:
         if voids_idle_action(now.busy, now.last, now.gpu_seconds, request.if_idle_since, request.if_gpu_seconds):
             raise ControlRefused("busy", f"session {session.id} has worked on the GPU in the meantime")
         self.change_tier(
-            session, request.tier, request.effective_units, request.reason, request.yields_until, request.use
+            session,
+            request.tier,
+            request.effective_units,
+            request.reason,
+            request.yields_until,
+            request.use,
+            request.background,
         )
 
     def work_begins(self, session: Session) -> None:
@@ -377,13 +388,14 @@ class Tiers:
         reason: str,
         yields_until: float | None = None,
         use: UseRule | None = None,
+        background: bool = False,
     ) -> None:
         """Set a session's tier, and update the borrowed and guaranteed units of all sessions on its GPUs.
 
-        `yields_until`, `use`: see `TierRequest`.
+        `yields_until`, `use`, `background`: see `TierRequest`.
         """
         record, doing = session.record, self._activity(session)
-        record.yields_until = yields_until
+        record.yields_until, record.background = yields_until, background and yields_until is not None
         record.use = None if tier is Tier.ACTIVE else use
         session.works_on_lent_units = record.use is not None and doing.busy and yields_until is None
         if tier is not record.tier:

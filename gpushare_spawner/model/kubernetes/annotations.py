@@ -151,6 +151,8 @@ immediately."""
 YIELDS_UNTIL = PREFIX + "yields-until"
 """Annotation: seconds since the epoch; absent: not reserved. Until then, the units that the tier took are reserved for
 spawns in quota, and GPU work does not restore them."""
+BACKGROUND = PREFIX + "background"
+"""Annotation: "true" until then for a session whose budget is used up, see `TierRequest.background`; absent: false."""
 NEIGHBOURS = PREFIX + "neighbours"
 """Annotation: JSON of `model.share.NeighbourRules`; absent: no labels and no rules."""
 TIME_LIMIT = PREFIX + "time-limit"
@@ -225,6 +227,8 @@ class SessionAnnotations:
     """The GPU work that restores the share. None: any work restores it."""
     yields_until: float | None = None
     """Time until which the units that the tier took are reserved for spawns in quota; None: they are not reserved."""
+    background: bool = False
+    """See `TierRequest.background`."""
     time_limit_units: int = UNITS_PER_GPU
     """Maximum part of each GPU's time in units of 1 %, even when the session is alone on the GPU."""
     memory_limit: str = WHOLE_MEMORY
@@ -413,6 +417,7 @@ _ANNOTATIONS = {
     IF_GPU_SECONDS: _Annotation("if_gpu_seconds", _instant, _written_guard),
     USE: _json("use", UseRule),
     YIELDS_UNTIL: _Annotation("yields_until", _instant, _written_instant),
+    BACKGROUND: _Annotation("background", _truth, _written_truth),
     TIME_LIMIT: _Annotation("time_limit_units", _units_from(1)),
     MEMORY_LIMIT: _Annotation("memory_limit", parse_percent_or_bytes),
     OVERSUBSCRIBE: _Annotation("oversubscribe", _truth, _written_truth),
@@ -516,10 +521,11 @@ def tier_patch(
     yields_until: float | None = None,
     if_gpu_seconds: float | None = None,
     use: UseRule | None = None,
+    background: bool = False,
 ) -> dict[str, str | None]:
     """Return the annotations of a merge patch that changes a session's tier and withdraws the notice.
 
-    The other arguments are the values of `IDLE_SINCE`, `YIELDS_UNTIL`, `IF_GPU_SECONDS` and `USE`.
+    The other arguments are the values of `IDLE_SINCE`, `YIELDS_UNTIL`, `IF_GPU_SECONDS`, `USE` and `BACKGROUND`.
     """
     return _patch(
         tier=tier,
@@ -529,6 +535,7 @@ def tier_patch(
         yields_until=yields_until,
         if_gpu_seconds=if_gpu_seconds,
         use=use,
+        background=background,
         notice=None,
     )
 

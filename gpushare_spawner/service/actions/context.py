@@ -205,6 +205,10 @@ class ActionLog:
             Action(at, RESTART, begun.actor, begun.user, begun.server, template, begun.group, begun.node, reason=reason)
         )
 
+    def budget(self, group: str, user: str, action: str, actor: str, reason: str) -> None:
+        """Log an action on a budget. ``group``: the name of the account; ``user``: of a user's budget, else empty."""
+        self._log(Action(self._clock(), action, actor, user, group=group, reason=reason))
+
     def node(self, node: str, action: str, actor: str, *, reason: str) -> None:
         """Log an action on a node or on one of its GPUs."""
         self._log(Action(self._clock(), action, actor, node=node, reason=reason))

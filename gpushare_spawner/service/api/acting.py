@@ -31,6 +31,7 @@ from gpushare_spawner.service.api.answers import Done
 from gpushare_spawner.service.api.entries import server_of
 from gpushare_spawner.service.api.reading import visible_session
 from gpushare_spawner.service.api.router import ApiError, Arguments, Call, Needs, Nothing, Operation
+from gpushare_spawner.service.budgets import Budgets
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.wording import service as words
 
@@ -269,6 +270,57 @@ async def _on_spawn(
         raise ApiError(404, "unknown", words.unknown_spawn(server.label))
     call.needs.check(call.caller, server)
     return await done(call, act(call.services.actions, server.user, server.name, actor_of(call), why))
+
+
+class GrantBody(ReasonBody):
+    """GPU-hours beyond a budget, for a time."""
+
+    hours: Annotated[FiniteFloat, Field(gt=0, le=1_000_000_000)]
+    """GPU-hours in addition to the budget."""
+    until: At
+    """The end of the grant, in seconds since the epoch."""
+
+
+_BUDGET, _USER = "budgets/{account}/grant", "budgets/{account}/users/{user}/grant"
+_GRANT = {"hours": 20, "until": 1798761600, "reason": "Paper deadline"}
+
+
+@operation("PUT", _BUDGET, "Grant GPU-hours", Needs.ACT, example=_GRANT)
+async def grant(call: Call[Nothing, GrantBody]) -> Done:
+    """Grant GPU-hours in addition to the budgets of a quota, for a time. It replaces an earlier grant.
+
+    `account` is that of the budget in the answer to `GET quotas`, like `group:optics`.
+    """
+    budgets = _budgets(call)
+    owner, body = (call.path["account"], ""), call.body
+    return await done(call, budgets.grant(owner, actor_of(call), body.hours, body.until, body.reason))
+
+
+@operation("DELETE", _BUDGET, "End a grant", Needs.ACT)
+async def end_grant(call: Call[Nothing, Nothing]) -> Done:
+    """End the grant of GPU-hours to a quota."""
+    return await done(call, _budgets(call).end_grant((call.path["account"], ""), actor_of(call)))
+
+
+@operation("PUT", _USER, "Grant a user GPU-hours", Needs.ACT, example=_GRANT)
+async def grant_to_user(call: Call[Nothing, GrantBody]) -> Done:
+    """Grant a user GPU-hours in addition to the budget that each user in a quota has (`per_user.budget`)."""
+    budgets = _budgets(call)
+    owner, body = (call.path["account"], call.path["user"]), call.body
+    return await done(call, budgets.grant(owner, actor_of(call), body.hours, body.until, body.reason))
+
+
+@operation("DELETE", _USER, "End a user's grant", Needs.ACT)
+async def end_grant_to_user(call: Call[Nothing, Nothing]) -> Done:
+    """End the grant of GPU-hours to a user in a quota."""
+    return await done(call, _budgets(call).end_grant((call.path["account"], call.path["user"]), actor_of(call)))
+
+
+def _budgets(call: Call[Any, Any]) -> Budgets:
+    call.needs.check(call.caller)
+    if call.services.budgets is None:
+        raise ApiError(404, "unknown", words.BUDGETS_NEED_HISTORY)
+    return call.services.budgets
 
 
 class DrainBody(ReasonBody):

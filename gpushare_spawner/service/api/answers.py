@@ -11,12 +11,13 @@ from pydantic import BaseModel, ConfigDict, RootModel
 
 from gpushare_spawner.model.controls import Exemption, Keep, Message
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
-from gpushare_spawner.model.quota import Quota, Resource, ResourceAmounts
+from gpushare_spawner.model.quota import BudgetState, Quota, Resource, ResourceAmounts
 from gpushare_spawner.model.report import BypassingProcess, DeliveredReport, HostMemoryReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.quota.accounts import AccountKind
 from gpushare_spawner.service.reports import UnconfirmedSession
 from gpushare_spawner.service.units import Kind
+from gpushare_spawner.wording.service import budget_left
 
 
 class ApiModel(BaseModel):
@@ -316,6 +317,8 @@ class SessionEntry(ApiModel):
     exemption: Exemption | None
     message: Message | None
     """The last of `messages`."""
+    background: bool
+    """Whether it works only in GPU time and memory that no other session uses, because a budget is used up."""
     messages: tuple[Message, ...]
     """Admins' messages to the session's user, earliest first, at most one per cause."""
     keep_limits: KeepLimitsAnswer
@@ -467,16 +470,50 @@ class QuotaAnswer(ApiModel):
     """Host memory in bytes, counted in the same way."""
 
 
+class BudgetAnswer(ApiModel):
+    """A budget of GPU-hours."""
+
+    account: str
+    """The quota with the budget, like `group:optics`, `user:ada` or `default:bob`."""
+    user: str
+    """The user, of a budget of each user in the quota; empty: all its servers use it together."""
+    hours: float
+    """GPU-hours that can be used within the window, granted ones included."""
+    granted: float
+    """The part of them that admins have granted for a time."""
+    used: float
+    left: float
+    used_up: bool
+    counted: str
+    """held or delivered."""
+    window: float | None
+    """Length of a rolling window in seconds; null: a term."""
+    ends_at: float | None
+    """End of a term, in seconds since the epoch."""
+    more_at: float | None
+    """When something is left again if it is used up, else when the oldest use leaves the window; null: never."""
+    text: str
+    """What is left, as a phrase."""
+
+    @classmethod
+    def of(cls, state: BudgetState) -> BudgetAnswer:
+        """Return a budget's state as an answer."""
+        names = ("left", "used_up")
+        return cls(**state.model_dump(), **{name: getattr(state, name) for name in names}, text=budget_left(state))
+
+
 class QuotasAnswer(ApiModel):
-    """The quotas in force."""
+    """The quotas and budgets in force."""
 
     known: bool
     """False: there are no quotas."""
     quotas: tuple[QuotaAnswer, ...]
+    budgets: tuple[BudgetAnswer, ...] = ()
+    """Budgets of GPU-hours, least left first."""
 
 
 class HistoryAnswer(ApiModel):
-    """GPU time. Amounts are GPU-hours."""
+    """GPU time. Amounts are GPU-hours, but for `energy` (kWh), `co2` (kg), and the prices `cost` and `saved`."""
 
     since: float
     until: float

@@ -20,6 +20,7 @@ PARAMETERS = {
     "id": "The id of a session, percent-encoded.",
     "node": "The name of a node, percent-encoded.",
     "uuid": "The UUID of a GPU.",
+    "account": "A quota, as in the list of budgets: `group:optics`.",
     "user": "The name of a user, percent-encoded.",
     "server": "The name of a server, percent-encoded; `~` for the default server, and one more `~` before a name that "
     "begins with one.",

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from gpushare_spawner.idle.keep import KeepsLeft, in_force
 from gpushare_spawner.idle.policy import IdleAction
 from gpushare_spawner.model.control import QueueProgress
-from gpushare_spawner.model.controls import Cordon
+from gpushare_spawner.model.controls import Cordon, MessageCause
 from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.model.report import GpuReport, SessionReport, doubled_gpus, shared_fields
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -167,6 +167,7 @@ def session_entry(
     session, decision, layer = row.session, row.decision, LAYERS[row.session.layer]
     template, usage = snapshot.templates.get(session.template), snapshot.usage
     better = snapshot.to_own.node_for(session, template)
+    messages = [message for message in session.messages if message.cause is not MessageCause.BUDGET]
     controls, left = in_force(session.controls, now), _keeps_left(snapshot, session, now, actions)
     borrowed = [here.borrowed_now for here in session.each]
     shown = {
@@ -198,8 +199,9 @@ def session_entry(
         "in_quota": usage.in_quota(session.id) if usage is not None else None,
         "keep": controls.keep,
         "exemption": controls.exemption,
-        "message": session.messages[-1] if session.messages else None,
-        "messages": session.messages,
+        "message": messages[-1] if messages else None,
+        "messages": messages,
+        "background": session.background,
         "keep_limits": {
             "longest_seconds": left.rule.longest,
             "per_day": left.rule.per_day,

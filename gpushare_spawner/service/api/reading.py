@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 from sqlalchemy import Connection
 
-from gpushare_spawner.model.quota import NOTHING, Resource
+from gpushare_spawner.model.quota import NOTHING, BudgetState, Resource
 from gpushare_spawner.model.report import shared_fields
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.quota.accounts import Account, QuotaUsage
@@ -434,7 +434,17 @@ async def quotas(call: PlainCall) -> answers.QuotasAnswer:
                 _accounts(usage, snapshot, call.caller), key=lambda account: (account.kind, account.name)
             )
         ),
+        budgets=tuple(map(answers.BudgetAnswer.of, _budgets(usage, snapshot, call.caller))),
     )
+
+
+def _budgets(usage: QuotaUsage, snapshot: ServiceSnapshot, caller: Caller) -> list[BudgetState]:
+    """Return the budgets that a caller may see, least left first: those of the caller, and of the caller's groups."""
+    states = [state for state in snapshot.budgets if caller.sees_all or state.user in ("", caller.name)]
+    if not caller.sees_all:
+        mine = {account.key for account in _accounts(usage, snapshot, caller)} | {f"default:{caller.name}"}
+        states = [state for state in states if state.account in mine]
+    return sorted(states, key=lambda state: (state.part_left, state.account, state.user))
 
 
 def _accounts(usage: QuotaUsage, snapshot: ServiceSnapshot, caller: Caller) -> Iterator[Account]:

@@ -29,6 +29,7 @@ from gpushare_spawner.clocks import Budget
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.api.answers import Refusal
 from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
+from gpushare_spawner.service.budgets import Budgets
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.hub.caller import Caller, Owned
 from gpushare_spawner.service.hub.roles import ACT, ACT_OWN, DRAIN
@@ -47,6 +48,7 @@ class Services:
     actions: ActionContext
     history: History | None = None
     """The history; None if there is none."""
+    budgets: Budgets | None = None
 
     def changed(self) -> None:
         """Make the result of an action visible immediately, and notify the pages."""

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from gpushare_spawner.descriptors import for_connections
+from gpushare_spawner.model.quota import BudgetState
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.sources import DashboardSources, ServiceSnapshot
@@ -70,7 +71,7 @@ class ServiceSnapshots:
 
 def _changed(before: ServiceSnapshot, after: ServiceSnapshot) -> tuple[Part, ...]:
     sessions = before.templates != after.templates or _sessions_differ(before.decisions, after.decisions)
-    quotas = before.quotas != after.quotas
+    quotas = before.quotas != after.quotas or list(map(_about, before.budgets)) != list(map(_about, after.budgets))
     changes: dict[Part, bool] = {
         "sessions": sessions or quotas,
         # GPUs' units depend on their sessions
@@ -79,6 +80,11 @@ def _changed(before: ServiceSnapshot, after: ServiceSnapshot) -> tuple[Part, ...
         "quotas": quotas or (after.quotas is not None and sessions),
     }
     return tuple(part for part in PARTS if changes[part])
+
+
+def _about(state: BudgetState) -> tuple[Any, ...]:
+    """Return what a page shows of a budget. Its use grows constantly, so pages show it in steps of 1 %."""
+    return state.account, state.user, state.hours, state.used_up, round(state.part_left, 2)
 
 
 def _sessions_differ(before: Sequence[SessionDecision], after: Sequence[SessionDecision]) -> bool:

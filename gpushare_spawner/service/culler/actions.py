@@ -54,7 +54,8 @@ async def take_gpu_action(context: ActionContext, session_decision: SessionDecis
     quota reclaims its units.
     """
     session, decision, seen = session_decision.session, session_decision.decision, session_decision.observation
-    reclaims = decision.upcoming is not None and decision.upcoming.cause is IdleCause.RECLAIM
+    cause = decision.upcoming.cause if decision.upcoming is not None else IdleCause.IDLE
+    reclaims = cause.makes_way
     yields_until = session_decision.decided_at + YIELD_SECONDS if session_decision.reclaimed is not None else None
     await session_decision.agent.send(
         TierRequest(
@@ -66,6 +67,7 @@ async def take_gpu_action(context: ActionContext, session_decision: SessionDecis
             if_gpu_seconds=None if reclaims else seen.use_from_gpu_seconds,
             use=seen.use_rule,
             yields_until=yields_until,
+            background=session_decision.to_background and not decision.units,
         )
     )
     log_action(context, session_decision)
@@ -101,9 +103,10 @@ async def go_on_yielding(decision: SessionDecision) -> bool:
             id=session.id,
             tier=Tier.DOWNGRADED if units else session.tier,
             effective_units=units,
-            reason="others still need its units, by their quotas",
+            reason="its budget is used up" if decision.used_up else "others still need its units, by their quotas",
             use=decision.observation.use_rule,
             yields_until=decision.decided_at + YIELD_SECONDS,
+            background=decision.to_background and not units,
         )
     )
     return units > session.effective_units
@@ -112,6 +115,8 @@ async def go_on_yielding(decision: SessionDecision) -> bool:
 async def stop_yielding(decision: SessionDecision) -> bool:
     """Notify the agent that no spawn in quota needs the units that the session yields. Return True."""
     session, reason = decision.session, "no spawn in quota waits for its units anymore"
+    if session.background:
+        reason = "its budget is not used up"
     works = session.gpu_busy or session.waiting
     tier, units = (Tier.ACTIVE, session.share_units) if works else (session.tier, session.effective_units)
     if tier is not Tier.STOPPED:

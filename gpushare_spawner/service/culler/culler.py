@@ -13,7 +13,8 @@ from functools import partial
 
 from gpushare_spawner.background import set_within
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
-from gpushare_spawner.model.report import Report, doubled_gpus
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.report import Report, SessionReport, doubled_gpus
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.context import ActionContext, ActionRefused
@@ -41,7 +42,16 @@ from gpushare_spawner.service.culler.decisions import (
     take_note,
 )
 from gpushare_spawner.service.culler.drained import Drains
-from gpushare_spawner.service.culler.pressure import NO_PRESSURE, Pressure, candidates, may_matter, needed, pressure
+from gpushare_spawner.service.culler.pressure import (
+    NO_PRESSURE,
+    Pressure,
+    candidates,
+    may_matter,
+    needed,
+    pressure,
+    within_budget,
+    without_budget,
+)
 from gpushare_spawner.service.hub.client import HubFailed, HubServer, HubUser
 from gpushare_spawner.service.reports import Agent, NodeSnapshot, answered, ask_all
 from gpushare_spawner.service.waiting import (
@@ -82,12 +92,14 @@ class Culler:
         pending: PendingServers = pending_unknown,
         notify: Callable[[Sequence[SessionDecision]], None] = lambda decisions: None,
         progress: QueueProgressOf = progress_unknown,
+        used_up: Callable[[Sequence[SessionReport]], Mapping[str, float] | None] = lambda sessions: {},
     ) -> None:
         """Create the culler, which does nothing until `run`.
 
         ``pending`` returns the servers that the hub is starting, longest wait first; None: unknown, or too old for an
         idle action. ``notify`` sends messages to users with a closed tab. ``progress`` returns what the hub shows to
-        the users of waiting spawns.
+        the users of waiting spawns. ``used_up`` returns the sessions with a used-up budget, by id, and since when;
+        None: unknown.
         """
         self.counters = context.counters
         self._context = context
@@ -104,6 +116,7 @@ class Culler:
         self._last: dict[Agent, Report] = {}
         self._pending = pending
         self._progress = progress
+        self._used_up = used_up
         self.state = CullerState()
         self._logged_dry_run: set[str] = set()
         self._kept_since: dict[str, float] = {}
@@ -165,7 +178,7 @@ class Culler:
         await self._hub.refresh(self._patience)
         templates, now = self._context.templates(), self._context.clock()
         take_note(self.state.use, snapshots, templates, now)
-        self.state.pressure = await self._pressure_now(snapshots, templates, now)
+        self.state.pressure = await self._pressure(snapshots, templates, now)
         decisions = self.decide(snapshots, templates, now)
         self._notify(decisions)
         if all(snapshot.report is not None for snapshot in snapshots):
@@ -195,6 +208,25 @@ class Culler:
         stops = self._drains.next_stop(snapshots, decisions, now), self._bypasses.next_stop(decisions, now)
         instants += [stop_at for stop_at in stops if stop_at is not None]
         return min([*instants, now + _SOON]) if done or stopped else min(instants, default=None)
+
+    async def _pressure(
+        self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
+    ) -> Pressure:
+        """Return the units that waiting spawns need, and all units of sessions with a used-up budget."""
+        reports, quotas = answered(snapshots), self._context.quotas()
+        sessions = [session for report in reports for session in report.sessions]
+        used_up = self._used_up(sessions)
+        background = {session.id for session in sessions if session.background}
+        if not used_up and not background:
+            return await self._pressure_now(snapshots, templates, now)
+        apart = background if used_up is None else used_up.keys()
+        others = [
+            snapshot if snapshot.report is None else replace(snapshot, report=within_budget(snapshot.report, apart))
+            for snapshot in snapshots
+        ]
+        needs = await self._pressure_now(others, templates, now)
+        # unknown: sessions stay in the background until their agents' reservations end
+        return needs if used_up is None else without_budget(needs, reports, used_up, (quotas or Quotas()).reclaim)
 
     async def _pressure_now(
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
@@ -262,6 +294,12 @@ class Culler:
             return None
         if decision.session.yields and decision.session.id in self.state.pressure.free_again:
             return partial(stop_yielding, decision)
+        session = decision.session
+        has_its_place = session.yields and (session.background or not decision.report.supports_budgets)
+        if decision.used_up and not session.effective_units and not has_its_place:
+            # an idle action released its share before; work would restore it
+            self._kept_since[decision.session.id] = decision.decided_at
+            return partial(go_on_yielding, decision)
         if decision.decision.tier is not decision.session.tier:
             self._kept_since[decision.session.id] = decision.decided_at
             return partial(take_gpu_action, self._context, decision)

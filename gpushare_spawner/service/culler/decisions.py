@@ -17,6 +17,7 @@ from gpushare_spawner.idle.use import DryRun, Observation, RecentUse, use_rule
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.share import IdleCause
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.service.actions.context import Counters
 from gpushare_spawner.service.culler.pressure import NO_PRESSURE, Pressure
@@ -80,7 +81,17 @@ class SessionDecision:
     dry_run: bool = False
     """Whether the decision is not carried out."""
     reclaimed: UnitsNeeded | None = None
-    """The session's units that waiting spawns in quota need."""
+    """The session's units that waiting spawns in quota need, or all if its budget is used up."""
+
+    @property
+    def used_up(self) -> bool:
+        """Whether a budget of the session is used up."""
+        return self.reclaimed is not None and self.reclaimed.cause is IdleCause.BUDGET
+
+    @property
+    def to_background(self) -> bool:
+        """Whether the session works in the background. An older agent gives it the lowest weight instead."""
+        return self.used_up and self.report.supports_budgets
 
     @property
     def node(self) -> str:

@@ -8,7 +8,7 @@ their idle actions are due: `idle.policy.reclaim_action` applies the notice peri
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from gpushare_spawner.idle.keep import exempts, keep_in_force
@@ -16,7 +16,7 @@ from gpushare_spawner.idle.policy import UnitsNeeded, first_work_delay
 from gpushare_spawner.idle.use import Observation, RecentUse
 from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.quota import Quota, Quotas
+from gpushare_spawner.model.quota import Quota, Quotas, Reclaim
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import IdleCause, Tier, units_on
 from gpushare_spawner.model.template import Idle, Template
@@ -29,6 +29,7 @@ from gpushare_spawner.quota.entitlement import LEAST_EXCHANGED, MINIMUM_RUN, Ent
 from gpushare_spawner.quota.order import Asking, divided, lacks_half
 from gpushare_spawner.quota.reclaim import NORMAL, MissingUnits, OverQuota, in_excess, reclaimed
 from gpushare_spawner.service.hub.client import HubServer
+from gpushare_spawner.service.reports import KnownReport
 from gpushare_spawner.service.templates import SessionTemplates
 from gpushare_spawner.service.waiting import account_of, in_order, quota_use, waiting_spawns
 
@@ -48,6 +49,38 @@ class Pressure:
 
 
 NO_PRESSURE = Pressure()
+
+NO_NOTICE = Reclaim(notice=0.0, stop_after=None)
+"""Rules for a session that was opened after its budget was used up: the form said so."""
+
+
+def without_budget(
+    needs: Pressure, reports: Iterable[Report], used_up: Mapping[str, float], rules: Reclaim
+) -> Pressure:
+    """Return the pressure with the sessions whose budgets are used up: they have no units while that lasts.
+
+    ``used_up``: since when, in seconds since the epoch, by session. ``needs`` was computed without these sessions.
+    """
+    reclaimed, free_again, kept_on = dict(needs.reclaimed), set(needs.free_again), set(needs.kept_on)
+    notified = rules.model_copy(update={"stop_after": None})
+    for session in [session for report in reports for session in report.sessions]:
+        if session.id in used_up and session.gpus and session.layer is LayerName.NATIVE:
+            session_rules = NO_NOTICE if session.begun > used_up[session.id] else notified
+            reclaimed[session.id] = UnitsNeeded(0, session_rules, IdleCause.BUDGET)
+            free_again.discard(session.id)
+            kept_on.add(session.id)
+        elif session.background:
+            reclaimed.pop(session.id, None)
+            kept_on.discard(session.id)
+            free_again.add(session.id)
+    return replace(needs, reclaimed=reclaimed, free_again=frozenset(free_again), kept_on=frozenset(kept_on))
+
+
+def within_budget(report: KnownReport, used_up: Container[str]) -> KnownReport:
+    """Return a report without the sessions whose budgets are used up: their units are as good as free."""
+    kept = tuple(session for session in report.sessions if session.id not in used_up)
+    return report if len(kept) == len(report.sessions) else report.model_copy(update={"sessions": kept})
+
 
 MOST_BY_WEIGHT = 8
 """Spawns over quota that get units in one round; the next round continues. Our value: with 5,000 sessions the plan for

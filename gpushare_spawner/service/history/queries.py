@@ -6,7 +6,7 @@ charged, because a user can be in several groups and the time counts only once. 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Select, Table, func, select
 
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.quota.accounts import AccountKind
+from gpushare_spawner.quota.budgets import GpuTimeUse
 from gpushare_spawner.service.history.store import (
     ACTION,
     AMOUNTS,
@@ -35,6 +36,8 @@ class By(StrEnum):
     USER = "user"
     GROUP = "group"
     TEMPLATE = "template"
+    ACCOUNT = "account"
+    """The account of the quota, like `group:optics`."""
     MODEL = "model"
     NODE = "node"
     GPU = "gpu"
@@ -86,6 +89,16 @@ def gpu_time(connection: Connection, period: Period, by: Sequence[By]) -> list[S
         for row in rows
         if row[-1] is not None
     ]
+
+
+def budget_uses(connection: Connection, since: float) -> Iterator[GpuTimeUse]:
+    """Yield the GPU time of each account and user from an instant on, by the stored hours and days."""
+    keys = (SUBJECT.c.account, SUBJECT.c.user, USE.c.start, USE.c.length)
+    amounts = (func.sum(USE.c.reserved - USE.c.recovered), func.sum(USE.c.used))
+    question = select(*keys, *amounts).join_from(USE, SUBJECT).where(USE.c.start + USE.c.length > since)
+    question = question.where(SUBJECT.c.user != "").group_by(*keys).order_by(USE.c.start)
+    # a month of thousands of users does not fit in memory well
+    yield from (GpuTimeUse(*row) for row in connection.execution_options(yield_per=1000).execute(question))
 
 
 @dataclass(frozen=True)

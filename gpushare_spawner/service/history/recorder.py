@@ -17,14 +17,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
 from sqlalchemy import Connection
 
 from gpushare_spawner.clocks import since_boot
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.quota import Prices
 from gpushare_spawner.model.report import Burst, GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.history.queries import group_of_session, group_of_user
+from gpushare_spawner.quota.budgets import GpuTimeUse, Grant
+from gpushare_spawner.service.history.queries import budget_uses, group_of_session, group_of_user
 from gpushare_spawner.service.history.store import (
     DAY,
     HOUR,
@@ -52,12 +55,22 @@ SET_BACK = 300.0
 """Seconds. If a report is older than the previous one by more than this, the node's clock was set back; otherwise the
 report is only late."""
 
+MOST_WATTS = 10_000.0
+"""Maximum power of a GPU that is believed, whatever its node reports: several times that of any GPU today."""
+JOULES_PER_KWH = 3.6e6
+_FIGURES = ("clock_moved", "effective_units", "tier_since", "gpu_seconds", "energy_joules", "delivered")
+"""The figures of a session at its end."""
 OLDEST = 120.0
 """Seconds by which counted time can exceed the time that has passed here. Our choice: a report of this age still counts
 (`model.kubernetes.objects.REPORT_STALE_SECONDS`)."""
 
-GroupOf = Callable[[SessionReport], str]
-"""Function that returns the group to which a session's GPU time is charged; empty: none."""
+GroupOf = Callable[[SessionReport], str | None]
+"""Function that returns the group to which a session's GPU time is charged; empty: none; None: not known yet."""
+LASTING = {
+    *("id", "user", "server", "template", "quota", "gpus", "layer", "gpu_use_known", "share_units", "last_units"),
+    *("borrowed_units", "effective_units", "guaranteed_units", "tier", "tier_since", "opened_at"),
+}
+"""Fields of a session's report with which its time is counted when it has ended."""
 
 
 class Meter:
@@ -79,6 +92,23 @@ class Meter:
         self._ended: set[tuple[str, str]] = set()
         self.bursts: list[tuple[Subject, BurstRecord]] = []
         """Bursts that are not yet stored."""
+        self._fresh: list[GpuTimeUse] = []
+        self._sessions: dict[tuple[str, str], SessionReport] = {}
+        """The last report of each counted session."""
+        self.prices: Callable[[], Prices | None] = lambda: None
+        """Function that returns the price list in force."""
+
+    def fresh(self) -> list[GpuTimeUse]:
+        """Return the amounts since the last call, for budgets."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
+
+    def unstored(self) -> list[GpuTimeUse]:
+        """Return the amounts since the last `take`, for budgets."""
+        return [
+            GpuTimeUse(subject.account, subject.user, hour, HOUR, amounts.held, amounts.used)
+            for (hour, subject), amounts in self._amounts.items()
+        ]
 
     def observe(self, report: Report, group_of: GroupOf) -> None:
         """Count the use of a node's sessions since its last report. A late report counts nothing.
@@ -86,7 +116,8 @@ class Meter:
         See also `LONGEST` and `SET_BACK`.
         """
         gpus = {gpu.uuid: gpu for gpu in report.gpus}
-        open_now = set()
+        # before the open ones, because a restarted server has the same session id
+        open_now = self._observe_ended(report, gpus, group_of)
         for session in report.sessions:
             key = (report.node, session.id)
             open_now.add(key)
@@ -96,18 +127,46 @@ class Meter:
             if not _is_late(report.published_at, self._counted[key]):
                 del self._counted[key]
                 self._clock_moved.pop(key, None)
+                self._sessions.pop(key, None)
                 self._counted_to.pop(key, None)
                 self._changed.discard(key)
                 self._ended.add(key)
+
+    def _observe_ended(self, report: Report, gpus: dict[str, GpuReport], group_of: GroupOf) -> set[tuple[str, str]]:
+        """Count the last seconds of sessions that have ended. Only sessions that were observed while open count.
+
+        Return those that cannot be counted yet, because their groups are not known.
+        """
+        not_yet = set()
+        for ended in report.ended:
+            key = (report.node, ended.id)
+            before = self._counted.get(key)
+            session = self._sessions.get(key) or _session_of(before)
+            if before is None or session is None or before.opened_at != ended.opened_at:
+                continue
+            if group_of(session) is None:
+                not_yet.add(key)
+                continue
+            end = min(ended.ended_at, report.published_at)
+            figures = {name: getattr(ended, name) for name in _FIGURES}
+            at_end = session.model_copy(update=figures)
+            self._observe_session(key, at_end, max(end, before.seen_at), gpus, group_of)
+        return not_yet
 
     def take(self) -> tuple[dict[tuple[int, Subject], GpuTimeAmounts], list[SessionCounters], list[tuple[str, str]]]:
         """Return the amounts by (start of the hour, subject), the changed counters, and the ended sessions.
 
         All are since the last `take`. Sessions are identified by node and id.
         """
-        taken = (self._amounts, [self._counted[key] for key in sorted(self._changed)], sorted(self._ended))
+        counted = [self._stored(key) for key in sorted(self._changed)]
+        taken = (self._amounts, counted, sorted(self._ended))
         self._amounts, self._changed, self._ended = {}, set(), set()
         return taken
+
+    def _stored(self, key: tuple[str, str]) -> SessionCounters:
+        """Return a session's counters with the lasting fields of its last report."""
+        lasting = self._sessions[key].model_dump_json(include=LASTING, exclude_defaults=True)
+        return replace(self._counted[key], session_report=lasting)
 
     def give_back(
         self, taken: tuple[dict[tuple[int, Subject], GpuTimeAmounts], list[SessionCounters], list[tuple[str, str]]]
@@ -122,6 +181,9 @@ class Meter:
     def _observe_session(
         self, key: tuple[str, str], session: SessionReport, now: float, gpus: dict[str, GpuReport], group_of: GroupOf
     ) -> None:
+        group = group_of(session)
+        if group is None:
+            return  # its counters keep growing, and count later
         before, moved = self._counted.get(key), self._clock_moved.get(key, session.clock_moved)
         self._clock_moved[key] = session.clock_moved
         if before is not None and moved != session.clock_moved:
@@ -145,23 +207,37 @@ class Meter:
             delivered=session.delivered.delivered_seconds,
             waits=session.delivered.waits,
             bursts_to=max([before.bursts_to, *(burst.ended_at for burst in session.bursts if _is_past(burst, now))]),
+            energy=session.energy_joules,
         )
+        self._sessions[key] = session
         self._changed.add(key)
         self._ended.discard(key)
         count = len(session.gpus)
         if not count:
             return
-        group = group_of(session)
         for uuid in session.gpus:
             amounts = _amounts(session.on(uuid), before, after)
             gpu = gpus.get(uuid)
             # the GPU that another layer provides is unknown
             named = uuid if session.layer is LayerName.NATIVE else str(session.layer)
             subject = Subject(
-                session.user, session.server, session.template, group, key[0], named, gpu.model if gpu else ""
+                session.user,
+                session.server,
+                session.template,
+                group,
+                key[0],
+                named,
+                gpu.model if gpu else "",
+                session.quota,
             )
+            prices = self.prices()
             for hour, part in _by_hour(before.seen_at, after.seen_at):
-                self._add(hour, subject, amounts.times(part))
+                amount = amounts.times(part)
+                if prices is not None:
+                    amount = _priced(amount, prices, subject.model, hour)
+                self._add(hour, subject, amount)
+                use = GpuTimeUse(subject.account, subject.user, hour, HOUR, amount.held, amount.used)
+                self._fresh.append(use)
             if count == 1:
                 self.bursts += ((subject, burst) for burst in _new_bursts(session, before, now))
 
@@ -205,6 +281,8 @@ def _amounts(session: SessionReport, before: SessionCounters, after: SessionCoun
         entitled=min(_growth(before.entitled, after.entitled) / count, longest),
         delivered=min(_growth(before.delivered, after.delivered) / count, longest),
         waits=_growth(before.waits, after.waits) / count,
+        # an agent that was killed continues from an earlier figure
+        energy=min(max(0.0, after.energy - before.energy) / count, MOST_WATTS * longest),
     )
 
 
@@ -222,6 +300,28 @@ def _new_bursts(session: SessionReport, before: SessionCounters, now: float) -> 
 
 def _is_past(burst: Burst, now: float) -> bool:
     return burst.ended_at <= now + SET_BACK
+
+
+def _priced(amounts: GpuTimeAmounts, prices: Prices, model: str, hour: int) -> GpuTimeAmounts:
+    """Return the amounts of an hour with their price, and the CO2 for their energy."""
+    price, kwh = prices.gpu_hour(model, hour), amounts.energy / JOULES_PER_KWH
+    recovered = min(amounts.recovered, amounts.reserved)
+    return replace(
+        amounts,
+        cost=price * amounts.held / HOUR + prices.energy * kwh,
+        saved=price * recovered / HOUR,
+        co2=prices.co2 * kwh,
+    )
+
+
+def _session_of(counters: SessionCounters | None) -> SessionReport | None:
+    """Return a session by its stored counters; None: an earlier version has stored them, or a later one."""
+    if counters is None or not counters.session_report:
+        return None
+    try:
+        return SessionReport.model_validate_json(counters.session_report)
+    except ValidationError:
+        return None
 
 
 def _is_late(published_at: float, counted: SessionCounters) -> bool:
@@ -310,6 +410,8 @@ OBSERVE_EVERY = 10.0
 """Seconds between observations of the reports. Use after a session's last observation is not counted."""
 QUEUE_EVERY = 30.0
 """Seconds between requests for the hub's pending servers. Only spawns that end without a session need them."""
+GROUPS_WITHIN = 600.0
+"""Seconds for which a started service waits for the users' groups before it counts GPU time without a group."""
 STORE_EVERY = 60.0
 """Seconds between writes. A killed service counts the missing time when it starts again; only the use of sessions that
 ended before that is lost."""
@@ -345,8 +447,8 @@ class HistorySources:
     """The sources of the recorded data."""
 
     snapshots: Callable[[], Awaitable[Sequence[NodeSnapshot]]]
-    users: Callable[[], Collection[HubUser]]
-    """Function that returns the users in the hub's last answer."""
+    users: Callable[[], Collection[HubUser] | None]
+    """Function that returns the users in the hub's last answer; None: it has not answered yet, or not lately."""
     pending: Callable[[], Awaitable[Sequence[HubServer] | None]]
     """Returns the servers that the hub is starting; None: unknown."""
     templates: Callable[[], Mapping[str, Template]]
@@ -356,6 +458,8 @@ class HistorySources:
     """Seconds on a clock that cannot be set."""
     waited: Callable[[Wait], None] = lambda wait: None
     """Function that is called with each spawn's wait when it has ended."""
+    prices: Callable[[], Prices | None] = lambda: None
+    """Returns the price list in force."""
 
 
 class History:
@@ -370,7 +474,10 @@ class History:
         self._retention = retention or Retention()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
         self._meter: Meter | None = None
+        self._storing = asyncio.Lock()
         self._groups: dict[str, Collection[str]] = {}
+        self._groups_known = False
+        self._begun = sources.steady()
         self._spawns = SpawnWatch(lambda user: group_of_user(user, self._groups))
         self._tiers: dict[str, dict[tuple[str, float], Tier]] = {}
         """Tiers by node, then by session id and opening time."""
@@ -378,6 +485,14 @@ class History:
         self._waits: list[Wait] = []
         self.problem = ""
         """The reason why nothing can be stored now; empty: entries are stored."""
+        self.counted: Callable[[Sequence[GpuTimeUse]], None] = lambda uses: None
+        """Function that is called with the GPU time of each observation."""
+
+    @property
+    def currency(self) -> str:
+        """The currency of the price list in force; empty: there is no price list."""
+        prices = self._sources.prices()
+        return prices.currency if prices is not None else ""
 
     async def run(self) -> None:
         """Observe, store and thin until cancelled, then store a last time."""
@@ -400,7 +515,8 @@ class History:
         """Count the agents' reports."""
         snapshots = await self._sources.snapshots()
         users = self._sources.users()
-        servers = [server for user in users for server in user.servers]
+        self._groups_known = self._groups_known or users is not None
+        servers = [server for user in users or () for server in user.servers]
         # while the hub does not answer, users keep their last known groups
         self._groups |= {server.user: server.groups for server in servers if server.groups is not None}
         started = {(server.user, server.name): server.started for server in servers if server.started is not None}
@@ -410,6 +526,8 @@ class History:
                 self._meter.observe(report, self.group_of)
             self._add_waits(self._spawns.observe_report(report, started))
             self._note_restored(report)
+        if self._meter is not None:
+            self.counted(self._meter.fresh())
         if len(reports) == len(snapshots):
             present = {report.node for report in reports}
             self._spawns.forget_nodes(present)
@@ -448,6 +566,39 @@ class History:
         """Store advice on a share. Raises HistoryFailed."""
         await self._in_thread(lambda: self._store.set_advice(advice))
 
+    async def read_uses(self, since: float, add: Callable[[Iterable[GpuTimeUse]], None]) -> None:
+        """Pass the GPU time of accounts and users from an instant on to ``add``, in a thread. Raises HistoryFailed.
+
+        What is counted later is passed to `counted`.
+        """
+        # no amounts are on their way to the database meanwhile, so each counts once
+        async with self._storing:
+            await self._opened(
+                lambda: self._store.read(lambda connection: add(budget_uses(connection, since))), PATIENCE
+            )
+            assert self._meter is not None
+            self._meter.fresh()
+            add(self._meter.unstored())
+
+    async def grants(self) -> list[Grant]:
+        """Return the grants that have not ended. Raises HistoryFailed."""
+        return await self._opened(lambda: self._store.grants(self._sources.clock()))
+
+    async def grant(self, grant: Grant) -> None:
+        """Store a grant, which replaces an earlier one. Raises HistoryFailed."""
+        await self._opened(lambda: self._store.grant(grant))
+
+    async def _opened(self, work: Callable[[], T], patience: float = JOURNAL_PATIENCE) -> T:
+        def opened() -> T:
+            self._open()
+            return work()
+
+        try:
+            async with asyncio.timeout(patience):
+                return await self._in_thread(opened)
+        except TimeoutError:
+            raise HistoryFailed("The database of the history does not answer.") from None
+
     async def begin_restart(self, restart: BegunRestart) -> None:
         """Store a restart that is in progress. Raises nothing; a database that fails or hangs is logged."""
         await self._journal(lambda: self._store.begin_restart(restart), None)
@@ -461,20 +612,18 @@ class History:
         return await self._journal(self._store.begun_restarts, [])
 
     async def _journal(self, work: Callable[[], T], otherwise: T) -> T:
-        def opened() -> T:
-            self._open()
-            return work()
-
         try:
-            async with asyncio.timeout(JOURNAL_PATIENCE):
-                return await self._in_thread(opened)
-        except (HistoryFailed, TimeoutError) as error:
-            why = error if isinstance(error, HistoryFailed) else "The database of the history does not answer."
-            log.error("A restart would not survive a kill of the service now. %s", why)
+            return await self._opened(work)
+        except HistoryFailed as error:
+            log.error("A restart would not survive a kill of the service now. %s", error)
             return otherwise
 
     async def store(self) -> None:
         """Store the counted amounts. Amounts that cannot be stored are retained for the next call."""
+        async with self._storing:
+            await self._store_counted()
+
+    async def _store_counted(self) -> None:
         if self._meter is None and not await self._trying(self._open):
             self._limit()
             return
@@ -501,7 +650,9 @@ class History:
             # two calls can wait while the database does not answer; a second meter would count everything twice
             return
         self._store.upgrade()
-        self._meter = Meter(self._store.counters(), self._sources.steady)
+        meter = Meter(self._store.counters(), self._sources.steady)
+        meter.prices = self._sources.prices
+        self._meter = meter
 
     async def _trying(self, work: Callable[[], None]) -> bool:
         """Run a database operation. Return whether it succeeded; a failure is logged once."""
@@ -521,9 +672,11 @@ class History:
         # amounts that were taken are stored even if the waiting task is cancelled
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
-    def group_of(self, session: SessionReport) -> str:
-        """Return the group to which the session is charged; empty: none."""
-        return group_of_session(session, self._groups)
+    def group_of(self, session: SessionReport) -> str | None:
+        """Return the group to which the session is charged; empty: none; None: not known yet."""
+        known = self._groups_known or self._sources.steady() - self._begun >= GROUPS_WITHIN
+        group = group_of_session(session, self._groups)
+        return group if known or group else None
 
     def _note_restored(self, report: Report) -> None:
         """Record that the agent restored a share, which it does by itself at the next burst."""
@@ -533,7 +686,7 @@ class History:
             was = before.get((session.id, session.opened_at))
             if was is not None and session.tier.depth < was.depth:
                 group = self.group_of(session)
-                entry = Action.on(session, report.node, session.tier_since, "restored", "agent", group)
+                entry = Action.on(session, report.node, session.tier_since, "restored", "agent", group or "")
                 self.record(replace(entry, reason=restored(was)))
 
     def _add_waits(self, waits: Sequence[Wait]) -> None:

@@ -54,6 +54,7 @@ from sqlalchemy.types import TypeEngine
 
 from gpushare_spawner.model.report import Burst, SessionReport
 from gpushare_spawner.model.share import ADVICE_PERIOD, SizeAdvice
+from gpushare_spawner.quota.budgets import Grant
 from gpushare_spawner.wording.amounts import missing_package, reason
 
 HOUR = 3600
@@ -76,6 +77,8 @@ class Subject:
     gpu: str
     """The GPU's UUID."""
     model: str
+    account: str = ""
+    """The account of the session's quota, see `quota.Account`; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,19 @@ class GpuTimeAmounts:
     """Time that the session received while others competed."""
     waits: float = 0.0
     """Number of times that its GPU work waited for a lease."""
+    energy: float = 0.0
+    """Energy in joules: the GPU's power by delivered time, and its power without work by held units."""
+    co2: float = 0.0
+    """Grams of CO2 for that energy."""
+    cost: float = 0.0
+    """The price of `reserved` without `recovered`, in the currency of the price list."""
+    saved: float = 0.0
+    """The price of `recovered`."""
+
+    @property
+    def held(self) -> float:
+        """The part of `reserved` that the session kept."""
+        return max(0.0, self.reserved - self.recovered)
 
     def plus(self, other: GpuTimeAmounts) -> GpuTimeAmounts:
         """Return the sums of both."""
@@ -129,6 +145,12 @@ class SessionCounters:
     waits: int = 0
     bursts_to: float = 0.0
     """End of the last recorded burst, in seconds since the epoch on the agent's clock."""
+
+    energy: float = 0.0
+    """Joules."""
+    session_report: str = ""
+    """JSON of the report's lasting fields (`recorder.LASTING`), with which the time after a restart of the service is
+    counted if the session has ended."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +312,11 @@ USE = Table(
 )
 """Amounts of the hour or day of ``length`` seconds that begins at ``start`` (seconds since the epoch)."""
 
-COUNTERS = Table("gpushare_counters", METADATA, *_columns(SessionCounters, key=("node", "session"), waits=BigInteger()))
+COUNTERS = Table(
+    "gpushare_counters",
+    METADATA,
+    *_columns(SessionCounters, key=("node", "session"), waits=BigInteger(), session_report=Text()),
+)
 """Counters of open sessions: rows of `SessionCounters`."""
 
 ACTION = Table(
@@ -323,6 +349,11 @@ ADVICE = Table(
     *_columns(AdviceRecord, ("user", "template"), (), **dict.fromkeys(_MEMORY, BigInteger())),
 )
 """The newest advice on shares: rows of `AdviceRecord`."""
+
+GRANT = Table(
+    "gpushare_grant", METADATA, Column("id", ROW, primary_key=True), *_columns(Grant, index=("until",), reason=Text())
+)
+"""Grants of GPU-hours beyond budgets: rows of `quota.budgets.Grant`."""
 
 RESTART = Table("gpushare_restart", METADATA, *_columns(BegunRestart, key=("user", "server")))
 """Restarts in progress: rows of `BegunRestart`."""
@@ -423,6 +454,21 @@ class HistoryStore:
             connection.execute(delete(ADVICE).where(ADVICE.c.user == advice.user, ADVICE.c.template == advice.template))
             connection.execute(insert(ADVICE).values(asdict(advice)))
 
+    def grants(self, now: float) -> list[Grant]:
+        """Return the grants that have not ended, oldest first."""
+        rows = self.read(
+            lambda connection: connection.execute(select(GRANT).where(GRANT.c.until > now).order_by(GRANT.c.id)).all()
+        )
+        return [Grant(**{name: value for name, value in row._mapping.items() if name != "id"}) for row in rows]
+
+    def grant(self, grant: Grant) -> None:
+        """Add a grant. It replaces those of the same account and user that have not ended."""
+        same = (GRANT.c.account == grant.account) & (GRANT.c.user == grant.user) & (GRANT.c.until > grant.since)
+        with self._failing("cannot be written"), self._engine.begin() as connection:
+            connection.execute(update(GRANT).where(same).values(until=grant.since))
+            if grant.until > grant.since:
+                connection.execute(insert(GRANT).values(asdict(grant)))
+
     def begin_restart(self, restart: BegunRestart) -> None:
         """Add a restart in progress. It replaces an earlier restart of the same server."""
         with self._failing("cannot be written"), self._engine.begin() as connection:
@@ -453,16 +499,20 @@ class HistoryStore:
                 connection.execute(delete(USE).where(USE.c.start < now - keep))
                 connection.execute(delete(ACTION).where(ACTION.c.at < now - keep))
                 connection.execute(delete(WAIT).where(WAIT.c.began_at < now - keep))
+                connection.execute(delete(GRANT).where(GRANT.c.until < now - keep))
         if detail:
             self._merge(int((now - detail) // DAY) * DAY, lambda subject: subject, only_hours=True)
         if names:
             oldest = int((now - names) // DAY) * DAY
-            self._merge(oldest, lambda subject: replace(subject, user="", server=""), only_hours=False)
+            self._merge(oldest, _without_names, only_hours=False)
             with self._thinning() as connection:
                 for table, instant in ((ACTION, ACTION.c.at), (WAIT, WAIT.c.began_at)):
                     connection.execute(
                         update(table).where(instant < oldest, table.c.user != "").values(user="", server="")
                     )
+                connection.execute(
+                    delete(GRANT).where(GRANT.c.until < oldest, (GRANT.c.user != "") | ~GRANT.c.account.like("group:%"))
+                )
                 # a reason has no user names, but an actor can be a user
                 connection.execute(
                     update(ACTION)
@@ -558,6 +608,11 @@ class HistoryStore:
             # a URL's query can also have a password
             shown = self._engine.url.set(query={}).render_as_string(hide_password=True)
             raise HistoryFailed(f"The database of the history ({shown}) {what}: {_cause(error)}.") from error
+
+
+def _without_names(subject: Subject) -> Subject:
+    account = subject.account if subject.account.startswith("group:") else ""
+    return replace(subject, user="", server="", account=account)
 
 
 def _restart_of(user: str, server: str) -> Delete:

@@ -387,6 +387,7 @@ class NodeAgent:
             request.yields_until,
             request.if_gpu_seconds,
             request.use,
+            request.background,
         )
         if request.yields_until is not None:
             # in the same patch, because otherwise a spawn that is placed before the agent's patch would borrow the

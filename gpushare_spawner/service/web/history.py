@@ -24,7 +24,7 @@ from sqlalchemy import Connection
 from tornado.web import HTTPError, authenticated
 
 from gpushare_spawner.service.history.queries import By, Period, Sum, actions, gpu_time, waits
-from gpushare_spawner.service.history.recorder import History
+from gpushare_spawner.service.history.recorder import JOULES_PER_KWH, History
 from gpushare_spawner.service.history.store import DAY, HOUR, OF_NODES, GpuTimeAmounts, HistoryFailed
 from gpushare_spawner.service.hub.caller import Caller
 from gpushare_spawner.service.right_size import advice_of, sums_of
@@ -53,8 +53,12 @@ def actions_text(connection: Connection, period: Period, limit: int, before: int
 
 def _row(by: Sequence[By], entry: Sum) -> dict[str, Any]:
     key = dict(zip((part.value for part in by), entry.key, strict=True))
-    hours = {name: value if name == "waits" else value / HOUR for name, value in asdict(entry.amounts).items()}
-    return key | {name: round(value, 6) for name, value in hours.items()}
+    amounts = {name: value / _UNITS.get(name, HOUR) for name, value in asdict(entry.amounts).items()}
+    return key | {name: round(value, 6) for name, value in amounts.items()}
+
+
+_UNITS = {"waits": 1.0, "energy": JOULES_PER_KWH, "co2": 1000.0, "cost": 1.0, "saved": 1.0}
+"""Divisors of the stored amounts that are no GPU time: energy is shown in kWh, and CO2 in kg."""
 
 
 def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -326,4 +330,5 @@ class HistoryPage(Page):
             advice=[(record.template, text) for record in advised if (text := words.advice(record))],
             csv=f"api/v1/history?since={since:.0f}&until={until:.0f}&by={','.join(by)}&format=csv",
             problem=history.problem if viewer.sees_all else "",
+            currency=history.currency if any(entry.amounts.cost or entry.amounts.saved for entry in sums) else "",
         )

@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gpushare_spawner.metrics import GPU, HOST_MEMORY, NODE, families, session_families
-from gpushare_spawner.model.quota import NOTHING
+from gpushare_spawner.model.quota import NOTHING, BudgetState
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.quota.accounts import QuotaUsage
 from gpushare_spawner.service.actions.context import WAIT_BOUNDS, Component, Counters
@@ -42,6 +42,8 @@ def service_families(
         *_queue(snapshot),
         *_waits(counters),
         *_quotas(snapshot.usage),
+        *_budgets(snapshot.budgets),
+        *_prices(snapshot),
         *_culler(counters),
         *_history(history_problem),
     )
@@ -179,6 +181,36 @@ def _quotas(usage: QuotaUsage | None) -> Iterator[Metric]:
             used.add_metric(key, usage.used(account).units)
             over.add_metric(key, beyond.get(account.key, NOTHING).units)
     yield from (guaranteed, maximum, used, over)
+
+
+def _budgets(budgets: Iterable[BudgetState]) -> Iterator[Metric]:
+    labels = ["account", "user", "window"]
+    whole = GaugeMetricFamily(
+        "gpushare_budget_seconds",
+        "GPU time that can be used within the budget's window, grants included",
+        labels=labels,
+    )
+    used = GaugeMetricFamily("gpushare_budget_used_seconds", "GPU time that is used within the window", labels=labels)
+    for state in budgets:
+        key = [state.account, state.user, f"{state.window:.0f}s" if state.window is not None else "term"]
+        whole.add_metric(key, 3600 * state.hours)
+        used.add_metric(key, 3600 * state.used)
+    yield from (whole, used)
+
+
+def _prices(snapshot: ServiceSnapshot) -> Iterator[Metric]:
+    hour = GaugeMetricFamily(
+        "gpushare_price_per_gpu_hour", "Price of a GPU-hour of the GPU's model now", labels=["model", "currency"]
+    )
+    energy = GaugeMetricFamily("gpushare_price_per_kwh", "Price of a kWh, in addition", labels=["currency"])
+    co2 = GaugeMetricFamily("gpushare_co2_grams_per_kwh", "Grams of CO2 for each kWh")
+    prices = snapshot.quotas.prices if snapshot.quotas is not None else None
+    if prices is not None:
+        for model in sorted({gpu.model for _, gpu in snapshot.counted_gpus}):
+            hour.add_metric([model, prices.currency], prices.gpu_hour(model, snapshot.taken_at))
+        energy.add_metric([prices.currency], prices.energy)
+        co2.add_metric([], prices.co2)
+    yield from (hour, energy, co2)
 
 
 def _culler(counters: Counters) -> Iterator[Metric]:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,13 +21,22 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.model.quota import NOTHING, Quotas, ResourceAmounts
+from gpushare_spawner.model.quota import (
+    BUDGETS_AGE,
+    BUDGETS_FILE,
+    NOTHING,
+    BudgetState,
+    BudgetStates,
+    Quotas,
+    ResourceAmounts,
+)
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.departures import SessionLengths
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.quota.accounts import Account, Charge, QuotaAccounts, QuotaUsage, needs_of
+from gpushare_spawner.quota.budgets import Owner, states_shown
 from gpushare_spawner.quota.entitlement import Added, Entitlements
 from gpushare_spawner.quota.order import Admission, Asking, FairShare, admit, ordered
 from gpushare_spawner.sharing.base import Tenant
@@ -155,6 +165,42 @@ class QuotaChoice:
     account: Account
     admission: Admission | None
     """The quota's decision on a server now; None: unknown."""
+    budgets: Sequence[BudgetState] = ()
+    """The budgets that a server would use, least left first; empty: none, or what is left is unknown."""
+
+
+class WrittenBudgets:
+    """The states of budgets that the service writes for the form."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._clock = clock
+        self._changed_at = 0
+        self._written_at = -math.inf
+        self._states: dict[Owner, list[BudgetState]] = {}
+
+    def of(self, account: Account, user: str) -> Sequence[BudgetState]:
+        """Return the budgets of a user's server in an account; empty if what is left is unknown."""
+        if not any(level.quota.budget or level.quota.per_user.budget for level in account.path):
+            return ()
+        try:
+            changed_at = self._path.stat().st_mtime_ns
+            if changed_at != self._changed_at:
+                self._take(BudgetStates.model_validate_json(self._path.read_bytes()))
+                self._changed_at = changed_at
+        except (OSError, ValidationError):
+            return ()
+        now = self._clock()
+        return states_shown(account, user, self._states, now) if abs(now - self._written_at) < BUDGETS_AGE else ()
+
+    def _take(self, written: BudgetStates) -> None:
+        self._written_at, self._states = written.written_at, {}
+        for state in written.budgets:
+            self._states.setdefault((state.account, state.user), []).append(state)
+
+
+WRITTEN_BUDGETS = WrittenBudgets(Path(BUDGETS_FILE))
+"""Those of the service that runs in the hub's folder."""
 
 
 @dataclass(frozen=True)
@@ -311,6 +357,7 @@ class QueueQuotas:
         if self.usage is None or self._fair is None:
             return first_come
         accounts = self.usage.accounts
+        over_budget = self._over_budget(first_come) if accounts.quotas.has_budgets else []
         asking = [
             Asking(
                 ticket,
@@ -319,9 +366,24 @@ class QueueQuotas:
                 ticket.request.template.reclaimable,
             )
             for ticket in first_come
-            if not ticket.result.done()
+            if not ticket.result.done() and ticket not in over_budget
         ]
-        return ordered(asking, self.usage, self._fair, self._capacity, partial(self._excess, asking))
+        return [*ordered(asking, self.usage, self._fair, self._capacity, partial(self._excess, asking)), *over_budget]
+
+    def _over_budget(self, tickets: Iterable[Ticket]) -> list[Ticket]:
+        """Return the spawns with a used-up budget, which come last."""
+        assert self.usage is not None
+        used_up: dict[Owner, bool] = {}
+        over = []
+        for ticket in tickets:
+            tenant = ticket.request.tenant
+            owner = tenant.quota, tenant.user
+            if owner not in used_up:
+                states = WRITTEN_BUDGETS.of(self.usage.accounts.find(*owner), tenant.user)
+                used_up[owner] = any(state.used_up for state in states)
+            if used_up[owner] and not ticket.result.done():
+                over.append(ticket)
+        return over
 
     def _excess(self, asking: Iterable[Asking[Ticket]]) -> dict[str, float]:
         """Return the units that each account has beyond its entitlement, as the service computes it."""

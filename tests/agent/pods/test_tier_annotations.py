@@ -17,6 +17,7 @@ from gpushare_spawner.agent.session_records import PodOwner, SessionRecord
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.model.control import NoticeRequest
 from gpushare_spawner.model.kubernetes.annotations import (
+    BACKGROUND,
     EFFECTIVE_SHARE,
     IDLE_SINCE,
     IF_GPU_SECONDS,
@@ -65,7 +66,9 @@ class World:
         reason: str,
         yields_until: float | None = None,
         use: UseRule | None = None,
+        background: bool = False,
     ) -> None:
+        session.record.yields_until, session.record.background = yields_until, background
         self.moves.append((tier, units))
         session.record.tier, session.record.effective_units = tier, units
 
@@ -97,6 +100,19 @@ def test_session_follows_a_downgrade_of_its_pod(world: World) -> None:
     world.says(down())
     assert world.moves == [(Tier.DOWNGRADED, 10)]
     assert world.saved == 1
+
+
+def test_session_with_a_used_up_budget_follows_its_pod_into_the_background_and_back(world: World) -> None:
+    # it worked a moment ago, which does not matter
+    released = replace(SAID, tier=Tier.RELEASED, tier_since=1600.0, effective_units=0, idle_since=None)
+    world.says(replace(released, yields_until=2200.0))
+    assert not world.session.record.background
+    world.says(replace(released, yields_until=2200.0, background=True))
+    assert world.session.record.background
+    assert needed_patch(replace(released, yields_until=2200.0, background=True), world.session.record, 1700.0) == {}
+    world.session.record.background = False
+    patch = needed_patch(replace(released, yields_until=2200.0, background=True), world.session.record, 1700.0)
+    assert patch["gpushare-spawner.io/background"] is None
 
 
 def test_annotations_that_were_dealt_with_are_no_new_decision(world: World) -> None:
@@ -187,7 +203,7 @@ def test_restored_session_wants_its_pod_patched(world: World) -> None:
     world.session.record.tier_since = 1650.0
     assert needed_patch(down(), world.session.record, 1700.0) == {
         TIER: "active", TIER_SINCE: "1650.000", EFFECTIVE_SHARE: "25", IDLE_SINCE: None, IF_GPU_SECONDS: None,
-        USE: None, NOTICE: None, YIELDS_UNTIL: None,
+        USE: None, NOTICE: None, YIELDS_UNTIL: None, BACKGROUND: None,
     }  # fmt: skip
 
 

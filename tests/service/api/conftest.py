@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from gpushare_spawner.model.control import (
 )
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.service.actions.context import ActionContext
+from gpushare_spawner.service.budgets import Budgets
 from gpushare_spawner.service.command import service_application, service_server
 from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import HOUR, Action, GpuTimeAmounts, HistoryStore, Subject
@@ -94,6 +95,7 @@ class Machine:
     now: float = NOW
     fails: bool = False
     recorded: list[Action] = field(default_factory=list)
+    budgets: Budgets = field(init=False)
 
     def sources(self, hub: Hub = NO_AGENT) -> DashboardSources:  # noqa: F811
         async def pending() -> tuple[HubServer, ...] | None:
@@ -155,7 +157,11 @@ async def api(
     login = SignedIn()
     monkeypatch.setattr(Page, "_hub_auth", login)
     socket, port = bind_unused_port()
-    server = service_server(service_application(machine.sources(hub), PREFIX, history=history, max_age=0))
+    sources = machine.sources(hub)
+    budgets = machine.budgets = Budgets(sources.context, history)
+    await budgets.refresh()
+    sources = replace(sources, budgets=budgets.states)
+    server = service_server(service_application(sources, PREFIX, history=history, max_age=0, budgets=budgets))
     server.add_socket(socket)
     yield Client(port, login)
     server.stop()

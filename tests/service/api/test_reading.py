@@ -151,7 +151,30 @@ async def test_quotas_with_what_is_used_of_them(api: Client, machine: Machine) -
     assert list(await seen(As("yan", groups=("optics",)))) == ["group optics"], "a member"
     assert list(await seen(BOB)) == ["default bob", "user bob"]
     machine.quotas = None
-    assert await api.get("quotas") == {"known": False, "quotas": []}
+    assert await api.get("quotas") == {"known": False, "quotas": [], "budgets": []}
+
+
+async def test_budgets_with_what_is_left_of_them(api: Client, machine: Machine) -> None:
+    daily = {"budget": {"hours": 2, "window": "day"}}
+    machine.quotas = Quotas.model_validate({"groups": {"ml": {**daily, "per_user": daily}}, "users": {"bob": daily}})
+    grant = {"hours": 3, "until": 4e9, "reason": "Paper"}
+    assert (await api.ask("PUT", "budgets/group:ml/grant", ADMIN, grant)).status == 400, "not read yet"
+    await machine.budgets.refresh()
+    answer = (await api.ask("PUT", "budgets/group:ml/grant", ADMIN, grant)).body
+    assert answer["message"].startswith("3.00 GPU-hours more are granted to the quota of group ml until 2096-")
+    assert (await api.ask("PUT", "budgets/group:ml/users/ann/grant", ADMIN, grant)).status == 200
+    assert machine.recorded[-1].action == "grant"
+
+    async def seen(caller: As | None) -> dict[tuple[str, str], float]:
+        listed = (await api.get("quotas", caller))["budgets"]
+        return {(one["account"], one["user"]): one["left"] for one in listed}
+
+    everything = {("group:ml", ""): 5, ("group:ml", "ann"): 5, ("user:bob", ""): 2}
+    assert await seen(ADMIN) == everything
+    assert await seen(BOB) == {("user:bob", ""): 2}
+    assert await seen(As("yan", groups=("ml",))) == {("group:ml", ""): 5}
+    assert (await api.ask("DELETE", "budgets/group:ml/grant", ADMIN)).body["message"] == "The grant is ended."
+    assert (await seen(ADMIN))["group:ml", ""] == 2
 
 
 async def test_quotas_of_every_level_with_cpu_and_memory(api: Client, machine: Machine) -> None:

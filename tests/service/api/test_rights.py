@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpushare_spawner.model.quota import Quotas
 from tests.service.api.clients import CALLERS, DOCUMENT, Client
 from tests.service.api.conftest import Machine, StandInAgent
 from tests.service.dashboards import NOW, afternoon
@@ -40,6 +41,10 @@ ON_ALL = everybody(403) | dict.fromkeys(ACTS_ON_ALL, 200)
 ON_NODES = everybody(403) | dict.fromkeys(
     ("a service with drain", "an admin in a browser", "a full token of an admin"), 200
 )
+GRANT = {"hours": 2, "until": 4e9, "reason": "Paper"}
+BUDGETS = {
+    "groups": {"ml": {"budget": {"hours": 1, "window": "day"}, "per_user": {"budget": {"hours": 1, "window": "day"}}}}
+}
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,10 @@ EXPECTED: dict[str, Expected] = {
             strict=True,
         )
     },
+    "grant": Expected("budgets/group:ml/grant", ON_ALL, GRANT),
+    "end_grant": Expected("budgets/group:ml/grant", ON_ALL),
+    "grant_to_user": Expected("budgets/group:ml/users/ann/grant", ON_ALL, GRANT),
+    "end_grant_to_user": Expected("budgets/group:ml/users/ann/grant", ON_ALL),
     "tier": Expected("sessions/ann/tier", ON_ALL, {"tier": "downgraded"}),
     "exempt": Expected("sessions/ann/exemption", ON_ALL, {"reason": "Paper"}),
     "end_exemption": Expected("sessions/ann/exemption", ON_ALL),
@@ -104,7 +113,8 @@ def machine() -> Machine:
     """Ann's GPU is idle, so that her share can be released."""
     idle = {"gpu_busy": False, "last_gpu_activity": NOW - 60}
     sessions = [one.model_copy(update=idle) if one.user == "ann" else one for one in afternoon().sessions]
-    return Machine(StandInAgent(afternoon().model_copy(update={"sessions": tuple(sessions)})))
+    agent = StandInAgent(afternoon().model_copy(update={"sessions": tuple(sessions)}))
+    return Machine(agent, quotas=Quotas.model_validate(BUDGETS))
 
 
 def test_every_operation_has_its_expectations() -> None:

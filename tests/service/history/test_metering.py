@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.report import DeliveredReport, GpuReport, Report, SessionReport
+from gpushare_spawner.model.quota import Prices
+from gpushare_spawner.model.report import DeliveredReport, EndedSession, GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.service.history.recorder import OLDEST, Meter
 from gpushare_spawner.service.history.store import HOUR, GpuTimeAmounts, SessionCounters
@@ -265,3 +266,88 @@ def test_counting_goes_on_after_a_clock_was_set_back() -> None:
     assert (amounts.reserved, amounts.used) == pytest.approx((25, 5))
     observe(meter, report(BEGIN + 10 * HOUR, session()), report(BEGIN + HOUR))
     assert meter.take()[2] == [("n", "ann")]
+
+
+PRICES = Prices.model_validate(
+    {
+        "gpu_hours": [
+            {"models": ["*A100*"], "start": "22:00", "end": "06:00", "gpu_hour": 1},
+            {"models": ["*A100*"], "gpu_hour": 4},
+            {"gpu_hour": 9},
+        ],
+        "energy": 0.5,
+        "co2": 400,
+    }
+)
+
+
+def test_cost_follows_the_model_and_the_time_of_day_and_lent_time_is_saved() -> None:
+    meter = Meter()
+    meter.prices = lambda: PRICES
+    midnight = BEGIN // (24 * HOUR) * 24 * HOUR
+    opened = session(opened_at=midnight + 5 * HOUR, tier_since=midnight + 5 * HOUR)
+    observe(meter, report(midnight + 5 * HOUR, opened))
+    # from 05:00 to 07:00; the share is released and lent from 06:30 on
+    changes = {"tier": Tier.RELEASED, "tier_since": midnight + 6.5 * HOUR, "effective_units": 0}
+    observe(meter, report(midnight + 6.5 * HOUR, opened))
+    observe(meter, report(midnight + 7 * HOUR, opened.model_copy(update=changes)))
+    amounts = total(meter)
+    assert amounts.cost == pytest.approx(0.25 * (1 * 1 + 0.5 * 4))
+    assert amounts.saved == pytest.approx(0.25 * 0.5 * 4)
+    assert amounts.held == pytest.approx(0.25 * 1.5 * HOUR)
+
+
+def test_energy_has_a_price_and_co2() -> None:
+    meter = Meter()
+    meter.prices = lambda: PRICES.model_copy(update={"gpu_hours": ()})
+    observe(meter, report(BEGIN, session()), report(BEGIN + 3600, session(energy_joules=7.2e5)))
+    amounts = total(meter)
+    assert (amounts.energy, amounts.cost, amounts.co2) == pytest.approx((7.2e5, 0.2 * 0.5, 0.2 * 400))
+
+
+def test_a_node_cannot_claim_more_energy_than_any_gpu_uses() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN, session()), report(BEGIN + 400, session(energy_joules=1e15)))
+    assert total(meter).energy <= 400 * 10_000
+
+
+def ended(at: float, **changes: Any) -> EndedSession:
+    values = {"id": "ann", "opened_at": BEGIN, "ended_at": at, "effective_units": 25, "tier_since": BEGIN}
+    return EndedSession(**(values | changes))
+
+
+def test_the_last_seconds_of_a_session_that_ended_count_once() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 100, session()))
+    last = report(BEGIN + 200).model_copy(update={"ended": (ended(BEGIN + 160, gpu_seconds=12.0),)})
+    observe(meter, last, last.model_copy(update={"published_at": BEGIN + 210}))
+    amounts = total(meter)
+    assert (amounts.reserved, amounts.used) == pytest.approx((40, 12))
+
+
+def test_a_restarted_server_counts_until_its_end_and_from_its_new_start() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 100, session()))
+    again = session(opened_at=BEGIN + 180, tier_since=BEGIN + 180)
+    observe(meter, report(BEGIN + 200, again).model_copy(update={"ended": (ended(BEGIN + 160),)}))
+    assert total(meter).reserved == pytest.approx(25 * 1.8)
+
+
+def test_a_session_that_was_never_observed_is_not_counted_by_its_end() -> None:
+    # on Kubernetes nothing vouches for it: a node could invent it
+    meter = Meter()
+    observe(meter, report(BEGIN + 200).model_copy(update={"ended": (ended(BEGIN + 160), ended(BEGIN, id="x"))}))
+    assert total(meter) == GpuTimeAmounts()
+
+
+def test_a_session_that_ended_while_no_service_ran_is_counted_by_the_stored_record() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 100, session(quota="group:optics")))
+    _, counters, _ = meter.take()
+    again = Meter(counters)
+    observe(again, report(BEGIN + 900).model_copy(update={"ended": (ended(BEGIN + 500),)}))
+    taken, _, gone = again.take()
+    [((_, subject), amounts)] = taken.items()
+    assert (subject.user, subject.account) == ("ann", "group:optics")
+    assert amounts.reserved == pytest.approx(100)
+    assert gone == [("n", "ann")]

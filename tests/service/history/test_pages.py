@@ -124,17 +124,20 @@ async def serving(kept: History | None, monkeypatch: pytest.MonkeyPatch) -> Asyn
     server.stop()
 
 
+NO_PRICES = dict.fromkeys(("energy", "co2", "cost", "saved"), 0.0)
+
+
 async def test_gpu_hours_by_group(client: Client) -> None:
     assert await client.rows("by=group") == [
         {
             "group": "=bio()", "reserved": 2.0, "idle": 1.0, "recovered": 0.5, "borrowed": 0.0, "used": 1.5,
             "entitled": pytest.approx(100 / 3600, abs=1e-6), "delivered": pytest.approx(98 / 3600, abs=1e-6),
-            "waits": 3,
+            "waits": 3, **NO_PRICES,
         },
         {
             "group": "ml", "reserved": 4.0, "idle": 2.0, "recovered": 1.0, "borrowed": 0.0, "used": 3.0,
             "entitled": pytest.approx(200 / 3600, abs=1e-6), "delivered": pytest.approx(196 / 3600, abs=1e-6),
-            "waits": 6,
+            "waits": 6, **NO_PRICES,
         },
     ]  # fmt: skip
 

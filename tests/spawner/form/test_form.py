@@ -17,9 +17,9 @@ from tornado.testing import bind_unused_port
 from tornado.web import Application, RequestHandler
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.quota import BudgetState, BudgetStates, Quotas
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.quota.accounts import QuotaAccounts
+from gpushare_spawner.quota.accounts import Account, QuotaAccounts
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.form import Form
 from gpushare_spawner.spawner.hub import ShareAdvice
@@ -27,7 +27,7 @@ from gpushare_spawner.spawner.local.process import GPUShareLocalSpawner, GPUShar
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.local.systemd import GPUShareSystemdSpawner
 from gpushare_spawner.spawner.options import Profile, profiles
-from gpushare_spawner.spawner.queue.quotas import QuotaChoice
+from gpushare_spawner.spawner.queue.quotas import QuotaChoice, WrittenBudgets
 from gpushare_spawner.templates.folder import Policy
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.options.test_validation import PAGES
@@ -477,6 +477,35 @@ async def test_a_card_says_what_the_users_quota_means_for_a_start_now(
     available = await reservations.availability_now()
     page = Page(Form().render(offered(QUARTER), {}, available, quotas=choices(quotas, set(), reservations)))
     assert says in page.text
+
+
+def test_a_card_says_what_is_left_of_the_budget_and_that_a_spawn_starts_without_it(tmp_path: Path) -> None:
+    quotas = {
+        "groups": {"physics": {"budget": {"hours": 100, "window": "week"}, "teams": {"optics": {}}}},
+        "default": {"budget": {"hours": 4, "window": "day"}},
+    }
+    accounts, now = QuotaAccounts(Quotas.model_validate(quotas)), 1_800_000_000.0
+    file, clock = tmp_path / "budgets.json", [now]
+    written = WrittenBudgets(file, lambda: clock[0])
+    [optics] = accounts.of_user("ada", {"optics"})
+    [own] = accounts.of_user("bob", set())
+
+    def text(account: Account, user: str) -> str:
+        choice = QuotaChoice(account, None, written.of(account, user))
+        return Page(Form().render(offered(QUARTER), {}, None, quotas=lambda template: [choice])).text
+
+    assert "budget" not in text(optics, "ada"), "the service has written nothing"
+    used_up = BudgetState(account="group:physics", hours=100, used=100, window=7 * 86400, more_at=now + 3600)
+    file.write_text(BudgetStates(written_at=now, budgets=(used_up,)).model_dump_json())
+    assert (
+        "budget used up: none of 100 GPU-hours left in 7 days (group physics), more from 2027-01-15 09:00 UTC on. "
+        "The server starts, and works in GPU time that others leave"
+    ) in text(optics, "ada")
+    assert "budget: 4.00 of 4.00 GPU-hours left in 24 h" in text(own, "bob"), "unused"
+    clock[0] = now + 901
+    assert "budget" not in text(own, "bob"), "too old"
+    file.write_text("{")
+    assert "budget" not in text(own, "bob")
 
 
 async def test_a_user_with_several_quotas_chooses_one_on_the_card(agent: FakeAgent) -> None:

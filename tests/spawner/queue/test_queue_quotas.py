@@ -7,12 +7,13 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.model.quota import Quotas, ResourceAmounts
+from gpushare_spawner.model.quota import BudgetState, BudgetStates, Quotas, ResourceAmounts
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation, NodeResources
@@ -342,3 +343,21 @@ async def test_a_running_server_that_is_not_reclaimable_is_in_quota_before_older
     templates.clear()
     desk.bring_up_to_date(CAPACITY)
     assert (desk.usage.in_quota("new"), desk.usage.in_quota("old")) == (False, True)
+
+
+async def test_spawns_with_a_used_up_budget_come_last_in_quota_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk()
+    desk.in_force = Quotas.model_validate(
+        {"groups": {"a": {"guarantee": 2, "budget": {"hours": 1, "window": "day"}}, "b": {}}}
+    )
+    written = quotas.WrittenBudgets(tmp_path / "budgets.json", desk.clock)
+    monkeypatch.setattr(quotas, "WRITTEN_BUDGETS", written)
+    spawns = request("ann", "a"), request("bob", "b"), request("cat", "a")
+    desk.quotas.bring_up_to_date(CAPACITY)
+    assert await desk.served(*spawns) == ["ann", "cat", "bob"]
+    used_up = BudgetState(account="group:a", hours=1, used=1, window=86400.0)
+    states = BudgetStates(written_at=desk.clock(), budgets=(used_up,))
+    (tmp_path / "budgets.json").write_text(states.model_dump_json())
+    assert await desk.served(*spawns) == ["bob", "ann", "cat"]

@@ -31,6 +31,7 @@ from gpushare_spawner.clients.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.control import ControlRefused, Failure, NoticeRequest
 from gpushare_spawner.model.kubernetes.annotations import (
+    BACKGROUND,
     EFFECTIVE_SHARE,
     NOTICE,
     RESIZE,
@@ -97,9 +98,7 @@ def needed_share_patch(annotated: SessionAnnotations, record: SessionRecord) -> 
     if have != (request.share_units, request.last_units, placed, str(request.memory_limit)):
         patch |= share_patch(request.share_units, placed, str(request.memory_limit), request.last_units)
         # Patch both together, because units beyond the share would make the annotations invalid.
-        patch |= tier_patch(
-            record.tier, record.tier_since, record.effective_units, yields_until=record.yields_until, use=record.use
-        )
+        patch |= _tier_patch(record)
         patch |= borrowed_patch(record.borrowed_units)
     if annotated.resized != owner.resized:
         patch |= resized_patch(owner.resized)
@@ -149,7 +148,13 @@ def _change_tier(session: Session, annotated: SessionAnnotations, registry: Sess
         return
     units = min(annotated.effective_units, record.request.share_units)
     registry.tiers.change_tier(
-        session, annotated.tier, units, "set in the annotations of its pod", annotated.yields_until, annotated.use
+        session,
+        annotated.tier,
+        units,
+        "set in the annotations of its pod",
+        annotated.yields_until,
+        annotated.use,
+        annotated.background,
     )
 
 
@@ -180,8 +185,7 @@ def needed_patch(annotated: SessionAnnotations, record: SessionRecord, now: floa
         annotated.notice is not None and owner is not None and owner.notice_of_now(annotated.notice) == owner.averted
     )
     if _tier_of(annotated) != _tier_of(record):
-        since, units = record.tier_since, record.effective_units
-        patch |= tier_patch(record.tier, since, units, yields_until=record.yields_until, use=record.use)
+        patch |= _tier_patch(record)
     elif averted and record.tier is Tier.ACTIVE:
         # Work began. The annotation reaches the hub before the report does, and idle time restarts.
         patch |= tier_patch(Tier.ACTIVE, now, record.effective_units)
@@ -198,12 +202,25 @@ def needed_patch(annotated: SessionAnnotations, record: SessionRecord, now: floa
 def tier_decision_key(annotations: Mapping[str, str]) -> str:
     """Return the key that identifies the tier decision in a pod's annotations."""
     tier = (TIER, EFFECTIVE_SHARE, TIER_SINCE)
-    kept = annotations.get(YIELDS_UNTIL)
-    return f"tier {' '.join(annotations.get(name, '') for name in tier)}" + (f" yields {kept}" if kept else "")
+    kept, background = annotations.get(YIELDS_UNTIL), annotations.get(BACKGROUND)
+    more = (f" yields {kept}" if kept else "") + (" background" if background else "")
+    return f"tier {' '.join(annotations.get(name, '') for name in tier)}{more}"
 
 
-def _tier_of(session: SessionAnnotations | SessionRecord) -> tuple[Tier, int, float | None]:
-    return session.tier, session.effective_units, session.yields_until
+def _tier_of(session: SessionAnnotations | SessionRecord) -> tuple[Tier, int, float | None, bool]:
+    return session.tier, session.effective_units, session.yields_until, session.background
+
+
+def _tier_patch(record: SessionRecord) -> dict[str, str | None]:
+    """Return the patch that writes the record's tier to the annotations."""
+    return tier_patch(
+        record.tier,
+        record.tier_since,
+        record.effective_units,
+        yields_until=record.yields_until,
+        use=record.use,
+        background=record.background,
+    )
 
 
 def remember(owner: PodOwner, decision: str) -> None:

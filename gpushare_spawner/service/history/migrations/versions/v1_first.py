@@ -10,6 +10,7 @@ down_revision: str | None = None
 
 ROW = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 AMOUNTS = ("reserved", "idle", "recovered", "borrowed", "used", "entitled", "delivered", "waits")
+PRICED = ("energy", "co2", "cost", "saved")
 
 
 def _names(*names: str) -> list[sa.Column[str]]:
@@ -29,7 +30,7 @@ def upgrade() -> None:
     op.create_table(
         "gpushare_subject",
         sa.Column("id", ROW, nullable=False),
-        *_names("user", "server", "template", "group", "node", "gpu", "model"),
+        *_names("user", "server", "template", "group", "node", "gpu", "model", "account"),
         sa.Column("digest", sa.String(64), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_gpushare_subject"),
         sa.UniqueConstraint("digest", name="uq_gpushare_subject_digest"),
@@ -39,7 +40,7 @@ def upgrade() -> None:
         sa.Column("start", sa.BigInteger, autoincrement=False, nullable=False),
         sa.Column("subject", ROW, autoincrement=False, nullable=False),
         sa.Column("length", sa.Integer, nullable=False),
-        *_numbers(*AMOUNTS),
+        *_numbers(*AMOUNTS, *PRICED),
         sa.PrimaryKeyConstraint("start", "subject", name="pk_gpushare_use"),
         sa.ForeignKeyConstraint(["subject"], ["gpushare_subject.id"], name="fk_gpushare_use_subject"),
     )
@@ -51,7 +52,8 @@ def upgrade() -> None:
         sa.Column("effective_units", sa.Integer, nullable=False),
         *_numbers("gpu_seconds", "entitled", "delivered"),
         sa.Column("waits", sa.BigInteger, nullable=False),
-        *_numbers("bursts_to"),
+        *_numbers("bursts_to", "energy"),
+        sa.Column("session_report", sa.Text, nullable=False),
         sa.PrimaryKeyConstraint("node", "session", name="pk_gpushare_counters"),
     )
     op.create_table(
@@ -78,6 +80,16 @@ def upgrade() -> None:
     )
     op.create_index("ix_gpushare_wait_began_at", "gpushare_wait", ["began_at"])
     op.create_index("ix_gpushare_wait_user", "gpushare_wait", ["user"])
+    op.create_table(
+        "gpushare_grant",
+        sa.Column("id", ROW, nullable=False),
+        *_names("account", "user"),
+        *_numbers("hours", "since", "until"),
+        *_names("by"),
+        sa.Column("reason", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_gpushare_grant"),
+    )
+    op.create_index("ix_gpushare_grant_until", "gpushare_grant", ["until"])
     op.create_table(
         "gpushare_restart",
         *_numbers("at"),
