@@ -259,5 +259,7 @@ class BurstRecorder:
         # a program that can use half of the GPU needs as long alone for a second of GPU time as two seconds
         own = used * (1 / burst.demand - 1) if burst.demand > NOTHING else 0.0
         gaps = min(burst.gap_seconds + own, seconds - used)
-        self._ended.append(Burst(ended_at, seconds, used, gaps, burst.contended_seconds, burst.memory_bytes))
+        # in a cluster, the report with all sessions' bursts is limited to 1 MiB
+        seconds, used, gaps = round(seconds, 3), round(used, 3), round(gaps, 3)
+        self._ended.append(Burst(ended_at, seconds, used, gaps, round(burst.contended_seconds, 3), burst.memory_bytes))
         self._open = None
