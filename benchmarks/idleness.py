@@ -1,7 +1,7 @@
 """What idle actions are worth: sessions per GPU, waits and GPU-hours, in virtual time. Nothing is measured on a GPU.
 
 ``python -m benchmarks.idleness [--quick] [--json]``; about three minutes on two cores. Policy, ledger, placement,
-arbiter and templates are the product's (benchmarks/idleness_cluster.py says what is modelled).
+arbiter and templates are the product's (gpushare_spawner/plan/cluster.py says what is modelled).
 
 **Ways to offer GPUs.** ``whole``: a GPU for each server. ``static``: each GPU divided for good into four parts, in
 memory and speed. ``shipped``: the template quarter-gpu as it is shipped. ``pressure``: the same with
@@ -43,7 +43,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from benchmarks.idleness_cluster import Cluster, Habits, Outcome, Sharing
+from benchmarks import idleness_cluster
+from benchmarks.idleness_cluster import Habits, Outcome, Sharing
 from benchmarks.idleness_rules import Users, figures_of, mean, rules, times
 from benchmarks.interactive import (
     BANDWIDTH,
@@ -167,7 +168,7 @@ class Figures:
 def cluster(way: str, gpus: int, within: float, seed: int, servers: int, horizon: float) -> Outcome:
     """Run the cluster. ``within``: seconds in which all users come; ``horizon``: seconds."""
     arrivals = arrivals_of(within, seed, servers)
-    return Cluster(gpus, VRAM, BANDWIDTH, ways()[way], TASKS, COARSE, seed).run(arrivals, horizon)
+    return idleness_cluster.run(gpus, VRAM, BANDWIDTH, ways()[way], TASKS, COARSE, seed, arrivals, horizon)
 
 
 def arrivals_of(within: float, seed: int, servers: int) -> list[float]:
@@ -178,7 +179,8 @@ def arrivals_of(within: float, seed: int, servers: int) -> list[float]:
 
 def one_gpu(template: Template, sessions: int, seed: int, horizon: float) -> Outcome:
     """Let so many users want a server of this template on one GPU, with short cells."""
-    return Cluster(1, VRAM, BANDWIDTH, Sharing(template), SHORT, SETTINGS, seed).run([0.0] * sessions, horizon)
+    arrivals = [0.0] * sessions
+    return idleness_cluster.run(1, VRAM, BANDWIDTH, Sharing(template), SHORT, SETTINGS, seed, arrivals, horizon)
 
 
 def p95_of(sessions: int, seeds: Sequence[int], horizon: float) -> float:

@@ -71,6 +71,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Part]]] = {
     ),
     "smi": ("show this notebook server's GPU share as nvidia-smi shows a GPU", _of("notebook.smi")),
     "doctor": ("check this GPU machine, and explain how to solve problems", _of("doctor.command")),
+    "plan": ("say how many GPUs a hub needs, from its logs, database or CSV files", _of("plan")),
     "config-path": ("print the paths of the shipped config files, templates and unit files", _of("shipped")),
     "demo": ("run a hub with shared GPUs on this machine, to try it out", _of("demo.command")),
 }

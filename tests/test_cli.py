@@ -72,7 +72,9 @@ def test_a_terminal_whose_encoding_lacks_a_letter_shows_its_number(tmp_path: Pat
 def test_a_misspelt_option_prints_the_usage_of_its_own_subcommand(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = {"templates": [command, "check"], "keep": [command, "1h"]}.get(command, [command])
+    words = {"templates": [command, "check"], "keep": [command, "1h"], "plan": [command, "hub.log"]}.get(
+        command, [command]
+    )
     with pytest.raises(SystemExit) as end:
         main([*words, "--jason"])
     said = capsys.readouterr().err

@@ -93,9 +93,9 @@ class LedgerFeed:
             self.report(report)
             yield node, report
 
-    def put(self, source: EntrySource, allocation: Allocation) -> None:
-        """Record the allocation of a pod or a reservation."""
-        self._record(_SOURCES[source], [allocation], all_of_it=False)
+    def put(self, source: EntrySource, *allocations: Allocation) -> None:
+        """Record the allocations of pods or reservations."""
+        self._record(_SOURCES[source], allocations, all_of_it=False)
 
     def drop(self, source: EntrySource, session: str) -> None:
         """Remove the entry of the session's pod or reservation, if there is one."""
