@@ -63,7 +63,8 @@ MOST_EXPECTED_SECONDS = 86400.0
 UNKNOWN_HOLD_SECONDS = 300.0
 """Seconds of a hold with an unknown start."""
 PAUSE_SECONDS = 120.0
-"""Seconds after a hold with an unknown start in which the same spawn has none: what became free serves others."""
+"""Seconds after a late hold in which the same spawn has none on that node, or none at all without an expected start:
+what became free serves others."""
 
 
 @dataclass(frozen=True)
@@ -150,20 +151,21 @@ class Ticket:
     promised: float = 0.0
     """When it was expected to start on the node held for it, as the hold began (seconds since the epoch)."""
     holds_again: float = 0.0
-    """When it may have a hold again."""
+    """When it may have a hold on `late_node` again, or any hold without an expected start."""
+    late_node: str = ""
+    """The node of the hold that was given up last; empty: none."""
     ends: float = math.inf
     """When its wait ends."""
 
     def give_up_late(self, now: float) -> None:
         """Give up the hold if the start is late. ``now``: seconds on a monotonic clock.
 
-        The estimate was wrong: the next hold is where the spawn is expected to start first then. If nothing was
-        expected, others may use the GPUs for `PAUSE_SECONDS` before.
+        The estimate was wrong: others may use the GPUs for `PAUSE_SECONDS`. Only if the spawn is expected to start
+        first on another node by then, it has a hold there at once.
         """
         if self.hold_ends is not None and now >= self.hold_ends:
+            self.late_node, self.holds_again = self.held_node, now + PAUSE_SECONDS
             self.hold_ends, self.held_node = None, ""
-            if self.start is None:
-                self.holds_again = now + PAUSE_SECONDS
 
     def may_hold(self, now: float, wall_time: float) -> bool:
         """Return whether GPUs may be held for the spawn, see `give_up_late`.
@@ -174,7 +176,7 @@ class Ticket:
         if self.start is not None and self.start.at.earliest - wall_time > self.ends - now:
             return False
         self.give_up_late(now)
-        if now < self.holds_again:
+        if now < self.holds_again and (self.start is None or self.start.hold.node == self.late_node):
             return False
         if self.hold_ends is None:
             self.hold_ends = now + UNKNOWN_HOLD_SECONDS

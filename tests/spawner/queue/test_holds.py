@@ -261,6 +261,27 @@ async def test_a_late_hold_is_given_up_for_the_node_that_is_expected_to_empty_fi
     assert late not in machine.queue
 
 
+async def test_a_late_hold_pauses_if_its_node_is_still_the_one_expected_to_empty_first() -> None:
+    machine = Machine(length=9, nodes={"b": ("A100",)})
+    machine.expect(NOW, long=3600.0)
+    machine.hold("b", 60, opened_at=NOW - 3000, template="long")
+    big = machine.join("big", count=1)
+    await one_pass(machine)
+    machine.now = NOW + 600 + 300 - 1
+    machine.join("small", 0.2, template="long")
+    assert await one_pass(machine) == {}
+    assert holds(machine) == ["b"]
+    machine.now += 1
+    assert await one_pass(machine) == {"small": "b"}
+    assert big.start is not None, "its user sees when it starts"
+    machine.held.pop()
+    for seconds, held in ((0, []), (PAUSE_SECONDS - 1, []), (1, ["b"])):
+        machine.now += seconds
+        await one_pass(machine)
+        assert holds(machine) == held
+    assert big.moves == 0
+
+
 async def test_sessions_that_pass_a_hold_do_not_let_others_pass_for_longer() -> None:
     machine = expecting()
     machine.held.pop(0)
