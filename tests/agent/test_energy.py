@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.gpus.samples import LONGEST_SAMPLE, Energy
+from tests.agent.conftest import Agent
+from tests.agent.peers import FIRST
 
 
 def test_power_above_that_without_work_goes_to_those_who_work_by_their_time() -> None:
@@ -38,3 +43,19 @@ def test_after_a_pause_of_the_readings_the_past_counts_only_for_moments() -> Non
     energy.divided("GPU-0", 100.0, 0.0, {}, {"ann": 100})
     joules = energy.divided("GPU-0", 100.0, 3600.0, {}, {"ann": 100})
     assert joules["ann"] == pytest.approx(100 * LONGEST_SAMPLE)
+
+
+async def test_the_agent_adds_the_energy_of_each_session_to_its_report_and_record(agent: Agent) -> None:
+    agent.open("ada", share_units=25)
+    agent.open("bob", share_units=50)
+    measured = {FIRST.uuid: GpuState(healthy=True, power_watts=100.0)}
+    agent.node.rounds._polled(measured)
+    await asyncio.sleep(0.05)
+    agent.node.rounds._polled(measured)
+    joules = {session.id: session.energy_joules for session in agent.node.report().sessions}
+    assert joules["ada"] >= 0.05 * 100 * 0.25
+    assert joules["bob"] == pytest.approx(2 * joules["ada"])
+    assert agent.node.sessions["ada"].record.energy_joules == joules["ada"]
+    # without a figure of the driver nothing is added
+    agent.node.rounds._polled({FIRST.uuid: GpuState(healthy=True)})
+    assert agent.node.sessions["ada"].record.energy_joules == joules["ada"]
