@@ -46,18 +46,7 @@ from dataclasses import asdict, dataclass, replace
 from benchmarks import idleness_cluster
 from benchmarks.idleness_cluster import Habits, Outcome, Sharing
 from benchmarks.idleness_rules import Users, figures_of, mean, rules, times
-from benchmarks.interactive import (
-    BANDWIDTH,
-    GB,
-    HOURS,
-    LOADS,
-    SETTINGS,
-    TARGET,
-    VRAM,
-    WORKING_SET,
-    quantile,
-    think_time,
-)
+from benchmarks.interactive import GB, HOURS, LOADS, SETTINGS, TARGET, VRAM, WORKING_SET, quantile, think_time
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.shipped import shipped
 from gpushare_spawner.templates.folder import PolicyFolder
@@ -168,7 +157,7 @@ class Figures:
 def cluster(way: str, gpus: int, within: float, seed: int, servers: int, horizon: float) -> Outcome:
     """Run the cluster. ``within``: seconds in which all users come; ``horizon``: seconds."""
     arrivals = arrivals_of(within, seed, servers)
-    return idleness_cluster.run(gpus, VRAM, BANDWIDTH, ways()[way], TASKS, COARSE, seed, arrivals, horizon)
+    return idleness_cluster.run(gpus, VRAM, ways()[way], TASKS, COARSE, seed, arrivals, horizon)
 
 
 def arrivals_of(within: float, seed: int, servers: int) -> list[float]:
@@ -180,7 +169,7 @@ def arrivals_of(within: float, seed: int, servers: int) -> list[float]:
 def one_gpu(template: Template, sessions: int, seed: int, horizon: float) -> Outcome:
     """Let so many users want a server of this template on one GPU, with short cells."""
     arrivals = [0.0] * sessions
-    return idleness_cluster.run(1, VRAM, BANDWIDTH, Sharing(template), SHORT, SETTINGS, seed, arrivals, horizon)
+    return idleness_cluster.run(1, VRAM, Sharing(template), SHORT, SETTINGS, seed, arrivals, horizon)
 
 
 def p95_of(sessions: int, seeds: Sequence[int], horizon: float) -> float:

@@ -13,7 +13,8 @@ from functools import partial
 
 from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.template import Limits, Template
-from gpushare_spawner.plan.cluster import PlannedBurst, PlannedCluster, ServerPlan
+from gpushare_spawner.plan.cluster import PlannedCluster
+from gpushare_spawner.plan.servers import PlannedBurst, ServerPlan
 
 HOUR = 3600.0
 
@@ -70,7 +71,6 @@ class Outcome:
 def run(
     gpus: int,
     memory: int,
-    bandwidth: float,
     sharing: Sharing,
     habits: Habits,
     settings: ArbiterSettings,
@@ -78,10 +78,10 @@ def run(
     arrivals: Sequence[float],
     horizon: float,
 ) -> Outcome:
-    """Let users start servers at these instants. `memory`: bytes of a GPU; `bandwidth`: bytes per second, each way."""
+    """Let users start servers at these instants. `memory`: bytes of a GPU."""
     slices = sharing.slices
     template = sharing.template.model_copy(update={"limits": Limits()})
-    cluster = PlannedCluster(gpus * slices, memory // slices, [template], arbiter=settings, bandwidth=bandwidth)
+    cluster = PlannedCluster(gpus * slices, memory // slices, [template], arbiter=settings)
     plans = []
     for number, arrived in enumerate(arrivals):
         name, chance = f"session-{number:03}", random.Random(f"{seed}-{number}")

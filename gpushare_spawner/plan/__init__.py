@@ -16,10 +16,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 # The other modules are imported by `run`: they take a second, which `gpushare plan --help` must not.
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gpushare_spawner.plan.answers import Answers, Goal
-    from gpushare_spawner.plan.sources import Trace
+    from gpushare_spawner.plan.servers import Trace
 
 GIB = 2**30
 
@@ -101,6 +99,8 @@ def _zone(text: str) -> ZoneInfo:
 
 def run(options: argparse.Namespace) -> int:
     """Read the sources, and print the answers; returns the exit status."""
+    from rich.console import Console
+
     from gpushare_spawner.plan import answers, page
 
     try:
@@ -110,7 +110,9 @@ def run(options: argparse.Namespace) -> int:
             print(f"gpushare plan: {problem}", file=sys.stderr)
         if trace.problem_count > len(trace.problems):
             print(f"gpushare plan: {trace.problem_count - len(trace.problems)} more problems", file=sys.stderr)
-        found = answers.answer(trace, goal, _progress(sys.stderr.isatty()))
+        with Console(stderr=True).status("reading") as status:
+            # only a terminal shows it
+            found = answers.answer(trace, goal, status.update)
     except ValueError as error:
         print(f"gpushare plan: {error}", file=sys.stderr)
         return 1
@@ -178,17 +180,6 @@ def _read(options: argparse.Namespace, goal: Goal) -> Trace:
     if options.prometheus:
         reading.prometheus(options.prometheus)
     return reading.finish()
-
-
-def _progress(is_terminal: bool) -> Callable[[str], None]:
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    status = console.status("reading") if is_terminal else None
-    if status is None:
-        return lambda text: None
-    status.start()
-    return lambda text: status.update(text) if text else status.stop()
 
 
 def _as_json(found: Answers, trace: Trace, goal: Goal) -> dict[str, object]:

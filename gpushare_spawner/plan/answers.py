@@ -20,18 +20,8 @@ from gpushare_spawner.arbiter.replay import VirtualClock, VirtualGpu, VirtualPro
 from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Limits, Template
-from gpushare_spawner.plan.cluster import (
-    BANDWIDTH,
-    HOUR,
-    Lateness,
-    Outcome,
-    PlannedBurst,
-    PlannedCluster,
-    Running,
-    ServerPlan,
-    merged,
-)
-from gpushare_spawner.plan.sources import GIB, RecordedServer, Trace
+from gpushare_spawner.plan.cluster import BANDWIDTH, HOUR, Lateness, Outcome, PlannedCluster
+from gpushare_spawner.plan.servers import GIB, PlannedBurst, RecordedServer, Running, ServerPlan, Trace, merged
 from gpushare_spawner.quota.accounts import QuotaAccounts
 from gpushare_spawner.wording.amounts import plural
 

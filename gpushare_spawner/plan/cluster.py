@@ -13,24 +13,25 @@ import logging
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from gpushare_spawner.arbiter.replay import VirtualClock, VirtualGpu, VirtualProcess
 from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.idle.policy import Decision, decide
-from gpushare_spawner.idle.use import Observation, RecentUse, use_rule
+from gpushare_spawner.idle.use import RecentUse, use_rule
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
+from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, IdleCause, Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
 from gpushare_spawner.placement.node import Allocation, convert_borrowed
 from gpushare_spawner.placement.request import workload_of
 from gpushare_spawner.placement.strategy import StrandingAwareFgd
+from gpushare_spawner.plan.servers import IdleStep, PlannedBurst, Running, ServerPlan, idle_steps
 from gpushare_spawner.service.culler.actions import notice_of
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.culler.pressure import NO_PRESSURE, Pressure, candidates, needed, pressure
@@ -45,10 +46,6 @@ GPUS_OF_NODE = 8
 BANDWIDTH = 25e9
 """Bytes per second between a GPU and its host, each way: PCIe 4.0 x16 as measured by `gpushare doctor --gpu`."""
 ROUND_SECONDS = CullerSettings().cull_every
-LONGEST_STEPS = 400 * 86400.0
-"""Seconds of idleness after which the idle policy is not asked for further actions."""
-GIB = 2**30
-
 log = logging.getLogger(__name__)
 
 
@@ -59,56 +56,6 @@ class Lateness(NamedTuple):
     """Seconds of a wait from which a spawn is late."""
     allowed: int
     """Spawns that may be late."""
-
-
-class PlannedBurst(NamedTuple):
-    """GPU work of a session."""
-
-    pause: float
-    """Seconds since the end of the session's last burst, or since the server's start."""
-    gpu_seconds: float
-    """On each GPU of the session, alone."""
-    demand: float = 1.0
-    """Fraction of the GPU's time that the work uses at most."""
-    quiet: float = 0.0
-    """Seconds of short pauses within the burst, see `merged`."""
-
-
-def merged(bursts: Iterable[PlannedBurst], below: float) -> list[PlannedBurst]:
-    """Join bursts with shorter pauses than `below` (seconds), for runs without arbiters.
-
-    Exact for tiers and waits if no idle action is due after so short a pause.
-    """
-    joined: list[PlannedBurst] = []
-    for burst in bursts:
-        if not joined or burst.pause >= below:
-            joined.append(burst)
-            continue
-        last = joined[-1]
-        seconds = last.gpu_seconds + burst.gpu_seconds
-        lasts = last.gpu_seconds / last.demand + burst.pause + burst.gpu_seconds / burst.demand
-        joined[-1] = PlannedBurst(last.pause, seconds, seconds / lasts, last.quiet + burst.pause + burst.quiet)
-    return joined
-
-
-@dataclass(frozen=True, eq=False)
-class ServerPlan:
-    """A server that a user starts. Instants and durations in seconds."""
-
-    name: str
-    """Unique: the session's id."""
-    user: str
-    template: Template
-    arrives: float
-    bursts: Callable[[], Iterable[PlannedBurst]] = tuple
-    """Returns the GPU work. Work that has not ended when the server stops is cut."""
-    lasts: float = math.inf
-    """Seconds from the placement until the server is stopped."""
-    memory: int = 0
-    """Bytes of GPU memory that the server uses on each GPU."""
-    quota: str = ""
-    """Account that is charged, see `quota.Account`; empty: none."""
-    group: str = ""
 
 
 @dataclass
@@ -184,151 +131,6 @@ class HourlyMean:
         return [area / min(HOUR, max(1.0, horizon - hour * HOUR)) for hour, area in enumerate(self._areas)]
 
 
-@dataclass(eq=False)
-class Running:
-    """A server, while it waits for capacity and while it runs."""
-
-    plan: ServerPlan
-    work: Iterator[PlannedBurst]
-    arrived: float
-    lasts: float
-    started: float = math.inf
-    gpus: tuple[str, ...] = ()
-    borrowed: int = 0
-    tier: Tier = Tier.ACTIVE
-    tier_since: float = 0.0
-    units: int = 0
-    """Effective units on each GPU."""
-    holds: float = 0.0
-    """GPUs that the session holds in its tier."""
-    busy: bool = False
-    busy_since: float = 0.0
-    burst: PlannedBurst | None = None
-    """The burst in progress, without arbiters."""
-    burst_lasts: float = 0.0
-    """Seconds of the burst in progress."""
-    last_work: float | None = None
-    used_at: float | None = None
-    """End of the last work that counts as use of the share."""
-    stopped: bool = False
-    """The culler has stopped it."""
-    yields: bool = False
-    notice: Notice | None = None
-    counted_to: float = 0.0
-    worked: float = 0.0
-    """Seconds with GPU work since the server's start."""
-    serial: int = 0
-    """Counts changes of the GPU work, so that an action planned before a change does nothing after it."""
-    processes: list[VirtualProcess] = field(default_factory=list)
-    unfinished: int = 0
-    """GPUs on which the burst in progress has not ended."""
-    tiers: list[tuple[float, int]] = field(default_factory=list)
-    """(instant, effective units) of each change."""
-
-    def __post_init__(self) -> None:
-        share = self.plan.template.share
-        assert share is not None, "a server without a GPU needs no plan"
-        self.share = share
-
-    def set_tier(self, tier: Tier, units: int, now: float) -> None:
-        """Change the tier, with so many effective units on each GPU."""
-        self.tier, self.units, self.tier_since = tier, units, now
-        self.holds = sum(min(here, units) for here in self.share.each) / UNITS_PER_GPU
-        self.tiers.append((now, units))
-
-    def allocation(self) -> Allocation:
-        """Return its allocation as the ledger counts it."""
-        template = self.plan.template
-        return Allocation(
-            self.plan.name,
-            self.gpus,
-            self.share.units,
-            self.borrowed,
-            self.units,
-            self.started,
-            self.yields,
-            user=self.plan.user,
-            quota=self.plan.quota,
-            template=template.name,
-            neighbours=template.neighbours,
-            last_units=self.share.last_units,
-        )
-
-    def observation(self) -> Observation:
-        """Return what its agent reports for the idle policy."""
-        return Observation(
-            self.share,
-            self.tier,
-            self.tier_since,
-            self.units,
-            self.started,
-            self.busy,
-            last_gpu_activity=self.last_work,
-            used_at=self.used_at,
-            # the hub sees activity for as long as there is GPU work
-            hub_last_activity=self.started if self.last_work is None else self.last_work,
-            yields=self.yields,
-            notice=self.notice,
-        )
-
-    def report(self, guaranteed: int) -> SessionReport:
-        """Return the session as its agent reports it."""
-        held = self.allocation()
-        return SessionReport(
-            id=self.plan.name,
-            user=self.plan.user,
-            template=self.plan.template.name,
-            quota=self.plan.quota,
-            gpus=self.gpus,
-            share_units=held.share_units,
-            last_units=held.last_units,
-            borrowed_units=held.borrowed_units,
-            tier=self.tier,
-            tier_since=self.tier_since,
-            effective_units=self.units,
-            guaranteed_units=guaranteed,
-            yields=self.yields,
-            opened_at=self.started,
-            gpu_busy=self.busy,
-            last_gpu_activity=self.last_work,
-            gpu_seconds=self.worked,
-            notice=self.notice,
-            neighbours=held.neighbours,
-        )
-
-
-class IdleStep(NamedTuple):
-    """An idle action of a template."""
-
-    after: float
-    """Seconds since the last use of the GPU."""
-    tier: Tier
-    units: int
-
-
-def idle_steps(template: Template, has_worked: bool = True) -> list[IdleStep]:
-    """Return the idle actions on a session that stays idle, by asking the idle policy as the culler does."""
-    share = template.share
-    if share is None:
-        return []
-    steps: list[IdleStep] = []
-    last = 0.0 if has_worked else None
-    tier, units, since, now = Tier.ACTIVE, share.units, 0.0, 0.0
-    notice: Notice | None = None
-    while now < LONGEST_STEPS and tier is not Tier.STOPPED:
-        seen = Observation(share, tier, since, units, 0.0, last_gpu_activity=last, hub_last_activity=0.0, notice=notice)
-        decision = decide(template.idle, seen, now, waits_for_need=template.idle.when == "pressure")
-        if decision.no_action is None:
-            steps.append(IdleStep(now, decision.tier, decision.units))
-            tier, units, since, notice = decision.tier, decision.units, now, None
-            continue
-        notice = None if decision.notice is None else notice_of(decision.notice, share)
-        if decision.decide_again_at is None or decision.decide_again_at <= now:
-            break
-        now = decision.decide_again_at
-    return steps
-
-
 class PlannedCluster:
     """GPUs, the queue of a hub, and its service. `memory`: bytes of each GPU; `arbiter`: None for no arbiters."""
 
@@ -340,7 +142,6 @@ class PlannedCluster:
         quotas: Quotas | None = None,
         arbiter: ArbiterSettings | None = None,
         idle_actions: bool = True,
-        bandwidth: float = BANDWIDTH,
         round_seconds: float = ROUND_SECONDS,
         slows: bool = True,
     ) -> None:
@@ -354,14 +155,8 @@ class PlannedCluster:
         self.gpus = gpus
         self._idle_actions = idle_actions
         self._round_seconds = round_seconds
-        cards = [
-            GpuReport(index=number % GPUS_OF_NODE, uuid=f"GPU-{number:04}", model="GPU", memory_bytes=memory)
-            for number in range(gpus)
-        ]
-        self.nodes = {
-            f"node-{first // GPUS_OF_NODE:03}": tuple(cards[first : first + GPUS_OF_NODE])
-            for first in range(0, gpus, GPUS_OF_NODE)
-        }
+        self.nodes = _nodes(gpus, memory)
+        uuids = [card.uuid for on_node in self.nodes.values() for card in on_node]
         self._feed, inventory = LedgerFeed(), GpuInventory()
         for node, on_node in self.nodes.items():
             self._feed.report(Report(node=node, published_at=0.0, gpus=on_node))
@@ -370,7 +165,7 @@ class PlannedCluster:
         self._snapshot = GpuSnapshot(inventory)
         self._devices: dict[str, VirtualGpu] = {}
         if arbiter is not None:
-            self._devices = {card.uuid: VirtualGpu(self.clock, memory, bandwidth, arbiter) for card in cards}
+            self._devices = {uuid: VirtualGpu(self.clock, memory, BANDWIDTH, arbiter) for uuid in uuids}
         demands = [self._snapshot.request(template).demand for template in self.templates.values()]
         self._strategy = StrandingAwareFgd(workload_of((demand, 1.0) for demand in demands))
         self._steps: dict[tuple[str, bool], list[IdleStep]] = {}
@@ -380,7 +175,7 @@ class PlannedCluster:
         self._has_order = quotas is not None or len(ranks) > 1
         """Whether spawns can be served in another order than they came."""
         self._slows = slows
-        self._load = {card.uuid: 0.0 for card in cards}
+        self._load = dict.fromkeys(uuids, 0.0)
         """Demand of the bursts on each GPU, without arbiters."""
         self._weights: dict[str, int] = {}
         self._queue = SpawnQueue(10**9)
@@ -458,11 +253,14 @@ class PlannedCluster:
         check = PlacementCheck(self._snapshot, self._ledger, self._strategy, now=now, monotonic=now)
         placer, breaks = Placer(check, self._feed, self._queue, "the plan"), LoopBreaks(math.inf)
         in_vain: set[str] = set()
+        # a hold is for spawns of other templates: those of one template come first as they arrived
+        holds = len({ticket.request.template.name for ticket in self._queue}) > 1
         for ticket in self._queue:
             # of the spawns that wait for a template only the first one holds GPUs
-            if ticket.request.template.name not in in_vain and not self._place(ticket, placer):
+            if ticket.request.template.name not in in_vain and not self._place(ticket, placer, check):
                 in_vain.add(ticket.request.template.name)
-                _run_now(placer.hold(ticket, breaks))
+                if holds:
+                    _run_now(placer.hold(ticket, breaks))
         if self.quotas is not None:
             self._accounts.note_use()
         if len(self._queue) and self._needs_rounds:
@@ -474,13 +272,15 @@ class PlannedCluster:
         since = self.clock.now - self._lateness.after
         return self._late + sum(ticket.joined < since for ticket in self._queue) > self._lateness.allowed
 
-    def _place(self, ticket: Ticket, placer: Placer) -> bool:
+    def _place(self, ticket: Ticket, placer: Placer, check: PlacementCheck) -> bool:
         """Place a spawn or refuse it. Return whether it has left the queue."""
         request = ticket.request
         admission = self._accounts.admission(request.tenant, request.template) if self.quotas is not None else None
         if admission is not None and admission.refused is not None:
             self._refuse(self._leave_queue(ticket))
             return True
+        if ticket.ahead is not None and self._ledger.place(check.request_of(ticket), self._strategy) is None:
+            return False  # the same answer as below, without the reason as a sentence for its user
         placement = placer.place(ticket)
         if placement is None and not ticket.result.done():
             return False
@@ -861,6 +661,18 @@ class PlannedCluster:
             waiting=self._in_queue.means(horizon),
             gave_up=self.gave_up,
         )
+
+
+def _nodes(gpus: int, memory: int) -> dict[str, tuple[GpuReport, ...]]:
+    """Return so many GPUs, on nodes of `GPUS_OF_NODE`."""
+    cards = [
+        GpuReport(index=number % GPUS_OF_NODE, uuid=f"GPU-{number:04}", model="GPU", memory_bytes=memory)
+        for number in range(gpus)
+    ]
+    return {
+        f"node-{first // GPUS_OF_NODE:03}": tuple(cards[first : first + GPUS_OF_NODE])
+        for first in range(0, gpus, GPUS_OF_NODE)
+    }
 
 
 def _run_now(work: Coroutine[None, None, None]) -> None:

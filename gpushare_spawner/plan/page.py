@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gpushare_spawner.plan.answers import CULLER, SHARES, STATIC, WHOLE, Answers, Goal, WayAnswer
-from gpushare_spawner.plan.sources import Trace
+from gpushare_spawner.plan.servers import Trace
 from gpushare_spawner.wording.amounts import duration, latency, memory, plural
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 900, 260, 48, 28

@@ -17,20 +17,18 @@ import urllib.request
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, cast
 
+from gpushare_spawner.plan.servers import GIB, RecordedServer, Trace, Work
 from gpushare_spawner.wording.amounts import plural, reason
 
-GIB = 2**30
 HOUR = 3600.0
 MILLISECONDS_FROM = 1e11
 """Numbers from here on are milliseconds since the epoch: as seconds they are the year 5138."""
-MOST_PROBLEMS = 20
-"""Problems that are named; the others are only counted."""
 MOST_POINTS = 10_000
 """Points of one answer of Prometheus, which allows 11,000."""
 STEP = 60.0
@@ -39,69 +37,6 @@ LEAST_PIECE = 16.0
 """Seconds of the shortest GPU work that is made of an hour's sum: it counts as use in any template."""
 HEAD_LINES = 5000
 """Lines of a text file that are read to recognise its kind."""
-
-
-class Work(NamedTuple):
-    """GPU work of a user. Instants in seconds since the epoch."""
-
-    start: float
-    end: float
-    demand: float = 1.0
-    """Fraction of the GPU that it used."""
-
-
-@dataclass
-class RecordedServer:
-    """A server that ran. Instants in seconds since the epoch."""
-
-    user: str
-    server: str
-    start: float
-    """When the user wanted it."""
-    end: float | None
-    """None: it has not stopped."""
-    gpus: float | None = None
-    """None: unknown."""
-    memory: int | None = None
-    """Bytes of GPU memory; None: unknown."""
-    group: str = ""
-    template: str = ""
-    wait: float = 0.0
-    """Seconds of its start, waits for a GPU included."""
-    work: list[Work] | None = None
-    """None: unknown."""
-    source: str = ""
-    """Kind of the source."""
-
-
-@dataclass
-class Trace:
-    """What the sources say."""
-
-    servers: list[RecordedServer] = field(default_factory=list)
-    work: dict[str, list[Work]] = field(default_factory=lambda: defaultdict(list))
-    """GPU work by user, which no source gives to a server."""
-    groups: dict[str, str] = field(default_factory=dict)
-    """The first group of each user by name."""
-    notes: list[str] = field(default_factory=list)
-    """What is missing and what was assumed in its place, as sentences."""
-    problems: list[str] = field(default_factory=list)
-    """Wrong rows and files, at most `MOST_PROBLEMS`."""
-    problem_count: int = 0
-    naive_times: int = 0
-    """Times without a time zone."""
-    has_work: bool = False
-    """Whether any source says when GPUs worked."""
-    on_shares: bool = False
-    """Whether GPU work was measured on shared GPUs, beside other sessions."""
-    now: float = 0.0
-    """The latest instant in the sources: servers without an end have run until then."""
-
-    def problem(self, where: str, text: str) -> None:
-        """Record a wrong row or file."""
-        self.problem_count += 1
-        if len(self.problems) < MOST_PROBLEMS:
-            self.problems.append(f"{where}: {text}")
 
 
 class Reading:

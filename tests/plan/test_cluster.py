@@ -12,16 +12,8 @@ from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.plan.cluster import (
-    GIB,
-    HourlyMean,
-    Lateness,
-    PlannedBurst,
-    PlannedCluster,
-    ServerPlan,
-    idle_steps,
-    merged,
-)
+from gpushare_spawner.plan.cluster import HourlyMean, Lateness, PlannedCluster
+from gpushare_spawner.plan.servers import GIB, PlannedBurst, ServerPlan, idle_steps, merged
 
 HOUR = 3600.0
 

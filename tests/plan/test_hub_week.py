@@ -17,8 +17,9 @@ from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.plan import answers
-from gpushare_spawner.plan.cluster import GIB, Outcome, PlannedBurst, PlannedCluster, Running, ServerPlan
-from gpushare_spawner.plan.sources import Reading, Trace
+from gpushare_spawner.plan.cluster import Outcome, PlannedCluster
+from gpushare_spawner.plan.servers import GIB, PlannedBurst, Running, ServerPlan, Trace
+from gpushare_spawner.plan.sources import Reading
 from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import Action, HistoryStore
 from gpushare_spawner.service.hub.client import HubServer, HubUser

@@ -16,7 +16,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from jupyterhub import orm
 
-from gpushare_spawner.plan.sources import GIB, Reading, RecordedServer, Trace, Work
+from gpushare_spawner.plan.servers import GIB, RecordedServer, Trace, Work
+from gpushare_spawner.plan.sources import Reading
 
 
 def read(*sources: Path | str, **options: Any) -> Trace:
