@@ -199,7 +199,12 @@ class CellWatch:
                 execution = before or self._execution(message_id, kernel_id, content["code"])
                 if before is None:  # from another frontend, or from before this watch
                     self._tell(CellEvent.SUBMITTED, execution)
-                execution = replace(execution, count=int(content.get("execution_count") or 0))
+                count, subshell = int(content.get("execution_count") or 0), str(parent.get("subshell_id") or "")
+                for other in [*self._executions.values()]:
+                    # a shell runs one cell at a time: the message about the other's end was lost
+                    if other.count and (other.kernel_id, other.subshell) == (kernel_id, subshell):
+                        self._tell(CellEvent.ENDED, other, at)
+                execution = replace(execution, count=count, subshell=subshell)
                 self._tell(CellEvent.STARTED, execution, at)
             elif state == "idle" and message_id in self._executions:
                 self._tell(CellEvent.ENDED, self._executions[message_id], at)

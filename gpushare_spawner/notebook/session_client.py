@@ -173,6 +173,8 @@ class Execution:
     """JupyterLab's ID of the cell; empty: another frontend."""
     count: int = 0
     """The execution count; 0: not started."""
+    subshell: str = ""
+    """ID of the kernel's subshell that runs it; empty: the main shell."""
 
     @property
     def number(self) -> int:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.session_socket import MALFORMED
-from gpushare_spawner.agent.sessions.cells import MOST_FINISHED, MOST_UNFINISHED, Cell, CellReport, Cells
+from gpushare_spawner.agent.sessions.cells import MOST_FINISHED, MOST_RUNNING, MOST_UNFINISHED, Cell, CellReport, Cells
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.frames import CellEvent, Feature, Kind, QueryTopic, Role
@@ -82,6 +82,22 @@ def test_the_number_of_executions_is_bounded() -> None:
         cells.received(report(STARTED, number), 1, float(number))
         cells.received(report(ENDED, number), 1, float(number))
     assert [cell.number for cell in cells.finished] == list(range(2 * MOST_FINISHED, 3 * MOST_FINISHED))
+
+
+def test_false_reports_of_cells_that_run_at_once_are_bounded_and_cost_little() -> None:
+    cells = Cells()
+    for client in range(128):
+        cells.process_joined(client, (50,))
+    for number in range(1, 500):
+        started(cells, number, at=float(number % 7))
+    assert sum(cell.running for cell in cells.unfinished) == MOST_RUNNING
+    begun = time.process_time()
+    for client in range(128):
+        cells.used("gpu", client, 6.0, 6.1, 0.1)
+        cells.has_memory("gpu", client, 1, 1)
+    assert time.process_time() - begun < 1
+    status = cells.status((), 7.0, 7.0)
+    assert sum(row.gpu_seconds for row in status.cells) + status.outside_seconds == pytest.approx(12.8)
 
 
 def test_the_processes_of_a_cell_are_its_kernel_and_the_kernels_descendants() -> None:

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 from gpushare_spawner.cli import main
 from gpushare_spawner.model.frames import CellEvent, Feature, Kind
 from gpushare_spawner.model.share_status import CellsStatus, CellStatus
+from gpushare_spawner.notebook.extension import CellWatch
 from gpushare_spawner.notebook.session_client import Execution, SessionClient, number_of
 from tests.notebook.jupyter import TOKEN, Jupyter, running
 from tests.notebook.scripted_agent import Script, ScriptedAgent
@@ -130,6 +132,26 @@ async def test_executions_of_another_frontend_are_reported_from_the_kernels_mess
     message_id = client.execute("2 + 2")
     assert [fields[0] for fields in await events(agent, message_id, 3)] == list(CellEvent)
     client.stop_channels()
+
+
+def test_an_execution_ends_with_the_next_of_its_shell_if_the_kernels_message_was_lost() -> None:
+    told: list[tuple[CellEvent, str]] = []
+    client = SimpleNamespace(tell_cell=lambda event, execution, at: told.append((event, execution.message_id)))
+    watch = CellWatch(SimpleNamespace(), client)  # type: ignore[arg-type]
+    session = SimpleNamespace(unpack=json.loads, feed_identities=lambda message: ([], message))
+
+    def starts(message_id: str, **parent: str) -> None:
+        parts = ["", {"msg_type": "execute_input"}, {"msg_id": message_id, **parent}, {}]
+        watch._from_kernel(
+            "k",
+            SimpleNamespace(session=session),
+            [json.dumps(part) for part in [*parts, {"code": "1", "execution_count": 1}]],
+        )
+
+    for message_id, parent in (("a", {}), ("b", {"subshell_id": "s"}), ("c", {})):
+        starts(message_id, **parent)
+    ended = [message_id for event, message_id in told if event is CellEvent.ENDED]
+    assert ended == ["a"]
 
 
 async def test_executions_that_a_failed_cell_aborts_end(server: Jupyter, agent: ScriptedAgent, kernel: str) -> None:

@@ -16,13 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 
 from gpushare_spawner.model.frames import CellEvent
 from gpushare_spawner.model.share_status import CellsStatus, CellStatus
 
 MOST_UNFINISHED = 256
 """Number of executions without an end that are kept: "run all" submits a notebook's cells at once."""
+MOST_RUNNING = 16
+"""Number of executions that can run at once: a kernel runs cells one after another, unless it has subshells."""
+MOST_AT_ONCE = 32
+"""Number of executions among which an interval of work is divided, so that false reports cost the agent little."""
 MOST_FINISHED = 100
 """Number of finished executions that are kept, and written to the session's record."""
 MOST_ENDED_PROCESSES = 64
@@ -158,6 +162,9 @@ class Cells:
             if report.event is CellEvent.STARTED and cell.started_at is None:
                 cell.started_at = max(at, cell.submitted_at)
                 self._note_peak(cell)
+                running = [other for other in self._unfinished.values() if other.running]
+                if len(running) > MOST_RUNNING:
+                    self._end(running[0], now)
             if len(self._unfinished) > MOST_UNFINISHED:
                 self._end(next(iter(self._unfinished.values())), now)
         return cell if new or before != (cell.started_at, cell.ended_at) else None
@@ -278,7 +285,7 @@ class Cells:
     def _parts(self, client: int | None, work: _Work | None, since: float, until: float) -> Iterator[Part]:
         """Divide an interval of a client's work among the cells of its kernel. The parts add up to 1."""
         pids = self._processes.get(client, frozenset()) if client is not None else frozenset()
-        cells = list(self._cells_within(pids, since)) if pids else []
+        cells = list(islice(self._cells_within(pids, since), MOST_AT_ONCE)) if pids else []
         if not cells or work is None or until <= since:
             yield None, 1.0, False
             return
@@ -297,7 +304,8 @@ class Cells:
 
     def _cells_within(self, pids: frozenset[int], since: float) -> Iterator[Cell]:
         """Yield the kernel's cells that have started and have not ended long before an instant."""
-        for cell in chain(self._unfinished.values(), reversed(self._finished.values())):
+        running = (cell for cell in self._unfinished.values() if cell.running)
+        for cell in chain(running, reversed(self._finished.values())):
             if cell.ended_at is not None and cell.ended_at + LONGEST_REST + LATEST_EVENT < since:
                 return
             if cell.started_at is not None and cell.pid in pids:

@@ -33,7 +33,9 @@ const plugin: JupyterFrontEndPlugin<void> = {
     registry: ISettingRegistry | null
   ) => {
     const settings = app.serviceManager.serverSettings;
-    const costs = new CellCosts(kernelId => fetchCells(settings, kernelId));
+    const costs = new CellCosts(kernelId =>
+      status && !status.shared ? Promise.resolve([]) : fetchCells(settings, kernelId)
+    );
     app.docRegistry.addWidgetExtension('Notebook', costs);
     registry?.load(PLUGIN_ID).then(
       loaded => costs.follow(loaded),
