@@ -555,19 +555,20 @@ class Charging:
     @property
     def working(self) -> list[User]:
         """Clients that report work on the GPU."""
-        return self._working_at(self._roster.now)
-
-    def _working_at(self, instant: float) -> list[User]:
-        """Return the clients whose burst's memory was on the GPU at an instant: a page-in is no GPU use."""
-        clients = self._roster.clients
-        return [user_of(client) for client in clients if client.bursting and client.paging_until <= instant]
+        now = self._roster.now
+        return [user_of(client) for client in self._roster.clients if client.bursting and client.paging_until <= now]
 
     def _advance_recent_use(self, since: float) -> None:
-        """Record the use of the working clients since an instant, in steps at which a page-in was expected to end."""
-        now = self._roster.now
-        ends = {client.paging_until for client in self._roster.clients if since < client.paging_until < now}
-        for begin, end in pairwise((since, *sorted(ends), now)):
-            self.recent_use.advance(begin, end, self._working_at(begin))
+        """Record the use of the working clients since an instant, in steps at which a page-in was expected to end.
+
+        A page-in is no GPU use.
+        """
+        now, bursting = self._roster.now, [client for client in self._roster.clients if client.bursting]
+        ends = {client.paging_until for client in bursting if since < client.paging_until < now}
+        for begin, end in pairwise((since, *sorted(ends), now)) if ends else ((since, now),):
+            self.recent_use.advance(
+                begin, end, [user_of(client) for client in bursting if client.paging_until <= begin]
+            )
 
     def burst_ended(self, client: Client, quiet: float = 0.0) -> None:
         """Record the reported GPU-busy time of a client's burst. `quiet`: seconds since the end of its last work."""
