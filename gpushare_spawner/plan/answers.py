@@ -20,7 +20,7 @@ from gpushare_spawner.arbiter.replay import VirtualClock, VirtualGpu, VirtualPro
 from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Limits, Template
-from gpushare_spawner.plan.cluster import BANDWIDTH, HOUR, Lateness, Outcome, PlannedCluster
+from gpushare_spawner.plan.cluster import BANDWIDTH, GPUS_OF_NODE, HOUR, Lateness, Outcome, PlannedCluster
 from gpushare_spawner.plan.servers import GIB, PlannedBurst, RecordedServer, Running, ServerPlan, Trace, merged
 from gpushare_spawner.quota.accounts import QuotaAccounts
 from gpushare_spawner.wording.amounts import plural
@@ -176,6 +176,7 @@ def workload(trace: Trace, goal: Goal, notes: list[str], busy: float | None = No
     kept = replace(goal, templates=tuple(template for template in templates if template.gpu is not None))
     accounts = QuotaAccounts(goal.quotas) if goal.quotas is not None else None
     chosen: Counter[str] = Counter()
+    larger: dict[int, Template] = {}
     for number, server in enumerate(servers):
         end = server.end if server.end is not None else trace.now
         lasts = end - server.start - server.wait
@@ -183,7 +184,7 @@ def workload(trace: Trace, goal: Goal, notes: list[str], busy: float | None = No
             continue
         chance = random.Random(f"{goal.seed}-{number}")
         memory = server.memory if server.memory is not None else _assumed_memory(chance, goal.memory)
-        template = _template_of(server, memory, kept)
+        template = _template_of(server, memory, kept, larger)
         chosen[template.display_name] += 1
         bursts = tuple(_bursts(server, lasts, assumed, chance))
         gpus = max(1, math.ceil(server.gpus if server.gpus is not None else 1))
@@ -235,6 +236,10 @@ def _note_assumptions(
             f"No source says when GPUs worked: GPU work for {assumed:.0%} of a server's time is assumed, with tasks of "
             f"{TASK_MEDIAN / 60:.0f} min (median); the range is that of {BUSY_SHARES[0]:.0%} to {BUSY_SHARES[-1]:.0%}"
         )
+    largest = max(map(_size, goal.templates))
+    more = sum((server.gpus or 1) > max(1.0, largest) for server in servers)
+    if more and goal.limits:
+        notes.append(f"{plural(more, 'server')} had more GPUs than any template: each counts with the largest template")
     if not any(server.template for server in servers):
         shares = ", ".join(f"{number} as {name}" for name, number in chosen.most_common())
         notes.append(f"The templates that users would choose are unknown: by GPUs and GPU memory, {shares}")
@@ -257,9 +262,10 @@ def _without_models(template: Template) -> Template:
     return template.model_copy(update={"gpu": template.gpu.model_copy(update={"models": ()})})
 
 
-def _template_of(server: RecordedServer, memory: int, goal: Goal) -> Template:
+def _template_of(server: RecordedServer, memory: int, goal: Goal, larger: dict[int, Template]) -> Template:
     """Return the recorded template, or the smallest that has the GPUs and guarantees the GPU memory.
 
+    `larger`: templates with more GPUs than the shipped ones, by the number of GPUs; a missing one is added.
     For servers with one GPU the default template is the smallest choice: a user with a little memory takes it too.
     """
     offered = sorted(goal.templates, key=_size)
@@ -270,12 +276,23 @@ def _template_of(server: RecordedServer, memory: int, goal: Goal) -> Template:
     if gpus < 1:
         return next((template for template in offered if _size(template) >= gpus - 0.005), offered[-1])
     if gpus >= 2:
-        return next((template for template in offered if _size(template) >= gpus), offered[-1])
+        enough = next((template for template in offered if _size(template) >= gpus), None)
+        if enough is not None or goal.limits:
+            return enough or offered[-1]
+        count = min(GPUS_OF_NODE, math.ceil(gpus))
+        return larger.setdefault(count, _of_gpus(offered[-1], count))
     default = next((template for template in offered if template.default), offered[0])
     fitting = [
         template for template in offered if _size(template) >= _size(default) and _guaranteed(template, goal) >= memory
     ]
     return fitting[0] if fitting else offered[-1]
+
+
+def _of_gpus(template: Template, count: int) -> Template:
+    """Return the template with so many whole GPUs, which the shipped templates do not have."""
+    fields = template.model_dump(exclude={"gpu", "default"}, exclude_unset=True)
+    names = {"name": f"{count}-gpus", "display_name": f"{count} GPUs", "gpu": {"count": count}}
+    return Template.model_validate(fields | names)
 
 
 def _size(template: Template) -> float:

@@ -234,7 +234,8 @@ def _lines(found: Answers, there: int) -> str:
     days = max(1, hours // 24)
     for day in range(0, days + 1, max(1, days // 8)):
         x = LEFT + (WIDTH - LEFT) * min(1.0, day * 24 / hours)
-        marks.append(f"<text x={min(x, WIDTH - 80):.1f} y={HEIGHT - 6}>{_date(found.began + day * 86400)}</text>")
+        if x <= WIDTH - 80:
+            marks.append(f"<text x={x:.1f} y={HEIGHT - 6}>{_date(found.began + day * 86400)}</text>")
     y = _y(there, most)
     marks.append(
         f"<line x1={LEFT} x2={WIDTH} y1={y:.1f} y2={y:.1f} stroke='var(--text)' stroke-dasharray='4 4'>"

@@ -155,18 +155,9 @@ class Reading:
         user, start, end = self._span(row)
         gpus = _number(row, "gpus")
         memory = _number(row, "memory_gib")
-        self.trace.servers.append(
-            RecordedServer(
-                user,
-                row.get("server", ""),
-                start,
-                end,
-                gpus,
-                None if memory is None else int(memory * GIB),
-                _first_of(row.get("group", "")),
-                row.get("template", ""),
-            )
-        )
+        used, group = None if memory is None else int(memory * GIB), _first_of(row.get("group", ""))
+        template = row.get("template", "")
+        self.trace.servers.append(RecordedServer(user, row.get("server", ""), start, end, gpus, used, group, template))
 
     def _work_row(self, row: Mapping[str, str]) -> None:
         user, start, end = self._span(row)
@@ -209,14 +200,11 @@ class Reading:
                     if pairs.get("user") and pairs.get("dry_run") != "true":
                         instant, server = self.instant(stamp[1]), pairs.get("server", "")
                         self._actions.append((instant, pairs["action"], pairs["user"], server))
-                self.trace.now = max(self.trace.now, self._latest(stamp[1]))
+                naive = self.trace.naive_times
+                self.trace.now = max(self.trace.now, self.instant(stamp[1]))
+                self.trace.naive_times = naive
             except ValueError as error:
                 self.trace.problem(f"{name}:{number}", str(error))
-
-    def _latest(self, text: str) -> float:
-        naive, instant = self.trace.naive_times, self.instant(text)
-        self.trace.naive_times = naive
-        return instant
 
     def _join_hub_events(self) -> None:
         """Make servers of the starts and stops in all log files."""

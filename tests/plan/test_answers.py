@@ -203,6 +203,19 @@ def test_limits_of_the_templates_apply_to_each_user() -> None:
     assert answer(trace, Goal((one,))).ways[-1].refused == 0
 
 
+def test_server_with_several_gpus_gets_as_many_unless_the_admins_templates_have_fewer() -> None:
+    trace = Trace(now=10 * HOUR, has_work=True)
+    trace.servers += [
+        RecordedServer("ada", "", 0.0, 5 * HOUR, 3.0, GIB),
+        RecordedServer("bob", "", 0.0, HOUR, 1.0, GIB),
+    ]
+    found = answer(trace, Goal(TEMPLATES, gpus=4))
+    assert any("1 as 3 GPUs" in note for note in found.notes)
+    assert [each.gpus for each in found.ways][:3] == [4, 4, 4]
+    tried = answer(trace, Goal(TEMPLATES, gpus=4, limits=True))
+    assert any("1 server had more GPUs than any template" in note for note in tried.notes)
+
+
 def test_trace_without_gpus_is_an_error() -> None:
     trace = Trace(servers=[RecordedServer("ada", "", 0.0, 10.0, 0.0)], now=10.0)
     with pytest.raises(ValueError, match="no server with a GPU"):
