@@ -40,7 +40,7 @@ from gpushare_spawner.wording import service as words
 
 log = logging.getLogger("gpushare.service.history")
 
-STEP_EVERY, PART = 60.0, 0.05
+STEP_EVERY, PART = 10.0, 0.05
 """Minimum seconds between two sessions' replays, and maximum part of the time that these take."""
 AGAIN_AFTER = 6 * 3600.0
 """Seconds after which the advice for a user's sessions with a template is computed again. Our choice: a week's record
@@ -68,10 +68,10 @@ def evidence(
     ``gpu_bytes``: the memory of the GPUs that still exist, by node and UUID.
     """
     since = now - ADVICE_PERIOD
-    of_user = SUBJECT.c.user == user, SUBJECT.c.template == template
+    of_user = select(SUBJECT.c.id).where(SUBJECT.c.user == user, SUBJECT.c.template == template)
     own = select(SUBJECT.c.id, SUBJECT.c.node, SUBJECT.c.gpu, BURST).join_from(BURST, SUBJECT)
     rows = connection.execute(
-        own.where(*of_user, BURST.c.units == units, BURST.c.ended_at >= since)
+        own.where(BURST.c.subject.in_(of_user), BURST.c.units == units, BURST.c.ended_at >= since)
         .order_by(BURST.c.ended_at.desc())
         .limit(MOST_OWN)
     ).all()
@@ -84,7 +84,7 @@ def evidence(
             neighbours = _neighbours(connection, subject, place, bursts[0].began_at - NEAR, bursts[-1].ended_at + NEAR)
             recordings.append(Recording(gpu_bytes[place], RecordedSession(units, bursts), neighbours))
     reserved = connection.scalar(
-        select(func.sum(USE.c.reserved)).join_from(USE, SUBJECT).where(*of_user, USE.c.start >= since)
+        select(func.sum(USE.c.reserved)).where(USE.c.subject.in_(of_user), USE.c.start >= since)
     )
     return Evidence(tuple(recordings), (reserved or 0.0) * UNITS_PER_GPU / units)
 
@@ -93,10 +93,10 @@ def _neighbours(
     connection: Connection, subject: int, place: tuple[str, str], since: float, until: float
 ) -> tuple[RecordedSession, ...]:
     """Return the other sessions on a GPU in a time."""
+    there = select(SUBJECT.c.id).where(SUBJECT.c.node == place[0], SUBJECT.c.gpu == place[1], SUBJECT.c.id != subject)
     rows = connection.execute(
         select(BURST)
-        .join_from(BURST, SUBJECT)
-        .where(SUBJECT.c.node == place[0], SUBJECT.c.gpu == place[1], BURST.c.subject != subject)
+        .where(BURST.c.subject.in_(there))
         .where(BURST.c.ended_at >= since, BURST.c.ended_at - BURST.c.seconds <= until)
         .order_by(BURST.c.ended_at.desc())
         # many of them are far from the session's own
@@ -186,8 +186,8 @@ class ShareAdvisor:
             began = time.monotonic()
             try:
                 await self.step()
-            except HistoryFailed:
-                pass  # the recorder logs that
+            except (HistoryFailed, ActionRefused):
+                pass  # the recorder and the culler log these
             except Exception:
                 log.exception("Cannot compute the right size of a share")
             pause = max(STEP_EVERY, (time.monotonic() - began) / PART)
@@ -207,8 +207,10 @@ class ShareAdvisor:
         ]
         last, _, session = min(due, key=lambda entry: entry[:1], default=(now, "", None))
         if session is not None and not now - AGAIN_AFTER < last <= now:
-            enough = await self._compute(session, reports, now)
-            computed[session.user, session.template] = now if enough else now - AGAIN_AFTER + SOON_AFTER
+            # a session for which this fails must not delay the others
+            computed[session.user, session.template] = now - AGAIN_AFTER + SOON_AFTER
+            if await self._compute(session, reports, now):
+                computed[session.user, session.template] = now
 
     async def _compute(self, session: SessionReport, reports: Sequence[KnownReport], now: float) -> bool:
         """Return whether there were enough bursts."""

@@ -9,12 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, event
 
 from gpushare_spawner.arbiter.right_size import FEWEST_BURSTS
 from gpushare_spawner.model.report import Burst
 from gpushare_spawner.model.share import ADVICE_PERIOD
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.context import ActionContext
+from gpushare_spawner.service.actions.context import ActionContext, ActionRefused
 from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import (
     DAY,
@@ -121,6 +122,26 @@ def test_two_servers_of_a_user_are_each_others_neighbours(store: HistoryStore) -
     found = store.read(lambda connection: evidence(connection, "ann", "half", 50, SIZES, NOW))
     assert [len(recording.own.bursts) for recording in found.recordings] == [1, 1]
     assert [len(recording.neighbours) for recording in found.recordings] == [1, 1]
+
+
+def test_evidence_reads_no_bursts_of_other_gpus(store: HistoryStore) -> None:
+    others = [(replace(BOB, user=f"user{number}", gpu=f"GPU-{number}"), record(NOW - 5.0)) for number in range(1, 50)]
+    store.add({}, [], [], bursts=[(ANN, record(NOW)), (BOB, record(NOW - 1.0)), *others])
+
+    def plans(connection: Connection) -> list[str]:
+        statements: list[tuple[str, Any]] = []
+        event.listen(connection, "before_cursor_execute", lambda *seen: statements.append((seen[2], seen[3])))
+        evidence(connection, "ann", "half", 50, SIZES, NOW)
+        return [
+            step[3]
+            for statement, values in statements[:]
+            for step in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+            if "burst" in step[3]
+        ]
+
+    steps = store.read(plans)
+    assert len(steps) == 2
+    assert all(step.startswith("SEARCH") and "subject=? AND ended_at>?" in step for step in steps), steps
 
 
 def test_old_bursts_and_advice_are_deleted_and_so_are_their_names(store: HistoryStore) -> None:
@@ -262,6 +283,24 @@ async def test_session_that_has_just_begun_is_tried_again_within_the_hour(servic
     service.clock.forward(SOON_AFTER)
     await service.advisor.step()
     assert len(await service.advice()) == 1
+
+
+async def test_session_whose_templates_cannot_be_read_does_not_delay_the_others(
+    service: Service, hub_server: FakeHub
+) -> None:
+    await service.work(FEWEST_BURSTS)
+    subject = Subject("bob", "", "half", "", service.agent.node, "GPU-0", "simulated")
+    recorded = [
+        BurstRecord(service.clock() - 100.0 * number, 2.0, 2.0, 0.0, 0.0, GIB, 50) for number in range(FEWEST_BURSTS)
+    ]
+    service.store.add({}, [], [], bursts=[(subject, burst) for burst in recorded])
+    service.agent.add("bob", template="half", share_units=50, effective_units=50, opened_at=service.clock() - 3600)
+    hub_server.add("bob")
+    hub_server.faults = [403]
+    with pytest.raises(ActionRefused):
+        await service.advisor.step()
+    await service.advisor.step()
+    assert {record.user for record in await service.history.ask(lambda read: advice_of(read, None))} == {"bob"}
 
 
 async def test_session_without_bursts_or_with_several_gpus_gets_no_advice(service: Service) -> None:

@@ -337,8 +337,9 @@ BURST = Table(
     METADATA,
     Column("id", ROW, primary_key=True),
     Column("subject", ROW, ForeignKey("gpushare_subject.id"), nullable=False),
-    *_columns(BurstRecord, index=("ended_at",), memory_bytes=BigInteger()),
-    Index(None, "subject"),
+    *_columns(BurstRecord, memory_bytes=BigInteger()),
+    # without another index on `ended_at`, for which SQLite would read all users' bursts of a week
+    Index(None, "subject", "ended_at"),
 )
 """Bursts of the last days: rows of `BurstRecord`."""
 

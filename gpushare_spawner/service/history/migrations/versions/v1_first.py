@@ -108,8 +108,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_gpushare_burst"),
         sa.ForeignKeyConstraint(["subject"], ["gpushare_subject.id"], name="fk_gpushare_burst_subject"),
     )
-    op.create_index("ix_gpushare_burst_ended_at", "gpushare_burst", ["ended_at"])
-    op.create_index("ix_gpushare_burst_subject", "gpushare_burst", ["subject"])
+    op.create_index("ix_gpushare_burst_subject_ended_at", "gpushare_burst", ["subject", "ended_at"])
     op.create_table(
         "gpushare_advice",
         *_integers("units", "advised_units"),
