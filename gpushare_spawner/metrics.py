@@ -125,6 +125,18 @@ SESSION: tuple[Figure[SessionReport], ...] = _named(
         counter=True,
     ),
     Figure(
+        "early_page_ins_used",
+        "Page-ins and resumptions before a launch that was expected of a submitted cell and came",
+        lambda session: session.early_page_ins_used,
+        counter=True,
+    ),
+    Figure(
+        "early_page_ins_unused",
+        "Page-ins and resumptions before a launch that was expected of a submitted cell and did not come",
+        lambda session: session.early_page_ins_unused,
+        counter=True,
+    ),
+    Figure(
         "memory_limit_hits",
         "Allocations of device memory that a limit refused",
         lambda session: session.memory_limit_hits.count,

@@ -680,6 +680,8 @@ def report_of_session(
         memory_bytes=now.memory_bytes,
         resident_bytes=now.resident_bytes,
         memory_limit_bytes=session.memory_limit(session.gpus[0]) if session.gpus and not record.gpus_unknown else 0,
+        early_page_ins_used=now.early_page_ins_used,
+        early_page_ins_unused=now.early_page_ins_unused,
         suspended=session.suspended,
         not_suspendable=session.not_suspendable,
         context_bytes=session.context_bytes,

@@ -8,11 +8,12 @@ Unknown clients and sessions raise KeyError. Stale, duplicate and late messages 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, count
 
 from gpushare_spawner.arbiter import time_slices
 from gpushare_spawner.arbiter.accounting import TOLERANCE, Charging
+from gpushare_spawner.arbiter.anticipation import Anticipation, Expected
 from gpushare_spawner.arbiter.memory import page_out_order
 from gpushare_spawner.arbiter.nested_sets import NestedSets
 from gpushare_spawner.arbiter.recent_use import Use, UseSpan
@@ -27,6 +28,7 @@ from gpushare_spawner.arbiter.session import (
     LeaseGrant,
     Need,
     Pace,
+    PageIn,
     PageOut,
     Pin,
     Presence,
@@ -85,6 +87,7 @@ class GpuArbiter:
         self._schedule = Schedule(self._roster, self._accounts, self._cost, settings)
         self._nested = NestedSets(self._accounts, settings)
         self._suspensions = Suspensions(self._roster, settings)
+        self._anticipation = Anticipation(self._roster)
         self._contended_at = float("-inf")
         self._shared_at = float("-inf")
         """Last time at which several sessions had processes."""
@@ -159,6 +162,7 @@ class GpuArbiter:
         """Remove a session and all its clients."""
         record = self._session(session, now)
         for client in list(record.clients.values()):
+            self._anticipation.over(client, used=False)
             self._roster.forget(client)
         del self._roster.sessions[session]
         self._roster.recorders.pop(session, None)
@@ -169,10 +173,14 @@ class GpuArbiter:
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
-    def connect(self, client: ClientId, session: str, now: float) -> list[Decision]:
-        """Add a client: a process of the session. Raises ValueError if the client is connected already."""
+    def connect(self, client: ClientId, session: str, now: float, *, pages_in_early: bool = False) -> list[Decision]:
+        """Add a client: a process of the session. Raises ValueError if the client is connected already.
+
+        `pages_in_early`: it obeys `PageIn`.
+        """
         self._advance(now)
         self._roster.connect(client, session)
+        self._roster.client(client).pages_in_early = pages_in_early
         return self._decide()
 
     def disconnect(self, client: ClientId, now: float, alive: bool = False) -> list[Decision]:
@@ -185,6 +193,7 @@ class GpuArbiter:
         if alive and record.lease:
             record.session.left_behind[client] = self._roster.now + self._settings.revoke_timeout
         self._learn_timeout(record)
+        self._anticipation.over(record, used=False)
         self._roster.forget(record)
         return self._decide()
 
@@ -315,6 +324,22 @@ class GpuArbiter:
             self._cost.bandwidth_out.learn(record.session.id, answer.amount, answer.seconds)
         return self._decide()
 
+    def expect(self, client: ClientId, expected: Expected, now: float) -> list[Decision]:
+        """Expect a client to request a lease soon. Its pages come in before, or its suspended session is resumed.
+
+        This takes only memory that is free or belongs to clients without a lease that do not wait, and is given up when
+        another client with a lease needs it. A client that cannot page in early is ignored.
+        """
+        record = self._client(client, now)
+        if (record.pages_in_early or record.session.suspends) and not record.lease and not record.waiting:
+            self._anticipation.expect(record, expected)
+        return self._decide()
+
+    def expect_no_more(self, client: ClientId, now: float) -> list[Decision]:
+        """End the expectation of a launch: it did not come. Its pages stay until another client needs the memory."""
+        self._anticipation.over(self._client(client, now), used=False)
+        return self._decide()
+
     # -- suspendable sessions ----------------------------------------------------------------------------------------
 
     def suspensions(self) -> list[str]:
@@ -364,6 +389,7 @@ class GpuArbiter:
         if record.presence in (Presence.RESUMING, Presence.SUSPENDED):
             self._cost.resume.learn(session, amount, seconds)
             record.margin = 0
+            record.resumed_at = self._roster.now if record.resuming_early else record.resumed_at
             self._roster.set_presence(record, Presence.ON_GPU)
             for client in record.clients.values():
                 client.paging_until = min(client.paging_until, self._roster.now)
@@ -545,6 +571,9 @@ class GpuArbiter:
             self._shared_at = self._roster.now
         self._schedule.pass_on_time_slice()
         decisions += self._apply(self._schedule.choose())
+        if self._anticipation:
+            for client in self._anticipation.update():
+                decisions += self._resume_early(client) if client.session.suspendable else self._page_in_early(client)
         # a suspended session without a grant cannot be resumed now
         decisions += self._refuse(lambda client: client.session.presence is Presence.SUSPENDED)
         self._wakeup = self._due()
@@ -572,6 +601,9 @@ class GpuArbiter:
         ]
         if any(client.parked for client in self._roster.clients):
             instants += [self._pause_over(client) for client in self._roster.leaseholders if client.held]
+        if self._anticipation:
+            instants += self._anticipation.due()
+        instants += self._suspensions.due()
         later = [at for at in instants if at is not None and at > self._roster.now]
         return min(later, default=None)
 
@@ -734,6 +766,44 @@ class GpuArbiter:
         last = ((client, capacity) for client in outgoing if not client.session.suspendable)
         return self._residency.free_memory(need, capacity, chain(order, last), now)
 
+    def _page_in_early(self, client: Client) -> list[Decision]:
+        """Order a page-in before the expected launch of a client, and the page-outs of idle clients that it needs."""
+        residency, capacity = self._residency, self._roster.vram_budget().for_managed
+        amount = self._anticipation.fits(client)
+        if amount < self._settings.measured_from:
+            return []
+        orders = residency.free_memory(amount, capacity, self._idle_order(client), self._roster.now)
+        amount = min(amount, residency.free(capacity))
+        decisions: list[Decision] = [PageOut(idle.id, size) for idle, size in orders]
+        if amount > 0:
+            self._anticipation.comes_in(client)
+            residency.order_in(client, amount, self._roster.now)
+            decisions.append(PageIn(client.id, amount))
+        return decisions
+
+    def _resume_early(self, client: Client) -> list[Decision]:
+        """Order the resumption of a suspended session before its expected launch, into free memory only."""
+        session, budget, roster = client.session, self._roster.vram_budget(), self._roster
+        possible = session.presence is Presence.SUSPENDED and not roster.stuck(session)
+        if not possible or not self._anticipation.worth_a_resumption(client):
+            return []
+        if not budget.fits([*self._anticipation.kept(client), client]) or not self._suspensions.can_come(client):
+            return []
+        if self._residency.free(budget.for_managed) < min(session.total, budget.for_managed):
+            return []
+        session.resuming_until = roster.now + 2 * self._cost.suspend_and_resume(session.id, session.total)
+        roster.set_presence(session, Presence.RESUMING)
+        session.resuming_early = True
+        self._anticipation.comes_in(client)
+        return [PageIn(client.id, session.total)]
+
+    def _idle_order(self, client: Client) -> Iterator[tuple[Client, int]]:
+        """Yield the order of page-outs for a client whose launch is expected: no client with work, none expected."""
+        kept = {client, *self._anticipation.kept(client)}
+        idle = [other for other in self._roster.clients if other not in kept and not other.session.suspendable]
+        capacity, bandwidth = self._roster.vram_budget().for_managed, self._cost.bandwidth_in.value
+        return page_out_order(idle, self._residency, capacity, bandwidth, self._roster.now, self._settings)
+
     def _page_outs(self, orders: list[tuple[Client, int]]) -> list[PageOut]:
         """Apply the choice of `_free_memory`. Suspendable sessions are suspended."""
         for client, _ in orders:
@@ -755,7 +825,8 @@ class GpuArbiter:
             )
             part = time_slices.part_of_gpu([client], self._roster.staying)
             self._schedule.credit(client.early).spend(part * hand_off)
-        client.paging_until = self._roster.now + (2 * self._cost.sequential(prefetch) if prefetch else 0.0)
+        coming = prefetch + (0 if suspendable else self._residency.coming_in(client))
+        client.paging_until = self._roster.now + (2 * self._cost.sequential(coming) if coming else 0.0)
         if resuming:
             session.resuming_until = self._roster.now + 2 * self._cost.suspend_and_resume(session.id, resuming)
         if resuming or session.presence is Presence.RESUMING:

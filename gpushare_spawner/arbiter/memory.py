@@ -36,6 +36,8 @@ class _Order:
     """Instant of the order."""
     superseded: bool = False
     """Whether the client got a lease before it answered: the grant has already counted these bytes as missing."""
+    early: bool = False
+    """Whether it is a page-in without a lease: nothing else brings in the bytes that are not moved."""
 
     def answered(self, amount: int, seconds: float, now: float) -> Answered:
         return Answered(max(0, min(amount, self.amount)), max(0.0, min(seconds, now - self.at)))
@@ -52,7 +54,7 @@ class _Pages:
     outward: deque[_Order] = field(default_factory=deque)
     """Page-outs in progress, oldest first."""
     inward: _Order | None = None
-    """Unanswered prefetch of the current lease."""
+    """Unanswered prefetch of the current lease, or page-in without a lease."""
 
 
 class Residency:
@@ -109,10 +111,32 @@ class Residency:
         pages = self._pages[client]
         fetched = self.prefetch(client, capacity)
         pages.in_host_memory -= fetched
-        pages.inward = _Order(fetched, now) if fetched else None
+        early = pages.inward  # the prefetch continues it, and both have one answer
+        if early is not None and early.early:
+            pages.inward = _Order(fetched + early.amount, early.at)
+        else:
+            pages.inward = _Order(fetched, now) if fetched else None
         pages.resident = min(client.working_set, capacity)
         for order in pages.outward:
             order.superseded = True
+
+    def order_in(self, client: Client, amount: int, now: float) -> None:
+        """Order a client without a lease to page in `amount` bytes that were once paged out."""
+        pages = self._pages[client]
+        pages.in_host_memory -= amount
+        pages.resident += amount
+        before = pages.inward
+        if before is not None and before.early:
+            before.amount += amount
+        else:
+            pages.inward = _Order(amount, now, early=True)
+        for order in pages.outward:
+            order.superseded = True
+
+    def coming_in(self, client: Client) -> int:
+        """Return the bytes of the unanswered page-in without a lease."""
+        order = self._pages[client].inward
+        return order.amount if order is not None and order.early else 0
 
     def filled(self, client: Client, capacity: int) -> None:
         """Record that a holder's own use pages in the rest of its working set."""
@@ -134,7 +158,21 @@ class Residency:
         """Return the answer to the prefetch order from a client's report; None if there was no order."""
         pages = self._pages[client]
         order, pages.inward = pages.inward, None
-        return order.answered(amount, seconds, now) if order is not None else None
+        if order is None:
+            return None
+        answer = order.answered(amount, seconds, now)
+        if order.early:
+            self._stayed_on_host(pages, order.amount - answer.amount)
+        return answer
+
+    def _stayed_on_host(self, pages: _Pages, amount: int) -> None:
+        """Correct a page-in that was cut short by `amount` bytes: they cannot be paged out either."""
+        for order in reversed(pages.outward):
+            never_came = min(amount, 0 if order.superseded else order.amount)
+            order.amount -= never_came
+            amount -= never_came
+        pages.resident = max(0, pages.resident - amount)
+        pages.in_host_memory += amount
 
     def paged_out(self, client: Client, amount: int, seconds: float, now: float) -> Answered | None:
         """Return the answer to the oldest page-out order from a client's report; None: there was no order."""
@@ -258,15 +296,18 @@ def page_out_order(
     """Yield clients without a lease, with the maximum bytes that each pages out; a client can occur more than once.
 
     First come idle clients that already have a noticeable page-in, with all their memory. Then come idle clients up to
-    the unnoticed amount, then all clients. Within each step the least recently used client comes first; waiting and
-    parked clients come last. `capacity`: bytes for managed pages. `page_in_bandwidth`: bytes per second. The client of
-    a suspendable session represents the session.
+    the unnoticed amount, then all clients. Within each step the least recently used client comes first; clients with an
+    expected launch, waiting and parked clients come last. `capacity`: bytes for managed pages. `page_in_bandwidth`:
+    bytes per second. The client of a suspendable session represents the session.
     """
-    order = sorted(clients, key=lambda client: (client.parked, client.waiting, client.last_used))
+    order = sorted(clients, key=lambda client: (client.parked, client.waiting, client.anticipated, client.last_used))
     idle = [
         client
         for client in order
-        if not client.wants_memory and now - client.last_used >= settings.long_pause and client.last_used >= 0
+        if not client.wants_memory
+        and not client.anticipated
+        and now - client.last_used >= settings.long_pause
+        and client.last_used >= 0
     ]
     unnoticed = int(settings.unnoticed_page_in * page_in_bandwidth)
     lacking = {client: residency.prefetch(client, capacity) for client in idle}

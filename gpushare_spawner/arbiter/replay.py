@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
+from gpushare_spawner.arbiter.anticipation import Expected
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.session import ArbiterSettings, Decision, LeaseGrant, PageOut, Revoke
+from gpushare_spawner.arbiter.session import ArbiterSettings, Decision, LeaseGrant, PageIn, PageOut, Revoke
 
 NOTICE = 0.003
 """Seconds after which the library notices that the device is quiet."""
@@ -80,8 +81,19 @@ class VirtualProcess:
     """(instant of the submission, seconds until the burst could run), of each burst that has begun."""
     bursts: int = 0
     """Bursts that have ended."""
+    displaced: int = 0
+    """Bytes that were ordered to the host while it had a lease and work."""
     done: Callable[[], None] = lambda: None
     """Called at the end of a burst."""
+
+
+@dataclass
+class _EarlyPageIn:
+    """A page-in without a lease, in progress."""
+
+    since: float
+    amount: int
+    done: float
 
 
 @dataclass(frozen=True)
@@ -114,8 +126,10 @@ class VirtualGpu:
         self.arbiter = GpuArbiter(memory, settings)
         self._checkpoints = checkpoints
         self._suspended: set[str] = set()
-        self._resuming: dict[str, LeaseGrant] = {}
-        """Grants to processes of sessions that are being resumed, by process."""
+        self._resuming: dict[str, LeaseGrant | None] = {}
+        """Grants to processes of sessions that are being resumed, by process; None: no grant yet."""
+        self._early: dict[str, _EarlyPageIn] = {}
+        """Page-ins without a lease, by process."""
         self.processes: dict[str, VirtualProcess] = {}
         self._clock = clock
         self._bandwidth = bandwidth
@@ -142,7 +156,7 @@ class VirtualGpu:
         now = self._clock.now
         process.session = process.session or process.name
         self.processes[process.name] = process
-        self._apply(self.arbiter.connect(process.name, process.session, now))
+        self._apply(self.arbiter.connect(process.name, process.session, now, pages_in_early=True))
         if self._checkpoints is None:
             self._apply(self.arbiter.memory(process.name, process.memory, 0, now))
         else:
@@ -170,6 +184,14 @@ class VirtualGpu:
                 self._run(process)
         elif not process.lease:
             self._request(process)
+
+    def expect(self, process: VirtualProcess, expected: Expected) -> None:
+        """Expect the next burst of a process."""
+        self._apply(self.arbiter.expect(process.name, expected, self._clock.now))
+
+    def expect_no_more(self, process: VirtualProcess) -> None:
+        """Expect no burst of the process any longer."""
+        self._apply(self.arbiter.expect_no_more(process.name, self._clock.now))
 
     def settle(self) -> None:
         """Count the bursts in progress up to now."""
@@ -278,7 +300,7 @@ class VirtualGpu:
 
         self._clock.at(self._free_at, away)
 
-    def _resume(self, process: VirtualProcess, grant: LeaseGrant) -> None:
+    def _resume(self, process: VirtualProcess, grant: LeaseGrant | None) -> None:
         begun, self._resuming[process.name] = process.name in self._resuming, grant
         if begun:
             return
@@ -291,7 +313,8 @@ class VirtualGpu:
                 return
             self._suspended.discard(process.name)
             self._apply(self.arbiter.resumed(process.session, amount, seconds, self._clock.now))
-            self._opened(process, last, self._clock.now)
+            if last is not None:
+                self._opened(process, last, self._clock.now)
             if process.revoked is not None and not process.open:
                 self._give_back(process)
 
@@ -304,20 +327,50 @@ class VirtualGpu:
         amount = process.memory + costs.context_bytes
         return amount, costs.seconds + amount / costs.bandwidth
 
+    # -- page-ins before a lease -------------------------------------------------------------------------------------
+
+    def _page_in_early(self, process: VirtualProcess, amount: int) -> None:
+        if process.name in self._suspended:
+            self._resume(process, None)
+            return
+        now = self._clock.now
+        early = self._early.setdefault(process.name, _EarlyPageIn(now, 0, now))
+        early.amount += amount
+        early.done = max(self._free_at, max(now, early.done) + amount / self._bandwidth)
+        self._clock.at(early.done, lambda: self._early_done(process, early))
+
+    def _early_done(self, process: VirtualProcess, early: _EarlyPageIn) -> None:
+        if self._early.get(process.name) is early and self._clock.now >= early.done:
+            self._cut_early(process)
+
+    def _cut_early(self, process: VirtualProcess) -> None:
+        """End a page-in without a lease where it is, and report it."""
+        early, now = self._early.pop(process.name, None), self._clock.now
+        if early is not None and process.name in self.processes:
+            length = early.done - early.since
+            part = min(1.0, (now - early.since) / length) if length else 1.0
+            moved = round(early.amount * part)
+            self._apply(self.arbiter.paged_in(process.name, moved, now - early.since, now))
+
     # -- the arbiter's decisions -------------------------------------------------------------------------------------
 
     def _apply(self, decisions: Iterable[Decision]) -> None:
         # Page-outs first: they make room for the grants among the same decisions.
-        for decision in sorted(decisions, key=lambda decision: isinstance(decision, LeaseGrant)):
+        for decision in sorted(decisions, key=lambda decision: isinstance(decision, (LeaseGrant, PageIn))):
             process = self.processes.get(str(decision.client))
             if process is None:
                 continue
             if isinstance(decision, LeaseGrant):
                 self._granted(process, decision)
+            elif isinstance(decision, PageIn):
+                self._page_in_early(process, decision.amount)
             elif isinstance(decision, Revoke):
                 process.revoked = decision
+                process.displaced += decision.page_out if process.wants else 0
                 self._clock.after(DRAIN, partial(self._drained, process, decision.lease))
             elif isinstance(decision, PageOut):
+                process.displaced += decision.amount if process.lease else 0
+                self._cut_early(process)
                 self._move_out(process, decision.amount)
         for session in self.arbiter.suspensions():
             self._suspend(self.processes[session])
@@ -340,17 +393,21 @@ class VirtualGpu:
         if process.name in self._suspended:
             self._resume(process, grant)
             return
-        if not grant.prefetch:
+        early = self._early.pop(process.name, None)
+        if not grant.prefetch and early is None:
             self._opened(process, grant, now)
             return
-        done = max(now, self._free_at, now + grant.prefetch / self._bandwidth)
-        self._clock.at(done, lambda: self._opened(process, grant, now))
+        moved = early or _EarlyPageIn(now, 0, now)  # the prefetch continues the page-in
+        moved.amount += grant.prefetch
+        if grant.prefetch:
+            moved.done = max(self._free_at, max(now, moved.done) + grant.prefetch / self._bandwidth)
+        self._clock.at(moved.done, lambda: self._opened(process, grant, moved.since, moved.amount))
 
-    def _opened(self, process: VirtualProcess, grant: LeaseGrant, since: float) -> None:
+    def _opened(self, process: VirtualProcess, grant: LeaseGrant, since: float, moved: int = 0) -> None:
         if process.lease != grant.lease or process.name not in self.processes:
             return
-        if grant.prefetch:
-            self._apply(self.arbiter.paged_in(process.name, grant.prefetch, self._clock.now - since, self._clock.now))
+        if moved:
+            self._apply(self.arbiter.paged_in(process.name, moved, self._clock.now - since, self._clock.now))
         if process.lease == grant.lease and process.revoked is None:
             process.open = True
             if process.wants:

@@ -126,7 +126,11 @@ class Roster:
         session = client.session
         self._record_end(session, self.now)
         if not session.clients and session.presence in (Presence.SUSPENDED, Presence.RESUMING):
-            session.presence, session.margin = Presence.ON_GPU, 0  # nothing is left to resume
+            session.presence, session.margin, session.resuming_early = (
+                Presence.ON_GPU,
+                0,
+                False,
+            )  # nothing is left to resume
 
     def vram_budget(self) -> VramBudget:
         """Return the GPU's memory minus the memory that cannot leave it."""
@@ -364,7 +368,7 @@ class Roster:
 
     def set_presence(self, session: ArbitratedSession, presence: Presence) -> None:
         """Set the location of a suspendable session's memory."""
-        session.presence = presence
+        session.presence, session.resuming_early = presence, False
         self._reckon_all(session)
 
     def set_pin(self, session: ArbitratedSession, pin: Pin) -> None:
@@ -504,6 +508,8 @@ class Roster:
             last_activity=now if running or stopped else record.last_activity,
             delivered=Delivered(entitled, delivered, record.waits.counts),
             paged_out_bytes=sum(self.residency.in_host_memory(client) for client in clients),
+            guesses_used=record.guesses_used,
+            guesses_unused=record.guesses_unused,
         )
 
     def memory_of(self, client: Client) -> tuple[int, int]:

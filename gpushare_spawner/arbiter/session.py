@@ -200,6 +200,18 @@ class PageOut:
 
 
 @dataclass(frozen=True)
+class PageIn:
+    """Order to page in before the launch that is expected from a client without a lease.
+
+    For a client of a suspended session: order to resume the session.
+    """
+
+    client: ClientId
+    amount: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
 class Refuse:
     """Refusal of memory: the client's calls that wait for it return the driver's error.
 
@@ -219,7 +231,7 @@ class Pace:
     """0: no limit."""
 
 
-Decision: TypeAlias = LeaseGrant | Revoke | PageOut | Refuse
+Decision: TypeAlias = LeaseGrant | Revoke | PageOut | PageIn | Refuse
 
 
 class Presence(Enum):
@@ -365,6 +377,10 @@ class Client:
     """Expected end of its page-in, before which it cannot use the GPU."""
     pace: float = 0.0
     """Last sent limit on queued work in seconds; 0: no limit."""
+    pages_in_early: bool = False
+    """Whether it can page in without a lease."""
+    anticipated: bool = False
+    """Whether its pages come in for a launch that is expected: see anticipation.py."""
 
     gaps: RecentSpans = field(default_factory=RecentSpans)
 
@@ -455,11 +471,19 @@ class ArbitratedSession:
     """Earliest time of the next resumption after a failed attempt."""
     resuming_until: float = 0.0
     """Expected end of its resumption."""
+    resuming_early: bool = False
+    """Whether it is being resumed for an expected launch, and not for a lease."""
+    resumed_at: float = -1.0
+    """End of its last resumption for an expected launch."""
     revoke_timeout: float | None = None
     """GPU seconds that it may receive after REVOKE before others get leases; None: the usual time."""
     at_limit: bool = False
     """Whether none of its clients runs now: it has had its limit of GPU time, or works in the background while others
     have work. See gpu_time_limits.py."""
+    guesses_used: int = 0
+    """Page-ins for expected launches that came."""
+    guesses_unused: int = 0
+    """Page-ins for expected launches that did not come."""
 
     @property
     def weight(self) -> int:
@@ -495,6 +519,11 @@ class ArbitratedSession:
         return all(client.device_memory is not None or not client.stated for client in self.clients.values())
 
     @property
+    def anticipated(self) -> bool:
+        """Whether its memory comes in for a launch that is expected."""
+        return any(client.anticipated for client in self.clients.values())
+
+    @property
     def occupies_gpu(self) -> bool:
         """Whether one of its clients has a lease, or briefly keeps its place."""
         return any(client.lease or client.parked for client in self.clients.values())
@@ -503,6 +532,11 @@ class ArbitratedSession:
     def last_used(self) -> float:
         """End of its clients' last lease."""
         return max((client.last_used for client in self.clients.values()), default=-1.0)
+
+    @property
+    def last_present(self) -> float:
+        """End of its clients' last lease or of its last resumption for an expected launch."""
+        return max(self.last_used, self.resumed_at)
 
 
 @dataclass(frozen=True)
@@ -528,3 +562,7 @@ class SessionView:
     """Entitled time, received time and waits since the session was added to this arbiter."""
     paged_out_bytes: int = 0
     """Bytes paged out on orders and not fetched since."""
+    guesses_used: int = 0
+    """Page-ins for expected launches that came."""
+    guesses_unused: int = 0
+    """Page-ins for expected launches that did not come."""

@@ -21,6 +21,8 @@ class Suspensions:
         self._roster = roster
         self._settings = settings
         self._ordered: list[str] = []
+        self._stays_until: float | None = None
+        """Earliest end of the time for which a session that was resumed for an expected launch stays."""
 
     def taken(self) -> list[str]:
         """Return the sessions ordered to be suspended since the last call."""
@@ -83,22 +85,37 @@ class Suspensions:
                 chosen.remove(session)
                 excess += session.present
         for session in chosen:
-            if not session.occupies_gpu:
+            if not session.occupies_gpu and not session.resuming_early:
                 self.order(session)
 
     def order_released(self) -> None:
         """Order suspensions of released sessions, even if no session needs their memory.
 
         This also removes their CUDA contexts, so that programs without an arbiter get memory. A session stays while a
-        client waits for a lease.
+        client waits for a lease, its launch is expected, or it was just resumed for one.
         """
+        self._stays_until = None
         for session in self.candidates(()):
             if (
                 not session.assigned_weight
                 and session.present
+                and not self._just_resumed(session)
+                and not session.anticipated
                 and not any(client.waiting for client in session.clients.values())
             ):
                 self.order(session)
+
+    def _just_resumed(self, session: ArbitratedSession) -> bool:
+        """Return whether a session was resumed for a launch that has not come yet and can still come soon."""
+        until = session.resumed_at + self._settings.long_pause
+        if session.resumed_at <= session.last_used or self._roster.now >= until:
+            return False
+        self._stays_until = min(until, self._stays_until or until)
+        return True
+
+    def due(self) -> list[float]:
+        """Return the instant at which the passage of time alone leads to a suspension."""
+        return [] if self._stays_until is None else [self._stays_until]
 
     def can_come(self, client: Client) -> bool:
         """Return whether the client now fits next to the suspendable sessions on the GPU."""
@@ -142,8 +159,8 @@ class Suspensions:
 def _right_to_stay(session: ArbitratedSession) -> tuple[bool, bool, bool, bool, float]:
     """Return the sort key of suspensions; the session with the lowest key is suspended first.
 
-    Sessions with a lease come last, preceded by sessions short of memory, waiting sessions and recently used sessions.
-    Sessions with only stated memory come first: a false statement must not displace another session.
+    Sessions with a lease come last, preceded by sessions short of memory, waiting or expected sessions, and recently
+    used sessions. Sessions with only stated memory come first: a false statement must not displace another session.
     """
-    waiting = any(client.waiting for client in session.clients.values())
-    return session.occupies_gpu, session.confirmed, session.short_of_memory, waiting, session.last_used
+    waiting = any(client.waiting or client.anticipated for client in session.clients.values())
+    return session.occupies_gpu, session.confirmed, session.short_of_memory, waiting, session.last_present

@@ -50,7 +50,7 @@ class Kind(IntEnum):
     BUSY = 6
     """Of a GPU. Work resumes under a kept lease: f0 lease id."""
     PAGED_IN = 7
-    """Of a GPU: f0 bytes prefetched to the device after GRANT, f1 time it took."""
+    """Of a GPU: f0 bytes prefetched to the device after GRANT or PAGE_IN, f1 time it took."""
     PAGED_OUT = 8
     """Of a GPU: f0 bytes moved to host memory, f1 time it took, f2 the lease id of the REVOKE, or 0 after PAGE_OUT."""
     KERNELS = 9
@@ -100,6 +100,9 @@ class Kind(IntEnum):
     """Of a GPU. To a process without a lease: f0 bytes to page out."""
     TIER = 69
     """Fields: f0 tier, f1 effective units, f2 borrowed units, f3 guaranteed units, f4 share units."""
+    PAGE_IN = 70
+    """Of a GPU. Feature PAGE_IN. A launch is expected. To a process without a lease: f0 bytes to prefetch. GRANT or
+    PAGE_OUT can follow before they are in. Answered with PAGED_IN, together with the prefetch of such a GRANT."""
     STATUS = 71
     """Of a GPU. Answers QUERY of an observer: f5 bytes allocated, f7 bytes shown as total."""
     RESERVED = 72
@@ -157,6 +160,8 @@ class Feature(IntFlag):
     accepts BUSY and IDLE with lease id 0, in sessions on GPUs that another layer shares."""
     CELLS = 256
     """The agent accepts CELL from notebook servers."""
+    PAGE_IN = 512
+    """The library obeys PAGE_IN."""
 
 
 class ReserveKind(IntEnum):

@@ -421,6 +421,10 @@ class SessionReport(MessagePart):
     energy_joules: Energy = 0.0
     """Energy of its GPUs since it was opened: their power by the GPU time that it received, and their power without
     work by its units."""
+    early_page_ins_used: Count = 0
+    """Page-ins and resumptions before an expected launch that came, since the session was added to the arbiters."""
+    early_page_ins_unused: Count = 0
+    """The same for launches that did not come."""
     kernels: Count | None = None
     """Number of running notebook kernels; None if the notebook server has not reported it."""
     kernels_busy: Count | None = None

@@ -75,6 +75,7 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
         "memory_bytes": 16,
         "resident_bytes": 8,
         "memory_limit_bytes": 48, "engine": "suspend", "suspended": True, "not_suspendable": "It has managed memory.",
+        "early_page_ins_used": 2, "early_page_ins_unused": 1,
         "context_bytes": 4, "host_memory_needed_bytes": 8, "host_memory_budget_bytes": 99, "gpu_busy": True,
         "waiting": True, "last_gpu_activity": 995.0, "gpu_seconds": 12.0, "energy_joules": 90.0, "kernels": 2,
         "kernels_busy": 1,

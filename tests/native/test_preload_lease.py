@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpushare_spawner.model.frames import Feature, Frame, Kind
-from tests.native.preload_agent import ScriptedAgent
+from tests.native.preload_agent import Peer, ScriptedAgent
 from tests.native.preload_clients import Client
 from tests.present import present
 
@@ -50,7 +50,7 @@ def test_hello_and_account(start: Start, agent: ScriptedAgent, gpus: list[bytes]
     peer = agent.peer()
     assert peer.hello is not None
     assert peer.hello.fields[:3] == (1, client.process.pid, 100)
-    assert peer.hello.fields[3] == Feature.PACE | Feature.RESERVE
+    assert peer.hello.fields[3] == Feature.PACE | Feature.RESERVE | Feature.PAGE_IN
     memory = peer.hear()
     assert memory is not None
     assert (memory.kind, memory.gpu, memory.fields[:2]) == (Kind.MEMORY, gpus[0], (16 * MIB, 0))
@@ -735,3 +735,85 @@ def test_context_that_waits_for_its_work_to_be_destroyed_holds_up_nobody(
         peer.expect(Kind.RELEASE)
     assert time.monotonic() - began > 0.5, "released while the context's kernel ran"
     assert client.hear() > 1
+
+
+PAGED_OUT_PROGRAM = """
+d = Driver()
+size = 24 * MIB
+blocks = [d.alloc(size) for _ in range(4)]
+data = [os.urandom(size) for _ in blocks]
+for at, bytes_ in zip(blocks, data):
+    d.write(at, bytes_)
+d.synchronize()
+say("ready")
+hear()
+say([d.read(at, size) == bytes_ for at, bytes_ in zip(blocks, data)])
+hear()
+"""
+
+
+@pytest.fixture
+def slow_bus(environment: dict[str, str]) -> None:
+    """Pages come in at 200 MiB/s. Requested before the GPUs, which read it."""
+    environment["SIMGPU_H2D"] = "200MiB"
+
+
+def _paged_out(start: Start, agent: ScriptedAgent, gpu: bytes, blocks: int = 4) -> tuple[Client, Peer]:
+    """Start a program that has no lease, and whose blocks of 24 MiB are on the host."""
+    client = start(PAGED_OUT_PROGRAM.replace("range(4)", f"range({blocks})"))
+    peer = agent.peer()
+    assert peer.hello is not None
+    assert peer.hello.fields[3] & Feature.PAGE_IN
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpu, 11)
+    client.hear()
+    peer.revoke(gpu, 11, page_out=blocks * 24 * MIB)
+    out = peer.expect(Kind.PAGED_OUT, skip=(Kind.RELEASE, Kind.MEMORY, Kind.IDLE, Kind.BUSY))
+    assert out.fields[0] == blocks * 24 * MIB
+    return client, peer
+
+
+def test_pages_come_in_without_a_lease_before_the_launch(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+    client, peer = _paged_out(start, agent, gpus[0])
+    peer.send(Kind.PAGE_IN, 48 * MIB, gpu=gpus[0])
+    assert peer.expect(Kind.PAGED_IN).fields[0] == 48 * MIB
+    client.say()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[0], 12, prefetch=1 << 40)
+    assert peer.expect(Kind.PAGED_IN).fields[0] == 48 * MIB
+    assert client.hear() == [True] * 4
+
+
+def test_launch_during_its_page_in_waits_for_the_rest_of_the_pages_only(
+    slow_bus: None, start: Start, agent: ScriptedAgent, gpus: list[bytes]
+) -> None:
+    client, peer = _paged_out(start, agent, gpus[0])
+    peer.send(Kind.PAGE_IN, 48 * MIB, gpu=gpus[0])
+    client.say()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[0], 12, prefetch=48 * MIB)
+    paged_in = peer.expect(Kind.PAGED_IN)
+    assert paged_in.fields[0] == 96 * MIB, "both orders have one answer"
+    assert paged_in.fields[1] > 0.4e9
+    assert client.hear() == [True] * 4
+
+
+def test_page_in_before_a_launch_ends_when_the_memory_is_needed(
+    slow_bus: None, start: Start, agent: ScriptedAgent, gpus: list[bytes]
+) -> None:
+    client, peer = _paged_out(start, agent, gpus[0], blocks=14)
+    peer.send(Kind.PAGE_IN, 1 << 40, gpu=gpus[0])
+    peer.nothing(0.2)
+    peer.send(Kind.PAGE_OUT, 48 * MIB, gpu=gpus[0])
+    moved = peer.expect(Kind.PAGED_IN).fields[0]
+    assert 0 < moved < 14 * 24 * MIB
+    out = peer.expect(Kind.PAGED_OUT)
+    assert (out.fields[0], out.fields[2]) == (48 * MIB, 0)
+    client.say()
+    peer.expect(Kind.REQUEST)
+    peer.send(Kind.PAGE_IN, 8 * MIB, gpu=gpus[0])
+    peer.grant(gpus[0], 12, prefetch=1 << 40)
+    assert peer.expect(Kind.PAGED_IN).fields[0] == 14 * 24 * MIB - moved + 48 * MIB, "what left was on the GPU"
+    peer.send(Kind.PAGE_IN, 8 * MIB, gpu=gpus[0])
+    assert peer.expect(Kind.PAGED_IN).fields[0] == 0, "it holds a lease"
+    assert client.hear() == [True] * 14

@@ -18,6 +18,7 @@ from typing import Protocol
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
 from gpushare_spawner.agent.gpus.samples import Delivery, MemoryQueries, Pids, SessionsOf, nobody
 from gpushare_spawner.agent.processes import ProcessName
+from gpushare_spawner.arbiter.anticipation import Expected
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.recent_use import RecentGpuUse, Use, UseSpan
 from gpushare_spawner.arbiter.session import (
@@ -25,6 +26,7 @@ from gpushare_spawner.arbiter.session import (
     ClientId,
     Decision,
     LeaseGrant,
+    PageIn,
     PageOut,
     Refuse,
     Revoke,
@@ -423,14 +425,25 @@ class GpuArbitration:
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
-    def join(self, client: CudaClient, session: str, process: ProcessName | None = None, paced: bool = False) -> None:
-        """Add a CUDA process of the session. `process` None: unknown. `paced`: it supports paces."""
+    def join(
+        self,
+        client: CudaClient,
+        session: str,
+        process: ProcessName | None = None,
+        paced: bool = False,
+        pages_in_early: bool = False,
+    ) -> None:
+        """Add a CUDA process of the session.
+
+        `process` None: unknown. `paced`: it supports paces. `pages_in_early`: it obeys PAGE_IN.
+        """
         if session in self._observed:
             self._observed.join(client.number, session, self._clock())
             return
         self._clients[client.number] = _Client(client, session, paced)
         self._pids.joined(client.number, session, process)
-        self._carry_out(self._arbiter.connect(client.number, session, self._clock()))
+        now = self._clock()
+        self._carry_out(self._arbiter.connect(client.number, session, now, pages_in_early=pages_in_early))
 
     def leave(self, client: CudaClient) -> None:
         """Remove a client; a waiting client gets its lease. Removing a client that never joined is not an error."""
@@ -444,6 +457,15 @@ class GpuArbitration:
             self._carry_out(self._arbiter.disconnect(client.number, self._clock(), alive=alive))
             self._check_in = CHECK_AGAIN
             self._check_ended()
+
+    def expect(self, number: int, expected: Expected | None) -> None:
+        """Expect a launch of the client with this number; None: expect none any longer. Unknown clients are ignored."""
+        if number not in self._clients:
+            return
+        if expected is None:
+            self._carry_out(self._arbiter.expect_no_more(number, self._clock()))
+        else:
+            self._carry_out(self._arbiter.expect(number, expected, self._clock()))
 
     def device_memory(self, amounts: Mapping[int, int | None], unstated: Mapping[int, int]) -> None:
         """Set the driver's bytes for the clients' processes on this GPU, by client number; None: not shown.
@@ -645,6 +667,8 @@ class GpuArbitration:
                 if pending is None:
                     pending = self._suspended[client.session] = []
                     resuming.append(client.session)
+                if isinstance(decision, PageIn):  # the resumption carries it out
+                    continue
                 pending.append(decision)
                 if isinstance(decision, LeaseGrant):
                     self._wait_over(number, client)
@@ -664,6 +688,8 @@ class GpuArbitration:
                     send(Kind.REVOKE, lease, amount, int(reason))
                 case PageOut(amount=amount):
                     send(Kind.PAGE_OUT, amount)
+                case PageIn(amount=amount):
+                    send(Kind.PAGE_IN, amount)
         for change in self._arbiter.paces():
             assert isinstance(change.client, int)
             client = self._clients[change.client]

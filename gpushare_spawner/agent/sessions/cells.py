@@ -188,6 +188,10 @@ class Cells:
             del self._ended_processes[oldest], self._processes[oldest]
             self._work = {key: work for key, work in self._work.items() if key[1] != oldest}
 
+    def pids(self, client: int) -> frozenset[int]:
+        """Return the pids of a CUDA process and its ancestors; none for an unknown process."""
+        return self._processes.get(client, frozenset())
+
     def clients(self, cell: Cell) -> list[int]:
         """Return the client numbers of the connected CUDA processes of the cell's kernel."""
         return [

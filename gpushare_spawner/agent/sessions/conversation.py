@@ -191,6 +191,7 @@ class Conversation:
             if frame.kind is Kind.REQUEST:
                 self._memory.pop((connection, uuid), None)  # this frame is newer
             if frame.kind in (Kind.REQUEST, Kind.BUSY):
+                session.cell_history.worked(session.cells.pids(connection.number), self._loop.time())
                 self._registry.tiers.work_begins(session)
             if frame.kind in BURST_FRAMES:
                 self._burst_frames_of(connection).received((connection, uuid), frame)
@@ -232,6 +233,7 @@ class Conversation:
             session.notebooks.discard(connection)
             self._kernels_reported(connection, None)
             session.cells.server_left(connection.number, self._loop.time())
+            session.cell_history.abandoned()
         if connection in session.cuda:
             session.cuda.discard(connection)
             session.cells.process_left(connection.number)
@@ -377,8 +379,10 @@ class Conversation:
             session.cuda.add(connection)
             self._limits.join(connection, frame.fields[1])
             for gpu in session.gpus:
-                paced = Feature.PACE in connection.features
-                self._registry.arbitrations[gpu.uuid].join(connection, session.id, connection.peer.process, paced)
+                paced, early = Feature.PACE in connection.features, Feature.PAGE_IN in connection.features
+                self._registry.arbitrations[gpu.uuid].join(
+                    connection, session.id, connection.peer.process, paced, early
+                )
             self._agent.suspensions.joined(session, connection)
             # the pid in the process's own numbering is a statement, but it only divides the session's own work
             seen = processes.ancestry(connection.peer.pid) if connection.peer.process is not None else ()

@@ -186,10 +186,26 @@ class SessionRegistry:
         """Callback for each session that has ended, before its sockets are closed."""
         self.left: Callable[[SessionRecord], None] = _nothing
         """Callback for the record of each session that ended while no agent was running."""
-        self.cell_listeners: list[Callable[[Session, Cell, CellEvent], None]] = []
+        self.cell_listeners: list[Callable[[Session, Cell, CellEvent], None]] = [self._expect_launch]
         """Callbacks for each event of a cell, after the session's `cells` were updated."""
         self._ask_event = asyncio.Event()
         self.watch = ProcessWatch(lambda name: self.end(name, "its server's process has ended"))
+
+    def _expect_launch(self, session: Session, cell: Cell, event: CellEvent) -> None:
+        """Learn from a cell's event, and tell the arbiters which launch the kernel's cells lead to."""
+        history, now = session.cell_history, asyncio.get_running_loop().time()
+        if session.observed or not cell.pid:
+            return
+        if event is CellEvent.ENDED:
+            history.ended(cell.kernel, cell.number, now)
+        else:
+            history.submitted(cell.kernel, cell.pid, cell.number, cell.text)
+            if event is CellEvent.STARTED:
+                history.started(cell.kernel, cell.number, now)
+        expected = history.expected(cell.kernel, now)
+        for client in session.cells.clients(cell):
+            for gpu in session.gpus:
+                self.arbitrations[gpu.uuid].expect(client, expected)
 
     def restore(self) -> None:
         """Restore the sessions from the state folder. A failure affects only one session."""

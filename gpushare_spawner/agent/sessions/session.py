@@ -23,6 +23,7 @@ from gpushare_spawner.agent.session_limit import SessionLimit
 from gpushare_spawner.agent.session_records import SessionRecord
 from gpushare_spawner.agent.session_socket import Connection, FrameHandler, SessionEndpoint
 from gpushare_spawner.agent.sessions.cells import Cells
+from gpushare_spawner.arbiter.anticipation import CellHistory
 from gpushare_spawner.arbiter.session import SessionView
 from gpushare_spawner.clocks import Budget
 from gpushare_spawner.idle.use import UseCount
@@ -223,6 +224,8 @@ class Session:
     asks: PendingAsks = field(default_factory=lambda: PendingAsks(time.time))
     cells: Cells = field(default_factory=Cells)
     """Executions of cells in its kernels."""
+    cell_history: CellHistory = field(default_factory=CellHistory)
+    """Which cells use the GPU, as learned since the agent started."""
     conversation: SessionFrameHandler | None = None
     budget_checked: bool = False
     """Whether its server's memory limit was compared with the guarantee of its share."""
@@ -401,6 +404,9 @@ class Activity:
     resident_bytes: int
     delivered: Delivered
     """Time delivered on all its GPUs, across all runs of the agent, since the session was opened."""
+    early_page_ins_used: int = 0
+    """Page-ins and resumptions before an expected launch that came."""
+    early_page_ins_unused: int = 0
 
 
 def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], clock: Callable[[], float]) -> Activity:
@@ -426,6 +432,8 @@ def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], clock
         waiting=any(snapshot.waiting for _, snapshot in snapshots),
         last=last,
         gpu_seconds=max(0.0, session.past.gpu_seconds + sum(snapshot.gpu_seconds for _, snapshot in snapshots)),
+        early_page_ins_used=sum(snapshot.guesses_used for _, snapshot in snapshots),
+        early_page_ins_unused=sum(snapshot.guesses_unused for _, snapshot in snapshots),
         memory_bytes=sum(snapshot.memory_bytes for _, snapshot in snapshots),
         resident_bytes=sum(snapshot.resident_bytes for _, snapshot in snapshots),
         delivered=session.past.delivered.plus(

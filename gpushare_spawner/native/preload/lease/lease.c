@@ -42,6 +42,8 @@ static struct lease {
     bool paging_out;
     uint64_t paging_out_for; /* the lease id for PAGED_OUT */
     uint64_t page_out_next;  /* bytes requested while another page-out is in progress */
+    bool paging_in_early;    /* without a lease */
+    uint64_t page_in_next;   /* bytes of a page-in without a lease that begins after the page-out in progress */
     uint32_t shortages;      /* struct gpu's `shortages` at the last REQUEST */
 } leases[MAX_GPUS];
 
@@ -53,6 +55,10 @@ static struct lease *lease_of(const struct gpu *gpu) {
 
 static void send_paged_out(const struct gpu *gpu, struct pager_result moved, uint64_t for_lease) {
     gpu_send(gpu, (struct frame){.type = FRAME_PAGED_OUT, .f = {moved.bytes, moved.nanoseconds, for_lease}});
+}
+
+static void send_paged_in(const struct gpu *gpu, struct pager_result moved) {
+    gpu_send(gpu, (struct frame){.type = FRAME_PAGED_IN, .f = {moved.bytes, moved.nanoseconds}});
 }
 
 void lease_without_agent(struct gpu *gpu) {
@@ -85,6 +91,13 @@ static void request(struct gpu *gpu) {
 
 static void begin_page_out(struct gpu *gpu, uint64_t bytes, uint64_t for_lease) {
     struct lease *lease = lease_of(gpu);
+    if (lease->paging_in_early) { /* the agent needs the memory for another process */
+        pager_cut(gpu);
+        lease->page_out_next += bytes;
+        return;
+    }
+    if (lease->page_in_next) send_paged_in(gpu, NOTHING_MOVED);
+    lease->page_in_next = 0;
     if (lease->paging_out) { /* each PAGE_OUT gets its own answer */
         if (bytes > lease->page_out_next) lease->page_out_next = bytes;
         return;
@@ -110,6 +123,26 @@ static bool page_out_done(struct gpu *gpu) {
         send_paged_out(gpu, NOTHING_MOVED, 0);
         return true;
     }
+    begin_page_out(gpu, bytes, 0);
+    return false;
+}
+
+/* Perform the step of a page-in without a lease. False: it is not finished. */
+static bool page_in_done(struct gpu *gpu) {
+    struct lease *lease = lease_of(gpu);
+    struct pager_result moved;
+    if (lease->page_in_next && !lease->paging_out) {
+        pager_start(gpu, true, lease->page_in_next);
+        lease->page_in_next = 0;
+        lease->paging_in_early = true;
+    }
+    if (!lease->paging_in_early) return true;
+    if (!pager_step(gpu, &moved)) return false;
+    lease->paging_in_early = false;
+    send_paged_in(gpu, moved);
+    if (!lease->page_out_next) return true;
+    uint64_t bytes = lease->page_out_next;
+    lease->page_out_next = 0;
     begin_page_out(gpu, bytes, 0);
     return false;
 }
@@ -146,8 +179,16 @@ void lease_granted(struct gpu *gpu, const struct frame *frame) {
     }
     log_line(LOG_DEBUG, "GPU %d: lease %llu, %llu bytes to page in", gpu->index, (unsigned long long)lease->id,
              (unsigned long long)frame->f[GRANT_PAGE_IN]);
-    lease->page_in = frame->f[GRANT_PAGE_IN];
-    if (lease->page_in) {
+    lease->page_in = frame->f[GRANT_PAGE_IN] + lease->page_in_next;
+    lease->page_in_next = 0;
+    if (lease->paging_in_early) { /* the page-in continues, and the gate opens at its end */
+        lease->paging_in_early = false;
+        lease->state = PAGING_IN;
+        pager_extend(gpu, lease->page_in);
+        lease->page_in = 0;
+        if (lease->page_out_next) send_paged_out(gpu, NOTHING_MOVED, 0);
+        lease->page_out_next = 0;
+    } else if (lease->page_in) {
         lease->state = PAGING_IN;
         pager_cut(gpu); /* a page-out in progress ends first; then lease_step begins the page-in */
     } else {
@@ -194,6 +235,18 @@ void lease_page_out(struct gpu *gpu, const struct frame *frame) {
         begin_page_out(gpu, frame->f[PAGE_OUT_BYTES], 0);
     else
         send_paged_out(gpu, NOTHING_MOVED, 0); /* the process now holds a lease */
+}
+
+void lease_page_in(struct gpu *gpu, const struct frame *frame) {
+    struct lease *lease = lease_of(gpu);
+    if (lease->state != NONE && lease->state != REQUESTED) {
+        send_paged_in(gpu, NOTHING_MOVED); /* the process now holds a lease */
+    } else if (lease->paging_in_early && !lease->page_out_next) {
+        pager_extend(gpu, frame->f[PAGE_IN_BYTES]);
+    } else {
+        lease->page_in_next += frame->f[PAGE_IN_BYTES];
+        if (lease->paging_out) pager_cut(gpu);
+    }
 }
 
 static void release(struct gpu *gpu) {
@@ -288,7 +341,7 @@ static uint64_t paging_in_step(struct gpu *gpu, uint64_t now) {
         atomic_fetch_add(&gpu->progress, 1);
         return now + STEP;
     }
-    gpu_send(gpu, (struct frame){.type = FRAME_PAGED_IN, .f = {moved.bytes, moved.nanoseconds}});
+    send_paged_in(gpu, moved);
     hold(gpu);
     return now;
 }
@@ -297,6 +350,7 @@ uint64_t lease_step(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
     uint64_t now = clock_now();
     bool moving = lease->paging_out && !page_out_done(gpu);
+    if (lease->state == NONE || lease->state == REQUESTED) moving = !page_in_done(gpu) || moving;
     uint64_t moving_next = moving ? now + STEP : UINT64_MAX, next = UINT64_MAX;
 
     switch (lease->state) {

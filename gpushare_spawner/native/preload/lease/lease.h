@@ -10,10 +10,11 @@ void lease_without_agent(struct gpu *gpu);
 /* Begin leases after the WELCOME of an agent that arbitrates this GPU: from now on work needs a lease. */
 void lease_begin(struct gpu *gpu);
 
-/* Handle GRANT, REVOKE and PAGE_OUT. */
+/* Handle GRANT, REVOKE, PAGE_OUT and PAGE_IN. */
 void lease_granted(struct gpu *gpu, const struct frame *frame);
 void lease_revoked(struct gpu *gpu, const struct frame *frame);
 void lease_page_out(struct gpu *gpu, const struct frame *frame);
+void lease_page_in(struct gpu *gpu, const struct frame *frame);
 
 /* Perform the step that is due. Returns the instant (clock_now) of the next step; UINT64_MAX: none before the next
    event. */

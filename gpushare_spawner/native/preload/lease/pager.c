@@ -19,7 +19,8 @@ struct window {
 
 static struct move {
     bool active, cut, ended, to_device;
-    uint64_t target, begun, walk, since;
+    bool again; /* to the host, second walk: parts that the table has on the host may be on the GPU since */
+    uint64_t number, target, begun, walk, since;
     struct window windows[WINDOWS];
     int under_way;
     uint64_t in_window; /* bytes begun since the last window */
@@ -35,6 +36,7 @@ static uint64_t walks;
 static struct paged_out {
     uint64_t number; /* the allocation's number, because a later allocation may have the same address; 0: the slot is
                         free */
+    uint64_t move; /* the number of the move */
     CUdeviceptr at;
     size_t bytes;
 } *paged_out;
@@ -46,7 +48,7 @@ static size_t paged_out_slot(const struct paged_out *table, size_t slots, CUdevi
     return slot;
 }
 
-static void paged_out_add(CUdeviceptr at, size_t bytes, uint64_t number) {
+static void paged_out_add(CUdeviceptr at, size_t bytes, uint64_t number, uint64_t move) {
     if (paged_out_count * 2 >= paged_out_slots) {
         size_t slots = paged_out_slots ? paged_out_slots * 2 : 256;
         struct paged_out *larger = calloc(slots, sizeof *larger);
@@ -63,7 +65,7 @@ static void paged_out_add(CUdeviceptr at, size_t bytes, uint64_t number) {
     }
     size_t slot = paged_out_slot(paged_out, paged_out_slots, at);
     paged_out_count += !paged_out[slot].number;
-    paged_out[slot] = (struct paged_out){number, at, bytes};
+    paged_out[slot] = (struct paged_out){number, move, at, bytes};
 }
 
 static struct paged_out *paged_out_find(CUdeviceptr at, uint64_t number) {
@@ -82,13 +84,20 @@ static void paged_out_clear(void) {
 void pager_start(struct gpu *gpu, bool to_device, uint64_t bytes) {
     struct move *move = &moves[gpu->index];
     move->active = true;
-    move->cut = move->ended = false;
+    move->cut = move->ended = move->again = false;
     move->to_device = to_device;
     move->target = bytes;
     move->begun = 0;
-    move->walk = ++walks;
+    move->number = move->walk = ++walks;
     move->since = clock_now();
     move->gpu = gpu;
+}
+
+void pager_extend(struct gpu *gpu, uint64_t bytes) {
+    struct move *move = &moves[gpu->index];
+    move->cut = move->ended = false;
+    move->target += bytes;
+    move->walk = ++walks;
 }
 
 void pager_cut(struct gpu *gpu) {
@@ -140,9 +149,11 @@ static void close_window(struct move *move) {
 static bool visit(void *closure, CUcontext handle, CUdeviceptr at, size_t bytes, uint64_t number) {
     struct move *move = closure;
     if (move->begun >= move->target || move->in_window >= WINDOW) return false;
-    struct paged_out *part = move->to_device ? paged_out_find(at, number) : NULL;
+    struct paged_out *part = paged_out_find(at, number);
     if (move->to_device && !part) return true; /* never moved out: the memory is on the GPU or was never used */
-    if (part && bytes > part->bytes) bytes = part->bytes;
+    if (!move->to_device && (part != NULL) != move->again) return true;
+    if (!move->to_device && part && part->move == move->number) return true;
+    if (move->to_device && bytes > part->bytes) bytes = part->bytes;
     if (!move->context || move->context->handle != handle) {
         /* another context's memory: its parts belong to another window */
         close_window(move);
@@ -154,10 +165,10 @@ static bool visit(void *closure, CUcontext handle, CUdeviceptr at, size_t bytes,
     if (prefetch(move, at, bytes) == CUDA_SUCCESS) {
         move->begun += bytes;
         move->in_window += bytes;
-        if (part)
+        if (move->to_device)
             part->bytes = 0;
         else
-            paged_out_add(at, bytes, number);
+            paged_out_add(at, bytes, number, move->number);
     }
     return true;
 }
@@ -178,6 +189,11 @@ bool pager_step(struct gpu *gpu, struct pager_result *result) {
         while (!move->cut && !move->ended && move->begun < move->target && move->under_way < WINDOWS) {
             move->ended = allocations_walk(gpu, move->walk, move->to_device, PART, visit, move);
             close_window(move);
+            if (move->ended && !move->to_device && !move->again) {
+                move->again = true;
+                move->ended = false;
+                move->walk = ++walks;
+            }
         }
         contexts_turn_end();
     } else {

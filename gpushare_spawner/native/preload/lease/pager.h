@@ -12,8 +12,12 @@ struct pager_result {
 };
 
 /* Begin to move up to `bytes`: to the GPU, parts that were moved to the host, most recently used first; to the host,
-   least recently used parts first. A move in progress is cut short; the new move begins after the started parts. */
+   least recently used parts first, and last those that were moved there before, which page faults may have brought
+   back. A move in progress is cut short; the new move begins after the started parts. */
 void pager_start(struct gpu *gpu, bool to_device, uint64_t bytes);
+
+/* Move `bytes` more in the same direction as the move in progress, which then also is not cut short. */
+void pager_extend(struct gpu *gpu, uint64_t bytes);
 
 /* Continue. True: the move is done, or there was none. */
 bool pager_step(struct gpu *gpu, struct pager_result *result);

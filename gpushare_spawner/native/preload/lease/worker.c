@@ -215,6 +215,7 @@ static bool handle_gpu_frame(struct gpu *gpu, const struct frame *frame) {
         return true;
     case FRAME_REVOKE: lease_revoked(gpu, frame); return true;
     case FRAME_PAGE_OUT: lease_page_out(gpu, frame); return true;
+    case FRAME_PAGE_IN: lease_page_in(gpu, frame); return true;
     case FRAME_RESERVED: allowance_reserved(gpu, frame); return true;
     case FRAME_RECALL: allowance_recalled(gpu, frame); return true;
     case FRAME_SESSION_MEMORY: allowance_others(gpu, frame); return true;

@@ -40,6 +40,7 @@ enum frame_type {
     FRAME_REVOKE = 67,
     FRAME_PAGE_OUT = 68,
     FRAME_TIER = 69,
+    FRAME_PAGE_IN = 70,
     FRAME_STATUS = 71,
     FRAME_RESERVED = 72,
     FRAME_RECALL = 73,
@@ -64,6 +65,7 @@ enum { DEVICE_TOTAL = 0 };
 enum { GRANT_LEASE = 0, GRANT_PAGE_IN = 2, GRANT_PACE = 3, GRANT_REFUSED = 4 };
 enum { REVOKE_LEASE = 0, REVOKE_PAGE_OUT = 1 };
 enum { PAGE_OUT_BYTES = 0 };
+enum { PAGE_IN_BYTES = 0 };
 enum { STATUS_MEMORY = 5, STATUS_TOTAL = 7 };
 enum { RESERVED_ADDED = 0, RESERVED_RESULT = 1, RESERVED_NUMBER = 2, RESERVED_OTHERS = 3 };
 enum { RECALL_BYTES = 0, RECALL_NUMBER = 1 };
@@ -83,8 +85,9 @@ enum feature {
     FEATURE_SUSPEND = 64,  /* only of the library with engine `suspend` */
     FEATURE_OBSERVE = 128, /* only of the library with engine `observe` */
     FEATURE_CELLS = 256,   /* only of the agent, for notebook servers */
+    FEATURE_PAGE_IN = 512, /* only of the library */
 };
-#define LIBRARY_FEATURES  (FEATURE_PACE | FEATURE_RESERVE)
+#define LIBRARY_FEATURES  (FEATURE_PACE | FEATURE_RESERVE | FEATURE_PAGE_IN)
 #define OBSERVER_FEATURES (FEATURE_RESERVE | FEATURE_USE)
 
 /* A connection: frames of one version, each in its own packet. No call waits or takes a lock; only one thread at a time
