@@ -69,6 +69,7 @@ def prepare_home(spawner: Any) -> None:
 ALL_WORK = {"min_use": 0}
 """Setting with which all GPU work counts as use, because the demo's cells are small."""
 SHORT = {"downgrade_after": "1m", "release_after": "2m", "stop_after": "30m", "warn_before": "20s"}
+DOWNGRADE_TO = 0.10
 
 
 def write_demo_templates(shipped: Path, into: Path) -> None:
@@ -91,10 +92,15 @@ def write_demo_templates(shipped: Path, into: Path) -> None:
 
 
 def shortened(template: dict[str, Any]) -> dict[str, Any]:
-    """Return the template with short times for its idle actions. All GPU work counts as use."""
+    """Return the template with short times for its idle actions. All GPU work counts as use.
+
+    A template with more than 0.10 GPU that releases its share has a downgrade too, so that the demo shows each action.
+    """
     idle = template.get("idle")
     if not isinstance(idle, dict):
         return template
+    if "release_after" in idle and template.get("gpu", {}).get("fraction", 1.0) > DOWNGRADE_TO:
+        idle = {"downgrade_after": "", "downgrade_to": DOWNGRADE_TO, **idle}
     return {
         **template,
         "idle": {**idle, **ALL_WORK, **{step: SHORT[step] for step in SHORT if step in idle or step == "warn_before"}},

@@ -19,9 +19,11 @@ def test_every_shipped_template_is_there_with_short_times(tmp_path: Path) -> Non
     assert [template.name for template in quick.templates] == [template.name for template in shipped.templates]
     for before, after in zip(shipped.templates, quick.templates, strict=True):
         assert after.model_copy(update={"idle": before.idle}) == before, "nothing else changes"
-        for step, seconds in (("downgrade_after", 60), ("release_after", 120), ("stop_after", 1800)):
+        for step, seconds in (("release_after", 120), ("stop_after", 1800)):
             had = getattr(before.idle, step) is not None
             assert getattr(after.idle, step) == (seconds if had else None), "the same steps, only sooner"
+        lends = before.share is not None and before.share.units > 10
+        assert after.idle.downgrade_after == (60 if lends else None), "the demo shows each action"
     quarter = next(template for template in quick.templates if template.gpu and present(template.share).units == 25)
     assert (quarter.idle.downgrade_after, quarter.idle.release_after, quarter.idle.warn_before) == (60, 120, 20)
     assert quarter.idle.min_use == 0
