@@ -236,6 +236,21 @@ def test_cells_of_one_kernel_that_run_together_have_equal_parts_and_it_is_said()
     assert rows(cells)[3].gpu_seconds == 0.0
 
 
+def test_short_cells_have_their_use_though_many_others_ran_before_it_was_settled() -> None:
+    cells = Cells()
+    cells.process_joined(1, [50])
+    for number in range(80):
+        at = 10.0 + number / 40
+        cells.received(report(STARTED, number + 1), 1, at)
+        cells.received(report(ENDED, number + 1), 1, at + 0.02)
+    for number in range(80):
+        at = 10.0 + number / 40
+        cells.used("GPU-0", 1, at, at + 0.01, 0.01)
+    status = cells.status([], 12.0, 12.0)
+    assert status.outside_seconds == 0.0
+    assert [cell.gpu_seconds for cell in status.cells] == pytest.approx([0.01] * 80)
+
+
 def test_waits_and_peaks_belong_to_the_running_cells_of_the_process() -> None:
     cells = Cells()
     cells.process_joined(1, (50,))

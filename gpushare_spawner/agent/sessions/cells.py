@@ -261,7 +261,9 @@ class Cells:
 
     def has_memory(self, gpu: str, client: int, on_gpu: int, paged_out: int) -> None:
         """Set a client's allocated bytes that are not paged out, and those that are."""
-        self._memory[gpu, client] = on_gpu, paged_out
+        before, self._memory[gpu, client] = self._memory.get((gpu, client)), (on_gpu, paged_out)
+        if before == (on_gpu, paged_out):
+            return  # each lease says it again
         pids = self._processes.get(client, frozenset())
         for cell in self._unfinished.values():
             if cell.running and cell.pid in pids:
@@ -289,7 +291,7 @@ class Cells:
     def _parts(self, client: int | None, work: _Work | None, since: float, until: float) -> Iterator[Part]:
         """Divide an interval of a client's work among the cells of its kernel. The parts add up to 1."""
         pids = self._processes.get(client, frozenset()) if client is not None else frozenset()
-        cells = list(islice(self._cells_within(pids, since), MOST_AT_ONCE)) if pids else []
+        cells = list(islice(self._cells_within(pids, since, until), MOST_AT_ONCE)) if pids else []
         if not cells or work is None or until <= since:
             yield None, 1.0, False
             return
@@ -306,13 +308,13 @@ class Cells:
             if not owners:
                 yield None, part, False
 
-    def _cells_within(self, pids: frozenset[int], since: float) -> Iterator[Cell]:
-        """Yield the kernel's cells that have started and have not ended long before an instant."""
+    def _cells_within(self, pids: frozenset[int], since: float, until: float) -> Iterator[Cell]:
+        """Yield the kernel's cells that started before the end of an interval, and did not end long before it."""
         running = (cell for cell in self._unfinished.values() if cell.running)
         for cell in chain(running, reversed(self._finished.values())):
             if cell.ended_at is not None and cell.ended_at + LONGEST_REST + LATEST_EVENT < since:
                 return
-            if cell.started_at is not None and cell.pid in pids:
+            if cell.started_at is not None and cell.started_at < until and cell.pid in pids:
                 yield cell
 
     # -- figures -----------------------------------------------------------------------------------------------------
