@@ -89,12 +89,16 @@ def _one_branch(part: dict[str, Any]) -> dict[str, Any]:
 
     The branches differ by the type of the value, and each keyword but `enum` applies to values of one type only.
     """
-    branches = part["anyOf"]
+    types_of_any = [branch.get("type") for branch in part["anyOf"] if "enum" not in branch]
+    # names of some values of a type whose other values are allowed too
+    branches = [branch for branch in part["anyOf"] if "enum" not in branch or branch["type"] not in types_of_any]
     kept = {key: value for key, value in part.items() if key != "anyOf"}
     null = {"type": "null"}
-    if null in branches and any("$ref" in branch for branch in branches):
-        (other,) = [branch for branch in branches if branch != null]
-        return {**kept, "if": null, "else": other}
+    if any("$ref" in branch for branch in branches):
+        (other,) = [branch for branch in branches if "$ref" in branch]
+        (typed,) = [branch for branch in branches if "$ref" not in branch]
+        then = {} if typed == null else {"then": typed}
+        return {**kept, "if": {"type": typed["type"]}, **then, "else": other}
     joined: dict[str, Any] = {"type": [branch["type"] for branch in branches]}
     for branch in branches:
         joined |= {key: value for key, value in branch.items() if key not in ("type", "title")}
