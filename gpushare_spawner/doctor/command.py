@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "the agent answers only its own user and root. The doctor changes nothing. The exit status is 1 if there is a "
         "problem."
     )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument(
         "--root",
         type=Path,

@@ -65,9 +65,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="GPU work starts at most so late in 95 %% of the cases (default: %(default)s)",
     )
     parser.add_argument(
-        "--static-parts", type=int, default=4, metavar="N", help="static parts of a GPU, to compare (default: 4)"
-    )
-    parser.add_argument(
         "--prometheus", metavar="URL", help="also read DCGM's metrics by pod, like http://prometheus:9090"
     )
     parser.add_argument(
@@ -77,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of times without one, like Europe/Berlin (default: this machine's)",
     )
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same answers (default: 1)")
-    parser.add_argument("--json", action="store_true", help="print the answers as JSON")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="also write a page with plots: one file, dark and light"
     )
@@ -151,8 +148,6 @@ def _goal(options: argparse.Namespace) -> Goal:
         if parsed.content is None:
             raise ValueError(f"{options.quotas} has no valid quotas")
         quotas = parsed.content
-    if not 1 <= options.static_parts <= 100:
-        raise ValueError("--static-parts is from 1 to 100")
     gpus, memory = options.gpus
     return Goal(
         templates,
@@ -161,8 +156,7 @@ def _goal(options: argparse.Namespace) -> Goal:
         memory,
         parse_seconds(options.wait_p95),
         parse_seconds(options.start_delay),
-        options.static_parts,
-        options.seed,
+        seed=options.seed,
         limits=options.templates is not None,
     )
 
@@ -183,6 +177,8 @@ def _read(options: argparse.Namespace, goal: Goal) -> Trace:
 
 
 def _as_json(found: Answers, trace: Trace, goal: Goal) -> dict[str, object]:
+    from gpushare_spawner.plan.answers import STATIC_PARTS
+
     return {
         **asdict(found),
         "ways": {
@@ -193,7 +189,7 @@ def _as_json(found: Answers, trace: Trace, goal: Goal) -> dict[str, object]:
             "wait_p95": goal.wait_p95,
             "start_delay": goal.start_delay,
             "gpu_memory_bytes": goal.memory,
-            "static_parts": goal.static_parts,
+            "static_parts": STATIC_PARTS,
             "templates": [template.name for template in goal.templates],
         },
         "seed": goal.seed,

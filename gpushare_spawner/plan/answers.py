@@ -49,6 +49,8 @@ with turns of 0.2 s would take hours. Start delays do not depend on it."""
 BUSIEST_DAYS = 2
 """Days of the trace for which more people are added."""
 MOST_RUNS = 12
+STATIC_PARTS = 4
+"""Parts into which GPUs would be divided for good, to compare: as many as the shipped default share has in a GPU."""
 WHOLE, STATIC, SHARES, CULLER = "whole", "static", "shares", "culler"
 
 
@@ -66,7 +68,6 @@ class Goal:
     """Seconds that 95 % of the spawns may wait at most."""
     start_delay: float = 2.0
     """Seconds by which the start of 95 % of GPU work may be delayed at most."""
-    static_parts: int = 4
     seed: int = 1
     limits: bool = False
     """Whether the templates' limits for each user apply."""
@@ -197,9 +198,9 @@ def workload(trace: Trace, goal: Goal, notes: list[str], busy: float | None = No
             min(memory, goal.memory), account, server.group,
         )  # fmt: skip
         work.plans.append(plan)
-        parts = gpus * goal.static_parts
+        parts = gpus * STATIC_PARTS
         if gpus == 1:
-            parts = min(parts, max(1, math.ceil(memory * goal.static_parts / goal.memory)))
+            parts = min(parts, max(1, math.ceil(memory * STATIC_PARTS / goal.memory)))
         work.needs.append(CountedServer(plan.arrives, lasts, gpus, parts, server.user))
         worked = sum(burst.gpu_seconds for burst in bursts) * gpus / HOUR
         work.worked[server.group] = work.worked.get(server.group, 0.0) + worked
@@ -633,7 +634,7 @@ def _places(way: str, work: PlannedWorkload, goal: Goal) -> tuple[list[tuple[flo
     """Return the servers as a way counts them, and the places of one GPU."""
     if way == WHOLE:
         return [(need.arrives, need.lasts, need.gpus) for need in work.needs], 1
-    return [(need.arrives, need.lasts, need.parts) for need in work.needs], goal.static_parts
+    return [(need.arrives, need.lasts, need.parts) for need in work.needs], STATIC_PARTS
 
 
 def counted(way: str, work: PlannedWorkload, goal: Goal) -> WayAnswer:
@@ -656,7 +657,7 @@ def _slowdown_of_parts(work: PlannedWorkload, goal: Goal) -> float:
     """Return the time of GPU work in static parts by its time on a whole GPU: a part has its part of the speed."""
     took = alone = 0.0
     for plan, need in zip(work.plans, work.needs, strict=True):
-        part = min(1.0, need.parts / goal.static_parts)
+        part = min(1.0, need.parts / STATIC_PARTS)
         for burst in plan.bursts():
             alone += burst.gpu_seconds / burst.demand
             took += burst.gpu_seconds / min(burst.demand, part)

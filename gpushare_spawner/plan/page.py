@@ -10,7 +10,7 @@ from html import escape
 from rich.console import Console
 from rich.table import Table
 
-from gpushare_spawner.plan.answers import CULLER, SHARES, STATIC, WHOLE, Answers, Goal, WayAnswer
+from gpushare_spawner.plan.answers import CULLER, SHARES, STATIC, STATIC_PARTS, WHOLE, Answers, Goal, WayAnswer
 from gpushare_spawner.plan.servers import Trace
 from gpushare_spawner.wording.amounts import duration, latency, memory, plural
 
@@ -24,7 +24,7 @@ def title(way: str, goal: Goal) -> str:
     """Return the name of a way to offer GPUs, for people."""
     return {
         WHOLE: "A whole GPU for each notebook",
-        STATIC: f"Static parts, {goal.static_parts} of each GPU",
+        STATIC: f"Static parts, {STATIC_PARTS} of each GPU",
         SHARES: "Shares",
         CULLER: "Shares and idle actions",
     }[way]

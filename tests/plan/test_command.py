@@ -97,7 +97,6 @@ def test_templates_and_quotas_of_the_admin_are_tried(
         (["--gpus", "x"], "write it like 24x80GiB"),
         (["--time-zone", "Mars/Base"], "is no time zone"),
         (["--wait-p95", "soon"], "soon"),
-        (["--static-parts", "0"], "--static-parts is from 1 to 100"),
     ],
 )
 def test_wrong_options_are_errors_in_sentences(

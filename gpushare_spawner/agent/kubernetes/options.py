@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--all-namespaces",
         action="store_true",
-        help="look for notebooks' pods in all namespaces: for hubs with a namespace for each user",
+        help="in a cluster with one namespace per user: read the pods of all namespaces",
     )
     group.add_argument(
         "--host-dir",
