@@ -7,7 +7,7 @@ work a user runs 0 to 2 cells without. Of all cells 70 % have been run before wi
 and without GPU work differ. What the arbiter is told comes from `CellHistory` alone, which has to learn it.
 
 - **After a release**: 8 sessions with short cells; shares are released after 5 min without GPU work. The 95th
-  percentile of first launches after a release, with against without anticipation (`p95_ratio`), four seeds together;
+  percentile of first launches after a release, with against without anticipation (`p95_ratio`), eight seeds together;
   `p95_ratio_12` with 12 sessions, where one launch in twenty finds all memory with sessions at work.
 - **The engine suspend**: the same with 8 sessions of 8 GB on 40 GB and checkpoints of 5.3 GB/s and 0.3 s
   (`suspend_p95_ratio`); `suspend_p95_ratio_5s` with 5 s of Python before the launch.
@@ -39,7 +39,7 @@ PYTHON = 0.5
 """Seconds of Python before a cell's first launch."""
 RELEASE_AFTER = 300.0
 KERNEL, PID = 1, 100
-SEEDS = (1, 2, 3, 4)
+SEEDS = tuple(range(1, 9))
 SEARCH_SEEDS = (1, 2)
 KNOWN_TEXTS = 0.7
 """Fraction of the cells whose text has been run before."""
