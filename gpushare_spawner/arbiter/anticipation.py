@@ -1,19 +1,29 @@
 """Expected launches: which submitted cells will use the GPU, and page-ins before their first launch.
 
 `CellHistory` learns from the cells of one session. `Anticipation` has the launches that are expected on one GPU; a
-page-in for them takes memory that is free or that belongs to clients without a lease and without work. gpu_arbiter.py
-orders the page-ins. docs/explanation/arbiter.md explains the rules.
+page-in for them takes memory that is free or that belongs to clients without a lease and without work.
+docs/explanation/arbiter.md explains the rules.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from gpushare_spawner.arbiter.memory import together
+from gpushare_spawner.arbiter.memory import page_out_order, together
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.session import CLEARLY_LONGER, Client
+from gpushare_spawner.arbiter.session import (
+    CLEARLY_LONGER,
+    ArbiterSettings,
+    Client,
+    Decision,
+    PageIn,
+    PageOut,
+    Presence,
+)
+from gpushare_spawner.arbiter.suspensions import Suspensions
+from gpushare_spawner.arbiter.time_slices import HandOffCost
 
 LIKELY = 0.2
 """Probability of GPU work from which a cell's pages come in. A wrong guess costs little: pages of the least recently
@@ -185,8 +195,11 @@ class CellHistory:
 class Anticipation:
     """Launches that are expected on one GPU. Amounts are in bytes, instants in seconds."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, suspensions: Suspensions, cost: HandOffCost, settings: ArbiterSettings) -> None:
         self._roster = roster
+        self._suspensions = suspensions
+        self._cost = cost
+        self._settings = settings
         self._expected: dict[Client, Expected] = {}
         self._moved: set[Client] = set()
         """Clients whose memory was ordered to come in."""
@@ -209,11 +222,14 @@ class Anticipation:
             else:
                 client.session.guesses_unused += 1
 
-    def comes_in(self, client: Client) -> None:
-        """Record that a client's memory is ordered to come in."""
-        self._moved.add(client)
+    def orders(self) -> list[Decision]:
+        """Return the orders by which memory comes in for launches that are expected now."""
+        decisions: list[Decision] = []
+        for client in self._update():
+            decisions += self._resume(client) if client.session.suspendable else self._page_in(client)
+        return decisions
 
-    def update(self) -> list[Client]:
+    def _update(self) -> list[Client]:
         """End what is expected no longer. Return the clients without a lease whose pages may come in now."""
         now = self._roster.now
         for client, expected in list(self._expected.items()):
@@ -226,24 +242,58 @@ class Anticipation:
             client.anticipated = True  # its pages on the GPU stay
         return [client for client in due if not client.parked and not client.session.at_limit]
 
-    def worth_a_resumption(self, client: Client) -> bool:
-        """Return whether a client's launch is likely enough to resume its session for it."""
-        return self._expected[client].probability >= LIKELY_FOR_RESUMPTION
-
     def due(self) -> list[float]:
         """Return the instants at which the passage of time alone begins or ends an expectation."""
         return [at for expected in self._expected.values() for at in (expected.begins, expected.until)]
 
-    def kept(self, client: Client) -> list[Client]:
+    def _page_in(self, client: Client) -> list[Decision]:
+        """Order a page-in, and the page-outs of idle clients that it needs."""
+        residency, capacity = self._roster.residency, self._roster.vram_budget().for_managed
+        amount = self._fits(client)
+        if amount < self._settings.measured_from:
+            return []
+        orders = residency.free_memory(amount, capacity, self._idle_order(client), self._roster.now)
+        amount = min(amount, residency.free(capacity))
+        decisions: list[Decision] = [PageOut(idle.id, size) for idle, size in orders]
+        if amount > 0:
+            self._moved.add(client)
+            residency.order_in(client, amount, self._roster.now)
+            decisions.append(PageIn(client.id, amount))
+        return decisions
+
+    def _resume(self, client: Client) -> list[Decision]:
+        """Order the resumption of a suspended session, into free memory only."""
+        session, budget, roster = client.session, self._roster.vram_budget(), self._roster
+        possible = session.presence is Presence.SUSPENDED and not roster.stuck(session)
+        if not possible or self._expected[client].probability < LIKELY_FOR_RESUMPTION:
+            return []
+        if not budget.fits([*self._kept(client), client]) or not self._suspensions.can_come(client):
+            return []
+        if roster.residency.free(budget.for_managed) < min(session.total, budget.for_managed):
+            return []
+        session.resuming_until = roster.now + 2 * self._cost.suspend_and_resume(session.id, session.total)
+        roster.set_presence(session, Presence.RESUMING)
+        session.resuming_early = True
+        self._moved.add(client)
+        return [PageIn(client.id, session.total)]
+
+    def _idle_order(self, client: Client) -> Iterator[tuple[Client, int]]:
+        """Yield the order of page-outs for the client: no client with work, and none whose launch is expected."""
+        kept = {client, *self._kept(client)}
+        idle = [other for other in self._roster.clients if other not in kept and not other.session.suspendable]
+        capacity, bandwidth = self._roster.vram_budget().for_managed, self._cost.bandwidth_in.value
+        return page_out_order(idle, self._roster.residency, capacity, bandwidth, self._roster.now, self._settings)
+
+    def _kept(self, client: Client) -> list[Client]:
         """Return the other clients whose memory a page-in for the client must not take."""
         return [
             other for other in self._roster.clients if other is not client and (other.wants_memory or other.anticipated)
         ]
 
-    def fits(self, client: Client) -> int:
+    def _fits(self, client: Client) -> int:
         """Return the client's bytes on the host that fit next to the clients with work, at least 0."""
         capacity, residency = self._roster.vram_budget().for_managed, self._roster.residency
-        left = capacity - together(self.kept(client)) - residency.of(client) - client.unconfirmed
+        left = capacity - together(self._kept(client)) - residency.of(client) - client.unconfirmed
         return max(0, min(residency.prefetch(client, capacity), left))
 
 

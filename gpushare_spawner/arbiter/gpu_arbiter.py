@@ -8,7 +8,7 @@ Unknown clients and sessions raise KeyError. Stale, duplicate and late messages 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain, count
 
 from gpushare_spawner.arbiter import time_slices
@@ -28,7 +28,6 @@ from gpushare_spawner.arbiter.session import (
     LeaseGrant,
     Need,
     Pace,
-    PageIn,
     PageOut,
     Pin,
     Presence,
@@ -87,7 +86,7 @@ class GpuArbiter:
         self._schedule = Schedule(self._roster, self._accounts, self._cost, settings)
         self._nested = NestedSets(self._accounts, settings)
         self._suspensions = Suspensions(self._roster, settings)
-        self._anticipation = Anticipation(self._roster)
+        self._anticipation = Anticipation(self._roster, self._suspensions, self._cost, settings)
         self._contended_at = float("-inf")
         self._shared_at = float("-inf")
         """Last time at which several sessions had processes."""
@@ -572,8 +571,7 @@ class GpuArbiter:
         self._schedule.pass_on_time_slice()
         decisions += self._apply(self._schedule.choose())
         if self._anticipation:
-            for client in self._anticipation.update():
-                decisions += self._resume_early(client) if client.session.suspendable else self._page_in_early(client)
+            decisions += self._anticipation.orders()
         # a suspended session without a grant cannot be resumed now
         decisions += self._refuse(lambda client: client.session.presence is Presence.SUSPENDED)
         self._wakeup = self._due()
@@ -765,44 +763,6 @@ class GpuArbiter:
         order = page_out_order(bystanders, self._residency, capacity, bandwidth, now, self._settings)
         last = ((client, capacity) for client in outgoing if not client.session.suspendable)
         return self._residency.free_memory(need, capacity, chain(order, last), now)
-
-    def _page_in_early(self, client: Client) -> list[Decision]:
-        """Order a page-in before the expected launch of a client, and the page-outs of idle clients that it needs."""
-        residency, capacity = self._residency, self._roster.vram_budget().for_managed
-        amount = self._anticipation.fits(client)
-        if amount < self._settings.measured_from:
-            return []
-        orders = residency.free_memory(amount, capacity, self._idle_order(client), self._roster.now)
-        amount = min(amount, residency.free(capacity))
-        decisions: list[Decision] = [PageOut(idle.id, size) for idle, size in orders]
-        if amount > 0:
-            self._anticipation.comes_in(client)
-            residency.order_in(client, amount, self._roster.now)
-            decisions.append(PageIn(client.id, amount))
-        return decisions
-
-    def _resume_early(self, client: Client) -> list[Decision]:
-        """Order the resumption of a suspended session before its expected launch, into free memory only."""
-        session, budget, roster = client.session, self._roster.vram_budget(), self._roster
-        possible = session.presence is Presence.SUSPENDED and not roster.stuck(session)
-        if not possible or not self._anticipation.worth_a_resumption(client):
-            return []
-        if not budget.fits([*self._anticipation.kept(client), client]) or not self._suspensions.can_come(client):
-            return []
-        if self._residency.free(budget.for_managed) < min(session.total, budget.for_managed):
-            return []
-        session.resuming_until = roster.now + 2 * self._cost.suspend_and_resume(session.id, session.total)
-        roster.set_presence(session, Presence.RESUMING)
-        session.resuming_early = True
-        self._anticipation.comes_in(client)
-        return [PageIn(client.id, session.total)]
-
-    def _idle_order(self, client: Client) -> Iterator[tuple[Client, int]]:
-        """Yield the order of page-outs for a client whose launch is expected: no client with work, none expected."""
-        kept = {client, *self._anticipation.kept(client)}
-        idle = [other for other in self._roster.clients if other not in kept and not other.session.suspendable]
-        capacity, bandwidth = self._roster.vram_budget().for_managed, self._cost.bandwidth_in.value
-        return page_out_order(idle, self._residency, capacity, bandwidth, self._roster.now, self._settings)
 
     def _page_outs(self, orders: list[tuple[Client, int]]) -> list[PageOut]:
         """Apply the choice of `_free_memory`. Suspendable sessions are suspended."""
