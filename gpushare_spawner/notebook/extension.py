@@ -160,6 +160,8 @@ class CellWatch:
             header, metadata, content = (whole[part] for part in ("header", "metadata", "content"))
         if header["msg_type"] == "execute_request" and not content.get("silent"):
             self.follow()
+            if kernel_id not in self._streams:
+                return  # nothing would report its start and end
             cell_id = metadata.get("cellId")
             execution = self._execution(header["msg_id"], kernel_id, content["code"])
             execution = replace(execution, cell_id=cell_id if isinstance(cell_id, str) else "")
@@ -175,7 +177,7 @@ class CellWatch:
                 del self._streams[kernel_id]
         for kernel_id in alive - self._streams.keys():
             kernel = self._kernels.get_kernel(kernel_id)
-            if hasattr(kernel, "connect_iopub"):  # the kernels of a gateway use GPUs elsewhere
+            if any(kernel.ports):  # the kernels of a gateway have none here, and use GPUs elsewhere
                 stream = kernel.connect_iopub()
                 stream.on_recv(partial(self._from_kernel, kernel_id, kernel))
                 self._streams[kernel_id] = kernel, list(kernel.ports), stream

@@ -20,7 +20,8 @@ from weakref import WeakKeyDictionary
 
 import jupyterhub.spawner
 from jupyterhub.utils import make_ssl_context
-from tornado.httpclient import AsyncHTTPClient, HTTPClientError
+from tornado.httpclient import HTTPClientError
+from tornado.simple_httpclient import SimpleAsyncHTTPClient
 from tornado.web import HTTPError
 
 Shared = TypeVar("Shared")
@@ -86,6 +87,9 @@ class ServiceAdvice:
         self._service = service
         self._tls = internal_tls
         self._log = log
+        # not the hub's client: it has few connections, which a service that hangs would hold, and can be pycurl, which
+        # ignores `ssl_options`
+        self._client = SimpleAsyncHTTPClient(force_instance=True)
         self._known: dict[str, tuple[float, Mapping[str, ShareAdvice]]] = {}
         """When it was asked for (`time.monotonic`), and the advice by template."""
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -119,7 +123,7 @@ class ServiceAdvice:
     async def _ask(self, user: str) -> None:
         advice: Mapping[str, ShareAdvice] = self.known(user)
         try:
-            answer = await AsyncHTTPClient().fetch(
+            answer = await self._client.fetch(
                 f"{self._address}api/v1/advice?user={quote(user, safe='')}",
                 headers={"Authorization": f"token {self._service.api_token}"},
                 connect_timeout=ADVICE_TIMEOUT,

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_server.gateway.managers import GatewayKernelManager
 from jupyter_server.services.kernels.connection.base import serialize_msg_to_ws_v1
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
@@ -266,3 +267,12 @@ def test_without_a_share_there_are_no_cells(
     monkeypatch.delenv("GPUSHARE_SOCKET", raising=False)
     assert main(["status", "--cells", "--watch"]) == 1
     assert capsys.readouterr().out == "This server has no GPU share: it was started without one.\n"
+
+
+async def test_cells_of_a_gateways_kernels_are_not_reported() -> None:
+    events: list[Any] = []
+    kernels = SimpleNamespace(list_kernel_ids=lambda: ["k"], get_kernel=lambda _: GatewayKernelManager())  # type: ignore[no-untyped-call]
+    watch: Any = CellWatch(kernels, SimpleNamespace(tell_cell=lambda *event: events.append(event)))  # type: ignore[arg-type]
+    message = {"header": {"msg_type": "execute_request", "msg_id": "m"}, "metadata": {}, "content": {"code": "1"}}
+    watch.received("k", None, json.dumps(message))
+    assert (events, watch._streams) == ([], {})

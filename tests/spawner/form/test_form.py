@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from tornado.httpclient import AsyncHTTPClient
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 from tornado.web import Application, RequestHandler
@@ -22,7 +24,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota.accounts import Account, QuotaAccounts
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.form import Form
-from gpushare_spawner.spawner.hub import ShareAdvice
+from gpushare_spawner.spawner.hub import ServiceAdvice, ShareAdvice
 from gpushare_spawner.spawner.local.process import GPUShareLocalSpawner, GPUShareSimpleSpawner
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.local.systemd import GPUShareSystemdSpawner
@@ -619,3 +621,19 @@ async def test_form_waits_for_no_advice(make_hub: Any, advising: Any, trouble: s
     if trouble == "slow":
         await asyncio.sleep(2.0)
         assert ENOUGH in await form_of(hub, "ada"), "the next form has what came late"
+
+
+async def test_service_that_hangs_leaves_the_hub_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AdvisingService, "wait", 3.0)
+    listening, port = bind_unused_port()
+    server = HTTPServer(Application([(r"/api/v1/advice", AdvisingService)]))
+    server.add_socket(listening)
+    url = f"http://127.0.0.1:{port}/"
+    advice = ServiceAdvice(SimpleNamespace(url=url, api_token="t", prefix="/", command=None), None, logging.getLogger())
+    for number in range(20):
+        advice.request(f"user{number}")
+    await asyncio.sleep(0.1)
+    began = time.monotonic()
+    assert (await AsyncHTTPClient().fetch(f"{url}other", raise_error=False)).code == 404
+    assert time.monotonic() - began < 2.0
+    server.stop()
