@@ -23,7 +23,7 @@ from gpushare_spawner.model.template import Limits, Template
 from gpushare_spawner.plan.cluster import BANDWIDTH, GPUS_OF_NODE, HOUR, Lateness, Outcome, PlannedCluster
 from gpushare_spawner.plan.servers import GIB, PlannedBurst, RecordedServer, Running, ServerPlan, Trace, merged
 from gpushare_spawner.quota.accounts import QuotaAccounts
-from gpushare_spawner.wording.amounts import plural
+from gpushare_spawner.wording.amounts import plural, utc
 
 BUSY_SHARES = (0.05, 0.19, 0.40)
 """Parts of a server's time with GPU work that are assumed where no source says it: low, middle, high.
@@ -46,6 +46,8 @@ MOST_WINDOWS = 100
 REPLAY_PERIOD = 30.0
 """Seconds in which sessions that run together get their parts, instead of `ArbiterSettings.period`: hours of many GPUs
 with turns of 0.2 s would take hours. Start delays do not depend on it."""
+LONGEST = 10 * 365.25 * 86400
+"""Seconds of the longest trace. Our choice: times that are further apart are mistakes."""
 BUSIEST_DAYS = 2
 """Days of the trace for which more people are added."""
 MOST_RUNS = 12
@@ -171,6 +173,12 @@ def workload(trace: Trace, goal: Goal, notes: list[str], busy: float | None = No
     if not servers:
         raise ValueError("there is no server with a GPU in the sources")
     began = min(server.start for server in servers)
+    if trace.now - began > LONGEST:
+        years = (trace.now - began) / (365.25 * 86400)
+        raise ValueError(
+            f"the sources are of {years:.0f} years, and a plan is of {LONGEST / (365.25 * 86400):.0f} at most: the "
+            f"first server started {utc(began)}, and the last time is {utc(trace.now)}; is one of them wrong?"
+        )
     assumed = None if trace.has_work else busy if busy is not None else BUSY_SHARES[1]
     work = PlannedWorkload(began, max(HOUR, trace.now - began), [], [], assumed, trace.on_shares)
     templates = goal.templates if goal.limits else tuple(map(_without_limits, goal.templates))
@@ -205,6 +213,8 @@ def workload(trace: Trace, goal: Goal, notes: list[str], busy: float | None = No
         worked = sum(burst.gpu_seconds for burst in bursts) * gpus / HOUR
         work.worked[server.group] = work.worked.get(server.group, 0.0) + worked
         work.reserved[server.group] = work.reserved.get(server.group, 0.0) + lasts * gpus / HOUR
+    if not work.plans:
+        raise ValueError("no server with a GPU in the sources ran for longer than its start")
     work.users = len({need.user for need in work.needs})
     _note_assumptions(trace, goal, servers, chosen, assumed, notes)
     return work

@@ -9,6 +9,7 @@ from html import escape
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gpushare_spawner.plan.answers import CULLER, SHARES, STATIC, STATIC_PARTS, WHOLE, Answers, Goal, WayAnswer
 from gpushare_spawner.plan.servers import Trace
@@ -115,7 +116,7 @@ def show(found: Answers, trace: Trace, goal: Goal) -> None:
         for column in _GROUP_COLUMNS:
             groups.add_column(column, justify="left" if column == "group" else "right")
         for row in _group_rows(found):
-            groups.add_row(*row)
+            groups.add_row(*map(Text, row))  # a name like [/b] is no markup
         console.print(groups)
     for note in found.notes:
         console.print(f"- {note}.", highlight=False, markup=False, soft_wrap=True)

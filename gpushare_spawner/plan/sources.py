@@ -10,11 +10,13 @@ import csv
 import gzip
 import io
 import json
+import math
 import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from bisect import bisect_right
+import zlib
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,7 +67,7 @@ class Reading:
                 self._database(f"sqlite:///file:{quoted}?mode=ro&uri=true", path.name)
             else:
                 self._text(path, head.startswith(b"\x1f\x8b"))
-        except (OSError, EOFError, UnicodeError) as error:
+        except (OSError, EOFError, UnicodeError, zlib.error) as error:
             self.trace.problem(source, f"cannot be read: {reason(error)}")
 
     def finish(self) -> Trace:
@@ -105,12 +107,14 @@ class Reading:
     def _date(self, text: str) -> float:
         try:
             date = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.replace(",", ".")))
-        except ValueError:
+            if is_naive := date.tzinfo is None:
+                date = date.replace(tzinfo=self._zone) if self._zone is not None else date.astimezone()
+        except (ValueError, OverflowError):
             raise ValueError(f"{text!r} is no ISO time and no number of seconds") from None
-        if date.tzinfo is None:
-            self.trace.naive_times += 1
-            date = date.replace(tzinfo=self._zone) if self._zone is not None else date.astimezone()
-        return date.timestamp()
+        self.trace.naive_times += is_naive
+        if (seconds := date.timestamp()) < 0:
+            raise ValueError(f"{text} is before 1970")
+        return seconds
 
     # -- text files --------------------------------------------------------------------------------------------------
 
@@ -142,14 +146,18 @@ class Reading:
     def _csv(self, name: str, header: str, lines: Iterable[str]) -> None:
         columns, delimiter = _columns(header) or ([], ",")
         is_servers = bool({"server", "gpus", "memory_gib", "template"} & set(columns))
-        for number, cells in enumerate(csv.reader(lines, delimiter=delimiter), start=2):
-            if not any(cell.strip() for cell in cells):
-                continue
-            row = dict(zip(columns, (cell.strip() for cell in cells), strict=False))
-            try:
-                self._server_row(row) if is_servers else self._work_row(row)
-            except ValueError as error:
-                self.trace.problem(f"{name}:{number}", str(error))
+        rows = csv.reader(lines, delimiter=delimiter)
+        try:
+            for cells in rows:
+                if not any(cell.strip() for cell in cells):
+                    continue
+                row = dict(zip(columns, (cell.strip() for cell in cells), strict=False))
+                try:
+                    self._server_row(row) if is_servers else self._work_row(row)
+                except ValueError as error:
+                    self.trace.problem(f"{name}:{1 + rows.line_num}", str(error))
+        except csv.Error as error:
+            self.trace.problem(f"{name}:{1 + rows.line_num}", f"{error}; the rows from here on are not read")
 
     def _server_row(self, row: Mapping[str, str]) -> None:
         user, start, end = self._span(row)
@@ -390,7 +398,7 @@ class Reading:
             used = dict(memory.get(pod, ()))
             for server in servers:
                 end = server.end if server.end is not None else trace.now
-                inside = [(at, value) for at, value in points if server.start <= at <= end]
+                inside = points[bisect_left(points, (server.start,)) : bisect_right(points, (end, math.inf))]
                 server.work = _work_of(inside, step)
                 most = max((used[at] for at, _ in inside if at in used), default=None)
                 if server.memory is None and most is not None:
@@ -411,9 +419,8 @@ _ALIASES = {
 def _columns(header: str) -> tuple[list[str], str] | None:
     """Return the columns of a CSV file and its delimiter; None if this is no header of ours."""
     for delimiter in ",;\t":
-        names = [
-            re.sub(r"[\s-]+", "_", cell.strip().lower()) for cell in next(csv.reader([header], delimiter=delimiter))
-        ]
+        cells = header.split(delimiter)
+        names = [re.sub(r"[\s-]+", "_", cell.strip().strip('"').strip().lower()) for cell in cells]
         names = [_ALIASES.get(name, name) for name in names]
         if {"user", "start"} <= set(names):
             return names, delimiter
@@ -635,8 +642,10 @@ def _without_doubles(servers: Sequence[RecordedServer]) -> list[RecordedServer]:
 def _give_work(trace: Trace) -> None:
     """Give each user's GPU work to the server that ran then; of several, to the newest one."""
     by_user: dict[str, list[RecordedServer]] = defaultdict(list)
+    given: dict[int, list[Work]] = {}
     for server in trace.servers:
         by_user[server.user].append(server)
+        given[id(server)] = [*(server.work or ())]
     outside = 0.0
     for user, works in trace.work.items():
         servers = sorted(by_user.get(user, []), key=lambda server: server.start)
@@ -644,19 +653,23 @@ def _give_work(trace: Trace) -> None:
         ends = [server.end if server.end is not None else trace.now for server in servers]
         latest = [*accumulate(ends, max)]
         for work in works:
-            left = work.end - work.start
+            left = [(work.start, work.end)]
             for number in range(bisect_right(starts, work.end) - 1, -1, -1):
-                server, end = servers[number], ends[number]
-                begin, close = max(work.start, server.start), min(work.end, end)
-                if close > begin:
-                    server.work = [*(server.work or ()), Work(begin, close, work.demand)]
-                    left -= close - begin
-                if left <= 0 or latest[number] <= work.start:
+                if not left or latest[number] <= work.start:
                     break
-            outside += max(0.0, left)
+                server, rest = servers[number], list[tuple[float, float]]()
+                for begin, end in left:
+                    first, last = max(begin, server.start), min(end, ends[number])
+                    if last > first:
+                        given[id(server)].append(Work(first, last, work.demand))
+                    else:
+                        first = last = end
+                    rest += [span for span in ((begin, first), (last, end)) if span[1] > span[0]]
+                left = rest
+            outside += sum(end - begin for begin, end in left)
     if trace.has_work:
         for server in trace.servers:
-            server.work = _joined(server.work or [])
+            server.work = _joined(given[id(server)])
     if outside > HOUR / 10:
         trace.notes.append(
             f"{outside / HOUR:.1f} h of GPU work were outside the times of their users' servers: ignored"

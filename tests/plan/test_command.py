@@ -61,9 +61,10 @@ def test_page_is_one_file_without_scripts_and_escapes_names(
     sources: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     servers = Path(sources[0])
-    servers.write_text(servers.read_text().replace("g1", "<script>x"))
+    servers.write_text(servers.read_text().replace("g1", "<script>x").replace("g0", "[/b]"))
     page = tmp_path / "plan.html"
     assert main(["plan", *sources, "--gpus", "8", "--html", str(page)]) == 0
+    assert "[/b]" in capsys.readouterr().out
     text = page.read_text()
     assert "<script" not in text
     assert "&lt;script&gt;x" in text
@@ -116,6 +117,23 @@ def test_sources_without_servers_are_an_error(tmp_path: Path, capsys: pytest.Cap
     output = capsys.readouterr()
     assert "empty.csv: is empty" in output.err
     assert "there is no server with a GPU" in output.err
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("ada,,2026-01-01T00:00Z,2026-01-01T00:00Z", "no server with a GPU in the sources ran"),
+        ("ada,,1976-01-01T00:00Z,2026-01-01T00:00Z", "the sources are of 50 years, and a plan is of 10 at most"),
+        ("ada,,0001-01-01T00:00,2026-01-01T00:00Z", "rows.csv:2: 0001-01-01T00:00 is before 1970"),
+    ],
+)
+def test_sources_of_which_no_plan_can_be_made_are_errors_in_sentences(
+    row: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.csv").write_text(f"user,server,start,end\n{row}\n")
+    zone = ["--time-zone", "Europe/Berlin"]
+    assert main(["plan", str(tmp_path / "rows.csv"), *zone]) == 1
+    assert said in capsys.readouterr().err
 
 
 def test_help_imports_neither_pydantic_models_nor_the_service() -> None:

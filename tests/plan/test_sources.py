@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -71,6 +73,39 @@ def test_wrong_rows_are_named_with_file_and_line_and_the_rest_is_used(tmp_path: 
     assert "'soon' is no ISO time" in trace.problems[1]
     assert "before the start" in trace.problems[2]
     assert [server.user for server in trace.servers] == ["ada"]
+
+
+def test_work_in_overlapping_servers_counts_once_and_in_the_newest(tmp_path: Path) -> None:
+    servers = write(tmp_path / "servers.csv", "user,server,start,end\nada,,0,1000\nada,old,50,\nada,new,300,500\n")
+    work = write(tmp_path / "work.csv", "user,start,end\nada,200,600\nada,900,1100\n")
+    by_name = {server.server: server.work for server in read(servers, work).servers}
+    assert by_name["new"] == [Work(300, 500)]
+    assert by_name["old"] == [Work(200, 300), Work(500, 600), Work(900, 1100)]
+    assert by_name[""] == []
+
+
+def test_a_hundred_thousand_rows_of_work_are_given_in_seconds(tmp_path: Path) -> None:
+    servers = write(tmp_path / "servers.csv", "user,server,start,end\nada,,0,2000000\n")
+    rows = "".join(f"ada,{10 * number},{10 * number + 5}\n" for number in range(100_000))
+    before = time.process_time()
+    (server,) = read(servers, write(tmp_path / "work.csv", "user,start,end\n" + rows)).servers
+    assert time.process_time() - before < 20
+    assert len(server.work or ()) == 100_000
+
+
+def test_files_that_are_cut_or_of_another_kind_are_named(tmp_path: Path) -> None:
+    rows = "user,server,start,end\nada,,0,100\nbob," + "x" * 200_000 + ",0,100\n"
+    packed = gzip.compress(random.Random(1).randbytes(2000))
+    sources = [write(tmp_path / "long.csv", rows), tmp_path / "cut.gz", tmp_path / "packed.gz", tmp_path / "line.bin"]
+    sources[1].write_bytes(packed[:-900])
+    sources[2].write_bytes(packed[:10] + b"\xff" * 50 + packed[60:])
+    sources[3].write_bytes(b'ab"' + b"x" * 300_000)
+    trace = read(*sources)
+    assert [server.user for server in trace.servers] == ["ada"]
+    assert "long.csv:3: field larger than field limit" in trace.problems[0]
+    assert "cut.gz: cannot be read" in trace.problems[1]
+    assert "packed.gz: cannot be read" in trace.problems[2]
+    assert "line.bin: is no CSV" in trace.problems[3]
 
 
 def test_times_without_a_zone_are_read_in_the_given_one(tmp_path: Path) -> None:
