@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from gpushare_spawner.model.frames import Feature, Frame, Kind, QueryTopic, Role
+from gpushare_spawner.model.layers import LAYER_VARIABLE
 from gpushare_spawner.model.share_status import (
     ANNOTATIONS_VARIABLE,
     MAX_RECORD_BYTES,
@@ -25,7 +26,7 @@ from gpushare_spawner.model.share_status import (
     ShareStatus,
 )
 from gpushare_spawner.wording.amounts import AGENT_CLOSED, agent_refused, agent_silent, agent_unavailable, reason
-from gpushare_spawner.wording.layers import NO_CELLS, NO_SHARE
+from gpushare_spawner.wording.layers import NO_AGENT_FOR_CELLS, NO_CELLS, NO_SHARE
 
 SOCKET_VARIABLE = "GPUSHARE_SOCKET"
 """Variable with the path of the session's socket, set by the spawner. Without it, the server has no share."""
@@ -134,7 +135,7 @@ def ask_cells(path: str | None = None, timeout: float = 2.0) -> CellsStatus:
 
     path = path or session_socket()
     if path is None:
-        raise AgentUnavailable(NO_SHARE)
+        raise AgentUnavailable(NO_AGENT_FOR_CELLS if os.environ.get(LAYER_VARIABLE) else NO_SHARE)
     return with_agent(path, timeout, cells)
 
 

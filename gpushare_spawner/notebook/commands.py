@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
             else:
                 print((CLEAR if options.watch and sys.stdout.isatty() else "") + text, flush=True)
             if not options.watch or not again:
-                return 1 if answer["problem"] else 0
+                return 1 if answer["problem"] and again else 0
             time.sleep(1)
     except KeyboardInterrupt:
         return 0

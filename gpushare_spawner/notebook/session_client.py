@@ -34,7 +34,15 @@ from gpushare_spawner.notebook.client import (
     with_agent,
 )
 from gpushare_spawner.wording.amounts import AGENT_NOT_YET, agent_silent, agent_unavailable, reason
-from gpushare_spawner.wording.layers import NO_AGENT, NO_CELLS, NO_SHARE, no_answer, wrong_kind, wrong_value
+from gpushare_spawner.wording.layers import (
+    NO_AGENT,
+    NO_AGENT_FOR_CELLS,
+    NO_CELLS,
+    NO_SHARE,
+    no_answer,
+    wrong_kind,
+    wrong_value,
+)
 
 if TYPE_CHECKING:
     # it imports pydantic, which `gpushare keep` does not need
@@ -281,7 +289,7 @@ class SessionClient:
     async def cells(self, timeout: float = 2.0) -> CellsStatus:
         """Query the executions of cells from the agent. Raises AgentUnavailable within ``timeout`` seconds."""
         if self._path is None:
-            raise AgentUnavailable(NO_SHARE if self._pod is None else NO_AGENT)
+            raise AgentUnavailable(NO_SHARE if self._pod is None else NO_AGENT_FOR_CELLS)
         async with self._asking:
             if not self.connected:
                 raise AgentUnavailable(self._problem)

@@ -134,11 +134,11 @@ class AdviceTotals:
     saved_seconds: float
 
 
-def sums_of(records: Iterable[AdviceRecord]) -> list[AdviceTotals]:
-    """Return the sums of the advice by template and group, largest first."""
+def sums_of(records: Iterable[AdviceRecord], now: float) -> list[AdviceTotals]:
+    """Return the sums of the advice for work of the last `ADVICE_PERIOD`, by template and group, largest first."""
     rows: dict[tuple[str, str], list[AdviceRecord]] = {}
     for record in records:
-        if record.advised_units != record.units:
+        if record.advised_units != record.units and record.until >= now - ADVICE_PERIOD:
             rows.setdefault((record.template, record.group), []).append(record)
     sums = [
         AdviceTotals(

@@ -75,6 +75,7 @@ def daemon_restarted(gpu: int, ended_at: float) -> str:
 
 
 NO_SHARE = "This server has no GPU share: it was started without one."
+NO_AGENT_FOR_CELLS = "No agent serves this server, so the GPU time of its cells is not known."
 NO_CELLS = "The GPU agent of this machine is older than your notebook server and does not record the GPU time of cells."
 ASK_UNKNOWN = "The GPU agent of this machine is older than your notebook server and does not know this request."
 

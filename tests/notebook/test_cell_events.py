@@ -265,8 +265,11 @@ def test_without_a_share_there_are_no_cells(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("GPUSHARE_SOCKET", raising=False)
-    assert main(["status", "--cells", "--watch"]) == 1
+    assert main(["status", "--cells", "--watch"]) == 0
     assert capsys.readouterr().out == "This server has no GPU share: it was started without one.\n"
+    monkeypatch.setenv("GPUSHARE_LAYER", "time-slicing")
+    assert main(["status", "--cells"]) == 1
+    assert capsys.readouterr().out == "No agent serves this server, so the GPU time of its cells is not known.\n"
 
 
 async def test_cells_of_a_gateways_kernels_are_not_reported() -> None:

@@ -163,8 +163,11 @@ def test_old_bursts_and_advice_are_deleted_and_so_are_their_names(store: History
 
 def test_sums_count_users_with_advice_by_template_and_group() -> None:
     records = [advised(), advised("bob", freed_gpu_seconds=1.0), advised("eve", advised_units=50)]
+    records.append(advised("zoe", until=NOW - ADVICE_PERIOD - 1.0))
     records.append(advised("dan", group="", freed_gpu_seconds=0.0, saved_seconds=600.0))
-    sums = [(one.template, one.group, one.users, one.freed_gpu_seconds, one.saved_seconds) for one in sums_of(records)]
+    sums = [
+        (one.template, one.group, one.users, one.freed_gpu_seconds, one.saved_seconds) for one in sums_of(records, NOW)
+    ]
     assert sums == [("half", "ml", 2, 7201.0, 0.0), ("half", "", 1, 0.0, 600.0)]
 
 

@@ -379,7 +379,7 @@ class AdviceAnswer(ApiModel):
 
     advice: tuple[AdviceEntry, ...]
     sums: tuple[AdviceSum, ...]
-    """Sums by template and group, largest first."""
+    """Sums of the advice for work of the last 7 days by template and group, largest first."""
 
 
 class Sessions(ApiModel):

@@ -247,7 +247,7 @@ async def advice(call: Call[AdviceQuery, Nothing]) -> answers.AdviceAnswer:
     records = await _query_history(call, lambda connection: advice_of(connection, user))
     return answers.AdviceAnswer(
         advice=tuple(answers.AdviceEntry(**{**asdict(record), "text": words.advice(record)}) for record in records),
-        sums=tuple(answers.AdviceSum(**asdict(entry)) for entry in sums_of(records)),
+        sums=tuple(answers.AdviceSum(**asdict(entry)) for entry in sums_of(records, call.services.actions.clock())),
     )
 
 

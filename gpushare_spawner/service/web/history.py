@@ -326,7 +326,7 @@ class HistoryPage(Page):
             waits=waited,
             actions=[action for _, action in newest],
             of_nodes=OF_NODES,
-            advice_sums=sums_of(advised)[:MOST_ROWS],
+            advice_sums=sums_of(advised, time.time())[:MOST_ROWS],
             advice=[(record.template, text) for record in advised if (text := words.advice(record))],
             csv=f"api/v1/history?since={since:.0f}&until={until:.0f}&by={','.join(by)}&format=csv",
             problem=history.problem if viewer.sees_all else "",
