@@ -5,7 +5,7 @@ another share would have been. Units that a smaller share frees stay unused. A s
 the end of the burst before it as recorded, because a user waits for results; after a longer pause, it begins at the
 recorded time. If the replay with the share that the session had does not agree with the record, there is no advice.
 
-`advise` chooses the share. The service records the bursts and shows the advice (service/history).
+`advise` chooses the share. service/right_size.py reads the recorded bursts, calls it and stores the advice.
 """
 
 from __future__ import annotations

@@ -136,10 +136,10 @@ class Schedule:
     def choose(self) -> Selection:
         """Choose the clients that should be on the GPU now. Begins a new time slice after the old one ends.
 
-        staying: clients with a lease. giving_way: those of them that another client may replace at any moment.
-        firm: the others. asking: clients that wait for a lease and may have one. blocked: a waiting client found no
-        room. newcomer: the blocked client that may enter before the time slice ends. left_out: clients with work that
-        found no room.
+        staying: the group that has the memory (`Roster.staying`). giving_way: those of them that another client may
+        replace at any moment. firm: the others. asking: clients that wait for a lease and may have one. blocked: a
+        waiting client found no room. newcomer: the blocked client that may enter before the time slice ends. left_out:
+        clients with work that found no room.
         """
         budget, now = self._roster.vram_budget(), self._roster.now
         staying, asking = self._roster.staying, self._roster.asking

@@ -100,7 +100,7 @@ class IdleAction:
 def next_idle_action(
     idle: Idle,
     session: Observation,
-    waits_for_need: bool = False,
+    only_if_needed: bool = False,
     quiet_until: QuietUntil = never_quiet,
     units_left: int | None = None,
 ) -> IdleAction | NoAction:
@@ -109,7 +109,7 @@ def next_idle_action(
     The action leads to the template's next deeper tier, or to the tier after that if quiet hours delay the next tier
     longer. The time of a downgrade or release counts from the last use of the GPU. A session without GPU work has a
     longer first notice, see `FIRST_WORK`. The time of a stop counts from the last activity of any kind, and a session
-    is never stopped while the GPU or a kernel is busy. ``waits_for_need``, ``units_left``: see `decide`. The action
+    is never stopped while the GPU or a kernel is busy. ``only_if_needed``, ``units_left``: see `decide`. The action
     takes all needed units in one step, and at least as many as the user's notice states, because another notice would
     delay the spawn.
     """
@@ -130,7 +130,7 @@ def next_idle_action(
         pointless = tier is Tier.DOWNGRADED and units >= session.effective_units
         too_little = units_left is not None and tier is not Tier.STOPPED and units > units_left
         further = tier.depth > session.tier.depth and not pointless and not too_little
-        if further and waits_for_need and units_left is None and tier is not Tier.STOPPED:
+        if further and only_if_needed and units_left is None and tier is not Tier.STOPPED:
             none = NoAction.NOT_NEEDED
         elif further:
             notice = fair_notice(idle.warn_before, after - previous)
@@ -368,7 +368,7 @@ def decide(
     now: float,
     max_age: float = 0.0,
     reclaimed: UnitsNeeded | None = None,
-    waits_for_need: bool = False,
+    only_if_needed: bool = False,
     quiet_until: QuietUntil = never_quiet,
     units_left: int | None = None,
 ) -> Decision:
@@ -376,7 +376,7 @@ def decide(
 
     ``idle``: idle actions of its template; None if the template was removed. ``now`` and all instants are seconds since
     the epoch. ``max_age`` (seconds, 0: none) stops older servers even if they are busy, like jupyterhub-idle-culler's
-    option of the same name. ``reclaimed``: the session's units that spawns in quota need, or None. ``waits_for_need``:
+    option of the same name. ``reclaimed``: the session's units that spawns in quota need, or None. ``only_if_needed``:
     the idle share is taken only for a waiting spawn that can use it. ``units_left``: the units that such a spawn leaves
     to the session; None if no spawn needs the share, or if it is taken in any case. ``quiet_until``: the earliest time
     of an idle action; it does not apply to ``reclaimed``.
@@ -396,7 +396,7 @@ def decide(
     if session.keep is not None and keep_in_force(session.keep, now) and idle is not None:
         due, kept_until = NoAction.KEPT, session.keep.until
     elif idle is not None:
-        due = next_idle_action(idle, session, waits_for_need, quiet_until, units_left)
+        due = next_idle_action(idle, session, only_if_needed, quiet_until, units_left)
     stops = isinstance(due, IdleAction) and due.tier is Tier.STOPPED and now >= due.tell_at
     if made_way and not stops:
         # the spawns need these units, so a tier in between does not help; the template can still stop the session

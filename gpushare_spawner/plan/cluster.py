@@ -613,7 +613,7 @@ class PlannedCluster:
             server.observation(),
             now,
             reclaimed=claim,
-            waits_for_need=waits,
+            only_if_needed=waits,
             units_left=needs.needed.get(name) if waits else None,
         )
         if decision.no_action is None and decision.tier is not Tier.STOPPED:

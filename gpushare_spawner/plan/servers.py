@@ -270,7 +270,7 @@ def idle_steps(template: Template, has_worked: bool = True) -> list[IdleStep]:
     notice: Notice | None = None
     while now < LONGEST_STEPS and tier is not Tier.STOPPED:
         seen = Observation(share, tier, since, units, 0.0, last_gpu_activity=last, hub_last_activity=0.0, notice=notice)
-        decision = decide(template.idle, seen, now, waits_for_need=template.idle.when == "pressure")
+        decision = decide(template.idle, seen, now, only_if_needed=template.idle.when == "pressure")
         if decision.no_action is None:
             steps.append(IdleStep(now, decision.tier, decision.units))
             tier, units, since, notice = decision.tier, decision.units, now, None

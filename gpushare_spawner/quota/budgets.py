@@ -1,7 +1,8 @@
 """The use of budgets: GPU time within windows, what is left, and when use leaves its window. Pure.
 
-GPU time comes as amounts by hour, account and user. A group's budget counts the use of all accounts that it contains.
-`model.quota.HoursBudget` is a budget in the file; service/budgets.py feeds the use and applies what is decided here.
+Budgets count hours, not money: service/history/recorder.py applies prices. GPU time comes as amounts by hour, account
+and user. A group's budget counts the use of all accounts that it contains. `model.quota.HoursBudget` is a budget in the
+file; service/budgets.py feeds the use and applies what is decided here.
 """
 
 from __future__ import annotations

@@ -425,7 +425,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         attempt = self._attempt
         attempt.hub_task = self._spawn_future
         with refusals_reported(self), attempt.placing():
-            note = self._take_note()
+            note = self._remove_note()
             if note:
                 attempt.progress.add(note, progress=0)
             await maybe_future(hook())
@@ -437,7 +437,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             await self._get_ready(choice)
         self._stop_note = ""
 
-    def _take_note(self) -> str:
+    def _remove_note(self) -> str:
         """Remove the service's note from the options. Return its text on the previous spawn; empty without a note.
 
         Raises SpawnRefused if no server should be started. After a cancelled spawn the hub's page shows the text as the

@@ -37,9 +37,9 @@ from gpushare_spawner.service.culler.decisions import (
     CullerState,
     HubWatch,
     SessionDecision,
+    add_use,
     decide_sessions,
     servers_of,
-    take_note,
 )
 from gpushare_spawner.service.culler.drained import Drains
 from gpushare_spawner.service.culler.pressure import (
@@ -177,7 +177,7 @@ class Culler:
         snapshots = await ask_all(self._context.agents)
         await self._hub.refresh(self._patience)
         templates, now = self._context.templates(), self._context.clock()
-        take_note(self.state.use, snapshots, templates, now)
+        add_use(self.state.use, snapshots, templates, now)
         self.state.pressure = await self._pressure(snapshots, templates, now)
         decisions = self.decide(snapshots, templates, now)
         self._notify(decisions)

@@ -153,7 +153,7 @@ def within_reach(idle: Idle, reach: Collection[IdleReach]) -> Idle:
     return idle.model_copy(update=left_out) if left_out else idle
 
 
-def take_note(use: RecentUse, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float) -> None:
+def add_use(use: RecentUse, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float) -> None:
     """Add the GPU work in new reports. While a report is old, the use of its sessions is unknown."""
     present, each = set(), SessionTemplates.of(templates)
     for snapshot in snapshots:
@@ -190,10 +190,10 @@ def decide_session(
     dry = settings.dry_run or (idle is not None and idle.dry_run)
     if dry:
         observation = state.dry_run.observe(session.id, observation)
-    waits_for_need = idle is not None and idle.when == "pressure"
+    only_if_needed = idle is not None and idle.when == "pressure"
     reclaimed = state.pressure.reclaimed.get(session.id)
-    units_left = state.pressure.needed.get(session.id) if waits_for_need else None
-    decision = decide(idle, observation, now, settings.max_age, reclaimed, waits_for_need, each.quiet_until, units_left)
+    units_left = state.pressure.needed.get(session.id) if only_if_needed else None
+    decision = decide(idle, observation, now, settings.max_age, reclaimed, only_if_needed, each.quiet_until, units_left)
     return SessionDecision(
         agent, report, session, server, template, decision, now, observation, dry_run=dry, reclaimed=reclaimed
     )

@@ -1,9 +1,10 @@
 """Records the history: measures GPU time and spawns' waits, and passes the amounts to `store` once a minute.
 
 `Meter` converts the agents' reports to amounts of GPU time. A report has counters that increase while a session is
-open, and the meter adds their increase since the last report. If the service or an agent pauses, only the use of
-sessions that end during the pause is lost. `SpawnWatch` measures spawns' waits. Both are pure: instants come with the
-reports. `History` runs them and calls the database (`store`) in a thread; `queries` reads the database.
+open, and the meter adds their increase since the last report, with its price and CO2 (`model.quota.Prices`). If the
+service or an agent pauses, only the use of sessions that end during the pause is lost. `SpawnWatch` measures spawns'
+waits. Both are pure: instants come with the reports. `History` runs them and calls the database (`store`) in a thread;
+`queries` reads the database.
 """
 
 from __future__ import annotations

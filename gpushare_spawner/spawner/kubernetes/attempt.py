@@ -315,7 +315,7 @@ class PodAttempt(SpawnAttempt[PodReservation]):
 
     def __init__(self, overrides: Overrides, give_back: Callable[[PodReservation, bool], None]) -> None:
         super().__init__(overrides)
-        self.retries = SpawnProgress()
+        self.retry_events = SpawnProgress()
         """Events about nodes that refused the pod, shown among the pod's own events."""
         self.preferred_node = ""
         """Node that a pod without a GPU prefers; empty: none."""
@@ -369,13 +369,13 @@ class PodAttempt(SpawnAttempt[PodReservation]):
             async for event in self.progress.events():
                 yield event
         if self.template is not None:
-            of_pod = interleaved(of_pod, self.retries.events())
+            of_pod = interleaved(of_pod, self.retry_events.events())
         async for event in of_pod:
             yield event
 
     def cancel(self) -> None:
         super().cancel()
-        self.retries.end()
+        self.retry_events.end()
 
 
 START_ATTEMPTS = 4
@@ -487,7 +487,7 @@ class PodLauncher:
         if last or not error.elsewhere:
             message = words.not_admitted(str(error), START_ATTEMPTS if last else None)
             raise SpawnRefused(message, reason="not-admitted", status=503, retry_after=60)
-        self.attempt.retries.add(words.another_place(str(error)))
+        self.attempt.retry_events.add(words.another_place(str(error)))
 
     def _let_arrive(self) -> None:
         share = self.attempt.reservation

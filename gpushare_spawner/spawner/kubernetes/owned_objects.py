@@ -230,7 +230,7 @@ class PodObjects:
         if not perhaps_created:
             self.reservations.give_back(share)
             return
-        self.reservations.perhaps_created(share)
+        self.reservations.keep_place_of(share)
         self.reservations.in_background(self._remove_late_pod(share.token))
 
     async def _remove_late_pod(self, token: str) -> None:

@@ -180,7 +180,7 @@ class PodReservations(Reservations[PodReservation]):
         if self._in_flight.pop(reservation.token, None) is not None:
             self.place_soon()
 
-    def perhaps_created(self, reservation: PodReservation) -> None:
+    def keep_place_of(self, reservation: PodReservation) -> None:
         """Keep the place of a failed start, because its pod may exist. Once the pod appears, its annotations count."""
         allocation = self._in_flight.pop(reservation.token, None)
         if allocation is not None:

@@ -424,7 +424,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
                 with attempt.starting():
                     return await self._start_chosen(attempt)
         finally:
-            attempt.retries.end()
+            attempt.retry_events.end()
 
     async def _start_chosen(self, attempt: PodAttempt) -> Any:
         choice, template = attempt.choice, attempt.template
@@ -434,7 +434,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             return await self._kubespawner.start_pod()
         patience = min(self.queue_timeout, self.start_timeout / 2)
         pod = ServerPod(
-            reserve=lambda: self._reserve(choice, template, patience, attempt.retries),
+            reserve=lambda: self._reserve(choice, template, patience, attempt.retry_events),
             start=lambda: self._start_pod(attempt),
             remove=lambda: self._pod_objects.remove_own(self.pod_name, self._stop_pod),
             read=self._pod,

@@ -61,7 +61,7 @@ class FakeReservations:
     def give_back(self, share: PodReservation) -> None:
         self.given_back.append(share.token)
 
-    def perhaps_created(self, share: PodReservation) -> None:
+    def keep_place_of(self, share: PodReservation) -> None:
         self.lingering.append(share.token)
 
     def arrived(self, share: PodReservation, pod: Any) -> bool:

@@ -107,8 +107,8 @@ async def test_the_placement_is_told_before_the_pods_events(attempt: PodAttempt)
 
 async def test_nodes_that_refuse_the_pod_are_told_beside_its_events(attempt: PodAttempt) -> None:
     attempt.choice = Choice(Profile.of_template(HALF))
-    attempt.retries.add("Looking for another node.")
-    attempt.retries.end()
+    attempt.retry_events.add("Looking for another node.")
+    attempt.retry_events.end()
     heard: list[str] = []
 
     async def until_refused() -> AsyncIterator[dict[str, Any]]:

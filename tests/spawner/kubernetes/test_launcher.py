@@ -72,8 +72,8 @@ class Launch:
         self.removed += 1
 
     async def told(self) -> list[str]:
-        self.attempt.retries.end()
-        return [event["message"] async for event in self.attempt.retries.events()]
+        self.attempt.retry_events.end()
+        return [event["message"] async for event in self.attempt.retry_events.events()]
 
 
 def refused() -> NotAdmitted:

@@ -304,7 +304,7 @@ static uint64_t held_step(struct gpu *gpu, uint64_t now) {
 bool lease_device_quiet(const struct gpu *gpu, uint64_t now) {
     const struct lease *lease = &leases[gpu->index];
     if (lease->state == HELD) return burst_quiet_time(gpu, now) > 0;
-    return lease->state != SHUTTING && !atomic_load(&gpu->gate_state);
+    return lease->state != SHUTTING && atomic_load(&gpu->gate_state) == GATE_SHUT;
 }
 
 bool lease_is_none(const struct gpu *gpu) {
@@ -321,7 +321,7 @@ void lease_resume(struct gpu *gpu, bool work_possible) {
 
 static uint64_t requested_step(struct gpu *gpu, uint64_t now) {
     uint64_t until = lease_of(gpu)->requested_at + ANSWER_PATIENCE;
-    if (atomic_load(&gpu->gate_state)) return UINT64_MAX; /* it was opened when the patience ended */
+    if (atomic_load(&gpu->gate_state) != GATE_SHUT) return UINT64_MAX; /* it was opened when the patience ended */
     if (now < until) return until;
     log_line(LOG_ERROR, "the agent has not answered for %d s; work on GPU %d continues without a lease",
              (int)(ANSWER_PATIENCE / SECOND), gpu->index);
