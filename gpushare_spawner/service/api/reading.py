@@ -244,11 +244,16 @@ async def advice(call: Call[AdviceQuery, Nothing]) -> answers.AdviceAnswer:
     if only is not None and call.query.user not in ("", only):
         raise ApiError(403, "forbidden", words.NOT_YOURS)
     user = only if only is not None else call.query.user or None
-    records = await _query_history(call, lambda connection: advice_of(connection, user))
-    return answers.AdviceAnswer(
-        advice=tuple(answers.AdviceEntry(**{**asdict(record), "text": words.advice(record)}) for record in records),
-        sums=tuple(answers.AdviceSum(**asdict(entry)) for entry in sums_of(records, call.services.actions.clock())),
-    )
+
+    def answer(connection: Connection) -> answers.AdviceAnswer:
+        records, now = advice_of(connection, user), call.services.actions.clock()
+        return answers.AdviceAnswer(
+            advice=tuple(answers.AdviceEntry(**{**asdict(record), "text": words.advice(record)}) for record in records),
+            sums=tuple(answers.AdviceSum(**asdict(entry)) for entry in sums_of(records, now)),
+        )
+
+    # in the history's thread: for 5,000 users, this takes longer than the event loop may stand still
+    return await _query_history(call, answer)
 
 
 def _period(call: Call[Any, Any]) -> Period:

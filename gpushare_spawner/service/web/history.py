@@ -327,7 +327,12 @@ class HistoryPage(Page):
             actions=[action for _, action in newest],
             of_nodes=OF_NODES,
             advice_sums=sums_of(advised, time.time())[:MOST_ROWS],
-            advice=[(record.template, text) for record in advised if (text := words.advice(record))],
+            # admins see the sums
+            advice=[
+                (record.template, text)
+                for record in (() if viewer.sees_all else advised)
+                if (text := words.advice(record))
+            ],
             csv=f"api/v1/history?since={since:.0f}&until={until:.0f}&by={','.join(by)}&format=csv",
             problem=history.problem if viewer.sees_all else "",
             currency=history.currency if any(entry.amounts.cost or entry.amounts.saved for entry in sums) else "",

@@ -38,6 +38,7 @@ from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web import history as answers
 from gpushare_spawner.service.web.app import Page
 from gpushare_spawner.service.web.history import HEIGHT
+from gpushare_spawner.wording import service as words
 from gpushare_spawner.wording.service import UNAVAILABLE
 from tests.service.conftest import deciding
 from tests.service.dashboards import NO_AGENT
@@ -384,6 +385,22 @@ async def with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     await kept.set_advice(advised("eve", "half", "ml", advised_units=50))
     async for client in serving(kept, monkeypatch):
         yield client
+
+
+async def test_advice_for_all_users_is_put_into_words_beside_the_event_loop(
+    with_advice: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+    sentence = words.advice
+
+    def noted(size: AdviceRecord) -> str:
+        threads.add(threading.current_thread())
+        return sentence(size)
+
+    monkeypatch.setattr(words, "advice", noted)
+    answer = await with_advice.get("api/v1/advice")
+    assert (answer.code, len(threads)) == (200, 1)
+    assert threading.current_thread() not in threads
 
 
 async def test_users_get_their_own_advice_only(with_advice: Client) -> None:
