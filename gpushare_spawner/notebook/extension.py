@@ -199,7 +199,9 @@ class CellWatch:
             if header["msg_type"] == "execute_input":
                 before = self._executions.get(message_id)
                 execution = before or self._execution(message_id, kernel_id, content["code"])
-                if before is None:  # from another frontend, or from before this watch
+                if before is None:  # from another frontend, from before this watch, or one of too many that wait
+                    submitted = self.known.get(execution.number, execution)
+                    execution = replace(execution, cell_id=submitted.cell_id)
                     self._tell(CellEvent.SUBMITTED, execution)
                 count, subshell = int(content.get("execution_count") or 0), str(parent.get("subshell_id") or "")
                 for other in [*self._executions.values()]:

@@ -279,3 +279,28 @@ async def test_cells_of_a_gateways_kernels_are_not_reported() -> None:
     message = {"header": {"msg_type": "execute_request", "msg_id": "m"}, "metadata": {}, "content": {"code": "1"}}
     watch.received("k", None, json.dumps(message))
     assert (events, watch._streams) == ([], {})
+
+
+def test_each_cell_of_a_long_notebook_that_runs_as_a_whole_is_known() -> None:
+    stream = SimpleNamespace(on_recv=lambda _: None, close=lambda: None)
+    session = SimpleNamespace(feed_identities=lambda message: ([], message), unpack=lambda part: part)
+    kernel = SimpleNamespace(ports=[1], connect_iopub=lambda: stream, session=session, provisioner=None)
+    kernels = SimpleNamespace(list_kernel_ids=lambda: ["k"], get_kernel=lambda _: kernel)
+    watch = CellWatch(kernels, SimpleNamespace(tell_cell=lambda *_: None))  # type: ignore[arg-type]
+    for number in range(400):
+        header = {"msg_type": "execute_request", "msg_id": str(number)}
+        watch.received(
+            "k",
+            None,
+            json.dumps({"header": header, "metadata": {"cellId": f"cell {number}"}, "content": {"code": "1"}}),
+        )
+    for number in range(400):
+        parent = {"msg_id": str(number)}
+        for kind, content in (
+            ("execute_input", {"code": "1", "execution_count": 1}),
+            ("status", {"execution_state": "idle"}),
+        ):
+            watch._from_kernel("k", kernel, ["", {"msg_type": kind}, parent, {}, content])
+    assert [watch.known[number_of(str(number))].cell_id for number in range(400)] == [
+        f"cell {number}" for number in range(400)
+    ]
