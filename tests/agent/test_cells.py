@@ -100,6 +100,15 @@ def test_false_reports_of_cells_that_run_at_once_are_bounded_and_cost_little() -
     assert sum(row.gpu_seconds for row in status.cells) + status.outside_seconds == pytest.approx(12.8)
 
 
+def test_a_running_execution_goes_on_while_many_wait() -> None:
+    cells = Cells()
+    cell = cells.received(report(STARTED, 1), 1, 10.0)
+    for number in range(2, 2 * MOST_UNFINISHED):
+        cells.received(report(SUBMITTED, number), 1, 10.0)
+    assert cell is not None
+    assert (cell.running, len(cells.unfinished)) == (True, MOST_UNFINISHED)
+
+
 def test_the_processes_of_a_cell_are_its_kernel_and_the_kernels_descendants() -> None:
     cells = Cells()
     cell = cells.received(report(STARTED, 1, pid=50), 1, 10.0)

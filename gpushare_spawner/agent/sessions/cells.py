@@ -166,7 +166,7 @@ class Cells:
                 if len(running) > MOST_RUNNING:
                     self._end(running[0], now)
             if len(self._unfinished) > MOST_UNFINISHED:
-                self._end(next(iter(self._unfinished.values())), now)
+                self._end(next(other for other in self._unfinished.values() if not other.running), now)
         return cell if new or before != (cell.started_at, cell.ended_at) else None
 
     def server_left(self, server: int, now: float) -> None:
