@@ -109,6 +109,15 @@ def test_a_running_execution_goes_on_while_many_wait() -> None:
     assert (cell.running, len(cells.unfinished)) == (True, MOST_UNFINISHED)
 
 
+def test_ended_executions_that_are_reported_to_go_on_are_bounded() -> None:
+    cells = Cells()
+    for number in range(1, 3 * MOST_UNFINISHED):
+        cells.received(report(STARTED, number), 1, 10.0)
+        for before in range(max(1, number - 20), number):
+            cells.received(report(STARTED, before), 1, 10.0)
+    assert len(cells.unfinished) == MOST_RUNNING
+
+
 def test_the_processes_of_a_cell_are_its_kernel_and_the_kernels_descendants() -> None:
     cells = Cells()
     cell = cells.received(report(STARTED, 1, pid=50), 1, 10.0)

@@ -162,9 +162,9 @@ class Cells:
             if report.event is CellEvent.STARTED and cell.started_at is None:
                 cell.started_at = max(at, cell.submitted_at)
                 self._note_peak(cell)
-                running = [other for other in self._unfinished.values() if other.running]
-                if len(running) > MOST_RUNNING:
-                    self._end(running[0], now)
+            running = [other for other in self._unfinished.values() if other.running]
+            if len(running) > MOST_RUNNING:
+                self._end(running[0], now)
             if len(self._unfinished) > MOST_UNFINISHED:
                 self._end(next(other for other in self._unfinished.values() if not other.running), now)
         return cell if new or before != (cell.started_at, cell.ended_at) else None
