@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.session_socket import MALFORMED
-from gpushare_spawner.agent.sessions.cells import MOST_FINISHED, MOST_RUNNING, MOST_UNFINISHED, Cell, CellReport, Cells
+from gpushare_spawner.agent.sessions.cells import (
+    LONGEST_JOINED,
+    MOST_FINISHED,
+    MOST_RUNNING,
+    MOST_UNFINISHED,
+    Cell,
+    CellReport,
+    Cells,
+)
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.arbiter.session import ArbiterSettings
 from gpushare_spawner.model.frames import CellEvent, Feature, Kind, QueryTopic, Role
@@ -267,6 +275,21 @@ def test_short_cells_have_their_use_though_many_others_ran_before_it_was_settled
     status = cells.status([], 12.0, 12.0)
     assert status.outside_seconds == 0.0
     assert [cell.gpu_seconds for cell in status.cells] == pytest.approx([0.01] * 80)
+
+
+def test_many_spans_of_unsettled_use_are_divided_as_few() -> None:
+    cells = Cells()
+    cells.process_joined(1, [50])
+    cell = started(cells, 1, at=11.0)
+    spans = [("gpu", client, 10 + at / 1000, 10 + (at + 1) / 1000, 0.0005) for at in range(2000) for client in (1, 2)]
+    parts = []
+    divide = cells._parts
+    cells._parts = lambda *interval: parts.append(interval) or divide(*interval)  # type: ignore[method-assign, func-returns-value]
+    status = cells.status(spans, 12.0, 12.0)
+    assert [row.gpu_seconds for row in status.cells] == pytest.approx([0.5])
+    assert (status.gpu_seconds, status.outside_seconds) == pytest.approx((2.0, 1.5))
+    assert cell.gpu_seconds == 0.0
+    assert len(parts) <= 2 * (2.0 / LONGEST_JOINED + 1)
 
 
 def test_waits_and_peaks_belong_to_the_running_cells_of_the_process() -> None:

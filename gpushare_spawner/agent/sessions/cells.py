@@ -36,6 +36,8 @@ LONGEST_REST = 10.0
 for their end; a thread that works for longer is no part of the cell."""
 QUIET = 0.001
 """Seconds without use from which the next use is new work, so that the previous cell has not left it running."""
+LONGEST_JOINED = 0.25
+"""Seconds in which a client's latest use counts as even, until it is settled."""
 LATEST_EVENT = 5.0
 """Maximum seconds between an event and its report: a notebook server can be busy with a cell's output."""
 
@@ -328,7 +330,7 @@ class Cells:
         """
         sums, work = _Sums(**vars(self._sums)), dict(self._work)
         extra: dict[int, list[float]] = {}
-        for gpu, client, since, until, seconds in unsettled:
+        for gpu, client, since, until, seconds in _joined(unsettled):
             sums.total += seconds
             for cell, part, divided in self._parts(
                 client, self._work_of(work, gpu, client, since, until), since, until
@@ -371,6 +373,24 @@ class Cells:
     def clear(self) -> None:
         """Drop the executions and the sums of an earlier opening of the session. Its processes stay."""
         self._unfinished, self._finished, self._past, self._sums = {}, {}, {}, _Sums()
+
+
+def _joined(
+    unsettled: Iterable[tuple[str, int | None, float, float, float]],
+) -> list[tuple[str, int | None, float, float, float]]:
+    """Join each client's continuous use up to `LONGEST_JOINED`: many processes with many events have many spans."""
+    last: dict[tuple[str, int | None], int] = {}
+    joined: list[tuple[str, int | None, float, float, float]] = []
+    for gpu, client, since, until, seconds in unsettled:
+        place = last.get((gpu, client))
+        if place is not None:
+            _, _, begun, ended, before = joined[place]
+            if since - ended <= QUIET and until - begun <= LONGEST_JOINED:
+                joined[place] = gpu, client, begun, until, before + seconds
+                continue
+        last[gpu, client] = len(joined)
+        joined.append((gpu, client, since, until, seconds))
+    return joined
 
 
 def _runs(cell: Cell, at: float) -> bool:
