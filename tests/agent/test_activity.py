@@ -21,7 +21,7 @@ class Machine:
         self.pause = pause
         self.known = SimpleNamespace(
             running=False, waiting=False, last_activity=5.0, gpu_seconds=1.0, memory_bytes=0, resident_bytes=0,
-            delivered=NOTHING,
+            delivered=NOTHING, guesses_used=0, guesses_unused=0,
         )  # fmt: skip
 
     def now(self) -> float:

@@ -96,7 +96,7 @@ def test_memory_stays_plain_and_is_reported_as_plain(start: Start, agent: Script
         GPUSHARE_ENGINE="suspend",
     )
     peer = agent.peer()
-    assert present(peer.hello).fields[3] == FEATURES | Feature.RESERVE
+    assert present(peer.hello).fields[3] == FEATURES | Feature.RESERVE | Feature.PAGE_IN
     assert client.hear() == [0, 0]
     assert client.hear() == 1
     deadline = time.monotonic() + 5

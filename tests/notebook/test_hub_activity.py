@@ -40,5 +40,7 @@ def test_it_runs_where_another_layer_gives_the_gpu(monkeypatch: pytest.MonkeyPat
     begun: list[Any] = []
     app = SimpleNamespace(settings={"base_url": "/"}, add_handlers=lambda host, handlers: None)
     loop = SimpleNamespace(add_callback=lambda *work: begun.append(work[0]))
-    extension._load_jupyter_server_extension(SimpleNamespace(log=None, web_app=app, io_loop=loop))
+    extension._load_jupyter_server_extension(
+        SimpleNamespace(log=None, web_app=app, io_loop=loop, kernel_manager=SimpleNamespace())
+    )
     assert (extension._start in begun) is started
