@@ -36,7 +36,7 @@ static uint64_t walks;
 static struct paged_out {
     uint64_t number; /* the allocation's number, because a later allocation may have the same address; 0: the slot is
                         free */
-    uint64_t move; /* the number of the move */
+    uint64_t move;   /* the number of the move */
     CUdeviceptr at;
     size_t bytes;
 } *paged_out;
@@ -162,11 +162,12 @@ static bool visit(void *closure, CUcontext handle, CUdeviceptr at, size_t bytes,
     }
     uint64_t left = move->target - move->begun;
     if (bytes > left) bytes = left;
+    if (move->to_device) at += part->bytes - bytes; /* of a part that does not fit, the end: the table keeps the rest */
     if (prefetch(move, at, bytes) == CUDA_SUCCESS) {
         move->begun += bytes;
         move->in_window += bytes;
         if (move->to_device)
-            part->bytes = 0;
+            part->bytes -= bytes;
         else
             paged_out_add(at, bytes, number, move->number);
     }
