@@ -240,6 +240,11 @@ class BudgetState(MessagePart):
         """The fraction that is left, from 0 to 1."""
         return self.left / self.hours if self.hours else 0.0
 
+    @cached_property
+    def shown(self) -> tuple[str, str, float, bool, float]:
+        """What a page shows of it. The use grows constantly, so pages show it in steps of 1 %."""
+        return self.account, self.user, self.hours, self.used_up, round(self.part_left, 2)
+
 
 class BudgetStates(MessagePart):
     """The file in which the service writes the state of all budgets for the hub's form."""

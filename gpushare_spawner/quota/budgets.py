@@ -133,6 +133,8 @@ class BudgetUse:
     def __init__(self, accounts: QuotaAccounts) -> None:
         self.accounts = accounts
         self._counted: dict[Owner, _Counted] = {}
+        self._charged: dict[Owner, list[_Counted]] = {}
+        """What sessions of an account and a user use."""
 
     def earliest(self, now: float) -> float:
         """Return the earliest instant from which use counts in a budget now, in seconds since the epoch."""
@@ -146,46 +148,57 @@ class BudgetUse:
     def add(self, uses: Iterable[GpuTimeUse]) -> None:
         """Add GPU time to the budgets that count it. Amounts of one hour can come in several parts."""
         for use in uses:
-            account = self.accounts.find(use.account, use.user)
-            for counted in self._of(account, use.user):
+            for counted in self._charged_for(use.account, use.user):
                 for budget, window in counted.budgets:
                     amount = use.held if budget.counted == "held" else use.delivered
                     window.add(use.start, use.length, amount)
 
     def states(self, account: Account, user: str, now: float, grants: Iterable[Grant] = ()) -> list[BudgetState]:
         """Return the budgets that a user's server in an account uses, those of groups around it too."""
-        granted = tuple(grants)
+        granted = _granted(grants, now)
         return [state for counted in self._of(account, user) for state in _states(counted, now, granted)]
 
-    def all_states(self, now: float, grants: Iterable[Grant] = ()) -> list[BudgetState]:
-        """Return the budgets of all accounts in the file, and those of users that have any use."""
-        granted = tuple(grants)
+    def all_states(self, now: float, grants: Iterable[Grant] = ()) -> Iterator[BudgetState]:
+        """Yield the budgets of all accounts in the file, and those of users that have any use."""
+        granted = _granted(grants, now)
         for account in self.accounts.named():
             self._owned(account, "")
-        for grant in granted:
-            self._owned(self.accounts.find(grant.account, grant.user), grant.user)
-        return [state for counted in self._counted.values() for state in _states(counted, now, granted)]
+        for account_key, user in granted:
+            self._owned(self.accounts.find(account_key, user), user)
+        for counted in [*self._counted.values()]:
+            yield from _states(counted, now, granted)
 
     def used_up(self, sessions: Iterable[Owner], now: float, grants: Iterable[Grant] = ()) -> dict[Owner, list[Owner]]:
         """Return the accounts and users of sessions with a used-up budget, each with the owners of such budgets."""
-        granted, over = tuple(grants), dict[Owner, list[Owner]]()
+        granted, over = _granted(grants, now), dict[Owner, list[Owner]]()
+        checked: dict[Owner, bool] = {}
         for key, user in set(sessions):
-            counted = [
-                counted
-                for counted in self._of(self.accounts.find(key, user), user)
-                if _is_used_up(counted, now, granted)
-            ]
-            if counted:
-                over[key, user] = [(level.account.key, level.user) for level in counted]
+            for counted in self._charged_for(key, user):
+                owner = counted.account.key, counted.user
+                if owner not in checked:
+                    checked[owner] = _is_used_up(counted, now, granted)
+                if checked[owner]:
+                    over.setdefault((key, user), []).append(owner)
         return over
 
-    def is_used_up(self, owner: Owner, now: float, grants: Iterable[Grant] = ()) -> bool:
-        """Return whether a budget of this account, or of this user in it, is used up."""
-        counted = self._counted.get(owner)
-        return counted is not None and _is_used_up(counted, now, tuple(grants))
+    def still_used_up(self, owners: Iterable[Owner], now: float, grants: Iterable[Grant] = ()) -> list[Owner]:
+        """Return those of the accounts, and of the users in them, with a used-up budget of their own."""
+        granted = _granted(grants, now)
+        return [
+            owner
+            for owner in owners
+            if (counted := self._counted.get(owner)) is not None and _is_used_up(counted, now, granted)
+        ]
+
+    def _charged_for(self, key: str, user: str) -> list[_Counted]:
+        charged = self._charged.get((key, user))
+        if charged is None:
+            charged = self._charged[key, user] = self._of(self.accounts.find(key, user), user)
+        return charged
 
     def _of(self, account: Account, user: str) -> list[_Counted]:
-        owners = [(level, owner) for level in account.path for owner in ("", user)]
+        # the history forgets users before groups
+        owners = [(level, owner) for level in account.path for owner in (("", user) if user else ("",))]
         return [counted for level, owner in owners if (counted := self._owned(level, owner)) is not None]
 
     def _owned(self, account: Account, user: str) -> _Counted | None:
@@ -198,8 +211,8 @@ class BudgetUse:
         return self._counted[key]
 
 
-def _is_used_up(counted: _Counted, now: float, grants: Sequence[Grant]) -> bool:
-    granted = _granted(counted.account.key, counted.user, grants, now)
+def _is_used_up(counted: _Counted, now: float, grants: Mapping[Owner, float]) -> bool:
+    granted = grants.get((counted.account.key, counted.user), 0.0)
     for budget, window in counted.budgets:
         begin, end = budget.bounds(now)
         left = budget.hours + granted - window.used(now) / HOUR
@@ -208,9 +221,9 @@ def _is_used_up(counted: _Counted, now: float, grants: Sequence[Grant]) -> bool:
     return False
 
 
-def _states(counted: _Counted, now: float, grants: Sequence[Grant]) -> Iterator[BudgetState]:
+def _states(counted: _Counted, now: float, grants: Mapping[Owner, float]) -> Iterator[BudgetState]:
     """Yield the budgets of an account, or of a user in it, without terms that have not begun or are over."""
-    granted = _granted(counted.account.key, counted.user, grants, now)
+    granted = grants.get((counted.account.key, counted.user), 0.0)
     for budget, window in counted.budgets:
         begin, end = budget.bounds(now)
         if budget.term is None or begin <= now < end:
@@ -243,11 +256,16 @@ def states_shown(
             states = written.get((level.key, owner), ())
             if not states:
                 unused = _Counted(level, owner, [(budget, WindowUse(budget)) for budget in budgets])
-                states = list(_states(unused, now, ()))
+                states = list(_states(unused, now, {}))
             shown.extend(states)
     return sorted(shown, key=lambda state: state.part_left)
 
 
-def _granted(account: str, user: str, grants: Sequence[Grant], now: float) -> float:
-    mine = (grant for grant in grants if (grant.account, grant.user) == (account, user))
-    return sum(grant.hours for grant in mine if grant.since <= now < grant.until)
+def _granted(grants: Iterable[Grant], now: float) -> dict[Owner, float]:
+    """Return the GPU-hours that are granted now."""
+    hours: dict[Owner, float] = {}
+    for grant in grants:
+        if grant.since <= now < grant.until:
+            owner = grant.account, grant.user
+            hours[owner] = hours.get(owner, 0.0) + grant.hours
+    return hours

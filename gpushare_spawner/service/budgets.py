@@ -16,6 +16,7 @@ from pathlib import Path
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, MessageRequest
 from gpushare_spawner.model.controls import Message, MessageCause
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import BudgetState, BudgetStates, Quotas
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.quota.accounts import Account, AccountKind, QuotaAccounts
@@ -43,6 +44,8 @@ NOTIFY_EVERY = 60.0
 """Seconds between messages to sessions, and between writes of the hub's file."""
 MOST_MESSAGES = 100
 """Maximum number of messages in that time. Our choice: each is a request to an agent or to Kubernetes."""
+STATES_OF_STEP = 500
+"""Budgets whose state is computed at once: a few milliseconds."""
 GRANT = "grant"
 """The name of a grant in the history."""
 
@@ -57,6 +60,8 @@ class Budgets:
         self._file = file
         self._use: BudgetUse | None = None
         self._grants: list[Grant] = []
+        self._read_to = float("-inf")
+        """Time of the last check. A clock that was ahead has made use leave its windows, so it is read again."""
         self._since: dict[Owner, float] = {}
         """When each used-up budget was first found to be used up, in seconds since the epoch."""
         self._states: tuple[tuple[BudgetUse, tuple[Grant, ...]], float, list[BudgetState]] | None = None
@@ -73,6 +78,7 @@ class Budgets:
         while True:
             try:
                 await self.refresh()
+                await self._renew_states()
                 if self._context.clock() - self._notified_at >= NOTIFY_EVERY:
                     self._notified_at = self._context.clock()
                     await self.notify()
@@ -87,8 +93,9 @@ class Budgets:
             self._use, self.problem = None, ""
         elif self._history is None:
             self._not_in_force(words.BUDGETS_NEED_HISTORY)
-        elif self._use is None or self._use.accounts.quotas != quotas:
+        elif self._use is None or self._use.accounts.quotas != quotas or self._context.clock() < self._read_to:
             await self._load(quotas, self._history)
+        self._read_to = self._context.clock()
 
     async def _load(self, quotas: Quotas, history: History) -> None:
         use, now = BudgetUse(QuotaAccounts(quotas)), self._context.clock()
@@ -112,17 +119,18 @@ class Budgets:
     def used_up(self, sessions: Iterable[SessionReport]) -> Mapping[str, float] | None:
         """Return the sessions with a used-up budget by id, and since when, in seconds since the epoch.
 
-        None: unknown, because the use is not read yet, or the database does not answer.
+        None: unknown, because the use is not read yet, or the database does not answer. Sessions on other layers than
+        native have no tiers, so they keep their units.
         """
         if self._use is None:
             quotas = self._context.quotas()
             return None if quotas is not None and quotas.has_budgets and self._history is not None else {}
         now, by_owner = self._context.clock(), dict[Owner, list[str]]()
         for session in sessions:
-            if session.confirmed and session.gpus:
+            if session.confirmed and session.gpus and session.layer is LayerName.NATIVE:
                 by_owner.setdefault((session.quota, session.user), []).append(session.id)
         over = self._use.used_up(by_owner, now, self._grants)
-        still = (owner for owner in self._since if self._use.is_used_up(owner, now, self._grants))
+        still = self._use.still_used_up(self._since, now, self._grants)
         budgets = {*still, *(budget for owners in over.values() for budget in owners)}
         self._since = {budget: self._since.get(budget, now) for budget in budgets}
         since = {owner: min(self._since[budget] for budget in of) for owner, of in over.items()}
@@ -149,14 +157,25 @@ class Budgets:
     def states(self) -> list[BudgetState]:
         """Return the state of each budget: of all accounts in the file, and of users with any use.
 
-        The result is up to `EVERY` seconds old, because pages ask every second.
+        The result is some `EVERY` seconds old, because pages ask every second.
         """
         if self._use is None:
             return []
         now, key = self._context.clock(), (self._use, tuple(self._grants))
-        if self._states is None or self._states[0] != key or not 0 <= now - self._states[1] < EVERY:
-            self._states = key, now, self._use.all_states(now, self._grants)
+        if self._states is None or self._states[0] != key or not 0 <= now - self._states[1] < 3 * EVERY:
+            self._states = key, now, list(self._use.all_states(now, self._grants))
         return self._states[2]
+
+    async def _renew_states(self) -> None:
+        """Make the result of `states` anew, in small steps: thousands of users' budgets take a tenth of a second."""
+        if self._use is None:
+            return
+        now, key, states = self._context.clock(), (self._use, tuple(self._grants)), list[BudgetState]()
+        for state in self._use.all_states(now, self._grants):
+            states.append(state)
+            if len(states) % STATES_OF_STEP == 0:
+                await asyncio.sleep(0)
+        self._states = key, now, states
 
     def of_session(self, session: SessionReport) -> list[BudgetState]:
         """Return the budgets that a session uses."""
@@ -238,7 +257,13 @@ class Budgets:
         """Return the account if it has budgets of its own or, for a user, of each user. Raises ActionRefused."""
         if self._use is not None:
             account = self._use.accounts.find(key, user)
-            if account.quota.per_user.budget if user else account.quota.budget:
+            # a user's own account has no other users, and other keys than those listed have no sessions
+            exists = (
+                account.key == key
+                and account.name
+                and (account.kind is AccountKind.GROUP or user in ("", account.name))
+            )
+            if exists and (account.quota.per_user.budget if user else account.quota.budget):
                 return account
         raise ActionRefused(self.problem or words.no_budget(key, user), RefusalCode.BAD_REQUEST)
 
@@ -247,6 +272,7 @@ class Budgets:
         try:
             await self._history.grant(grant)
             self._grants = await self._history.grants()
+            await self._renew_states()
         except HistoryFailed as error:
             raise ActionRefused(words.budgets_unknown(""), RefusalCode.CAPACITY, to_admins=str(error)) from error
         self._notified_at = float("-inf")

@@ -103,8 +103,8 @@ def test_several_budgets_apply_together() -> None:
     assert (day.used_up, week.used_up) == (False, True)
     owners = [("user:ann", "ann"), ("default:bob", "bob")]
     assert of.used_up(owners, BEGIN + 31 * HOUR) == {("user:ann", "ann"): [("user:ann", "")]}
-    assert of.is_used_up(("user:ann", ""), BEGIN + 31 * HOUR)
-    assert not of.is_used_up(("user:bob", ""), BEGIN + 31 * HOUR)
+    accounts = [("user:ann", ""), ("user:bob", ""), ("user:eve", "")]
+    assert of.still_used_up(accounts, BEGIN + 31 * HOUR) == [("user:ann", "")]
 
 
 def test_a_term_counts_its_days_and_ends_with_them() -> None:
@@ -163,3 +163,11 @@ def test_days_of_a_long_history_keep_their_sum() -> None:
     counting = WindowUse(budget(window="month"))
     counting.add(BEGIN, DAY, 24 * HOUR)
     assert counting.used(BEGIN + 2 * DAY) == pytest.approx(24 * HOUR)
+
+
+def test_old_use_without_a_users_name_counts_once_for_its_groups() -> None:
+    of = counted(DEPARTMENT, use(1, 2, user=""), use(2, 1))
+    now = states(of, "group:optics", "ann", 5)
+    assert {owner: state.used for owner, state in now.items()} == pytest.approx(
+        {("group:optics", ""): 3, ("group:optics", "ann"): 1, ("group:physics", ""): 3}
+    )

@@ -11,6 +11,7 @@ import pytest
 
 from gpushare_spawner.model.control import TierRequest
 from gpushare_spawner.model.controls import MessageCause
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import BudgetStates, Quotas
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Template
@@ -27,7 +28,8 @@ from tests.service.conftest import HOUR, MINUTE, Clock
 from tests.service.fake_agent import FakeAgent
 
 ADMIN = Actor("root", is_admin=True)
-QUOTAS = {"groups": {"optics": {"guarantee": 1, "budget": {"hours": 1, "window": "day"}}}, "reclaim": {"notice": "1m"}}
+BUDGET = {"hours": 1, "window": "day"}
+QUOTAS = {"groups": {"optics": {"guarantee": 1, "budget": BUDGET}}, "reclaim": {"notice": "1m"}}
 
 
 class Service:
@@ -221,6 +223,12 @@ async def test_grants_that_cannot_be_are_refused(service: MakeService, clock: Cl
     for owner, until in ((("group:other", ""), clock() + 1), (("group:optics", "ann"), clock() + 1)):
         with pytest.raises(ActionRefused, match="GET quotas lists all budgets"):
             await running.budgets.grant(owner, ADMIN, 1.0, until)
+    running.quotas = Quotas.model_validate({"default": {"budget": BUDGET, "per_user": {"budget": BUDGET}}} | QUOTAS)
+    await running.budgets.refresh()
+    for owner in (("optics", ""), ("grop:optics", "ann"), ("default:", ""), ("default:eve", "ann")):
+        with pytest.raises(ActionRefused, match="GET quotas lists all budgets"):
+            await running.budgets.grant(owner, ADMIN, 1.0, clock() + 1)
+    assert (await running.budgets.grant(("default:eve", "eve"), ADMIN, 1.0, clock() + 1)).changed
     with pytest.raises(ActionRefused, match="give a time in the future"):
         await running.budgets.grant(("group:optics", ""), ADMIN, 1.0, clock())
 
@@ -307,3 +315,47 @@ async def test_a_service_that_has_not_read_the_use_yet_leaves_sessions_as_they_a
     again.quotas = Quotas()
     await again.minute(2)
     assert not agent.sessions[ann].background, "budgets were removed from the file"
+
+
+async def test_a_clock_that_was_ahead_for_a_while_gives_no_hours_back(
+    service: MakeService, agent: FakeAgent, clock: Clock
+) -> None:
+    ann = agent.add("ann", quota="group:optics")
+    running = service()
+    await work(running, agent, 3 * 60, ann)
+    [before] = running.budgets.states()
+    clock.forward(48 * HOUR)
+    await running.budgets.refresh()
+    assert running.budgets.states()[0].used == 0
+    clock.forward(-48 * HOUR)
+    await running.budgets.refresh()
+    assert running.budgets.states()[0].used == pytest.approx(before.used, rel=0.05)
+
+
+async def test_a_group_counts_use_whose_users_the_history_has_forgotten(
+    service: MakeService, agent: FakeAgent, clock: Clock
+) -> None:
+    budget = {"hours": 1, "window": "week"}
+    quotas = {"groups": {"optics": {"budget": budget, "per_user": {"budget": budget}}}}
+    ann = agent.add("ann", quota="group:optics")
+    running = service(quotas)
+    await work(running, agent, 3 * 60, ann)
+    used = {(state.account, state.user): state.used for state in running.budgets.states()}
+    agent.sessions.clear()
+    clock.forward(3 * 24 * HOUR)
+    HistoryStore(f"sqlite:///{running.file.parent}/history.sqlite").thin(clock(), detail=0, names=24 * HOUR, keep=0)
+    again = service(quotas)
+    await again.budgets.refresh()
+    [state] = again.budgets.states()
+    assert (state.account, state.user) == ("group:optics", "")
+    assert state.used == pytest.approx(used["group:optics", ""], rel=0.05)
+
+
+async def test_sessions_on_another_layer_have_no_tiers_and_keep_their_units(
+    service: MakeService, agent: FakeAgent
+) -> None:
+    running = service({"groups": {"optics": {"budget": {"hours": 0, "window": "day"}}}})
+    await running.budgets.refresh()
+    ann, bob = agent.add("ann", quota="group:optics"), agent.add("bob", quota="group:optics")
+    agent.change(bob, layer=LayerName.MPS)
+    assert set(running.budgets.used_up(agent.sessions.values()) or ()) == {ann}

@@ -71,7 +71,7 @@ class ServiceSnapshots:
 
 def _changed(before: ServiceSnapshot, after: ServiceSnapshot) -> tuple[Part, ...]:
     sessions = before.templates != after.templates or _sessions_differ(before.decisions, after.decisions)
-    quotas = before.quotas != after.quotas or list(map(_about, before.budgets)) != list(map(_about, after.budgets))
+    quotas = before.quotas != after.quotas or _budgets_differ(before.budgets, after.budgets)
     changes: dict[Part, bool] = {
         "sessions": sessions or quotas,
         # GPUs' units depend on their sessions
@@ -82,9 +82,9 @@ def _changed(before: ServiceSnapshot, after: ServiceSnapshot) -> tuple[Part, ...
     return tuple(part for part in PARTS if changes[part])
 
 
-def _about(state: BudgetState) -> tuple[Any, ...]:
-    """Return what a page shows of a budget. Its use grows constantly, so pages show it in steps of 1 %."""
-    return state.account, state.user, state.hours, state.used_up, round(state.part_left, 2)
+def _budgets_differ(before: Sequence[BudgetState], after: Sequence[BudgetState]) -> bool:
+    # the list is the same for seconds
+    return before is not after and [state.shown for state in before] != [state.shown for state in after]
 
 
 def _sessions_differ(before: Sequence[SessionDecision], after: Sequence[SessionDecision]) -> bool:

@@ -64,7 +64,7 @@ def without_budget(
     reclaimed, free_again, kept_on = dict(needs.reclaimed), set(needs.free_again), set(needs.kept_on)
     notified = rules.model_copy(update={"stop_after": None})
     for session in [session for report in reports for session in report.sessions]:
-        if session.id in used_up and session.gpus and session.layer is LayerName.NATIVE:
+        if session.id in used_up:
             session_rules = NO_NOTICE if session.begun > used_up[session.id] else notified
             reclaimed[session.id] = UnitsNeeded(0, session_rules, IdleCause.BUDGET)
             free_again.discard(session.id)

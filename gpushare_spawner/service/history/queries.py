@@ -96,7 +96,10 @@ def budget_uses(connection: Connection, since: float) -> Iterator[GpuTimeUse]:
     keys = (SUBJECT.c.account, SUBJECT.c.user, USE.c.start, USE.c.length)
     amounts = (func.sum(USE.c.reserved - USE.c.recovered), func.sum(USE.c.used))
     question = select(*keys, *amounts).join_from(USE, SUBJECT).where(USE.c.start + USE.c.length > since)
-    question = question.where(SUBJECT.c.user != "").group_by(*keys).order_by(USE.c.start)
+    # of old time the names are gone, and groups' budgets still count it
+    question = (
+        question.where((SUBJECT.c.user != "") | SUBJECT.c.account.like("group:%")).group_by(*keys).order_by(USE.c.start)
+    )
     # a month of thousands of users does not fit in memory well
     yield from (GpuTimeUse(*row) for row in connection.execution_options(yield_per=1000).execute(question))
 

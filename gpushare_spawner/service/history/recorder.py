@@ -527,8 +527,9 @@ class History:
                 self._meter.observe(report, self.group_of)
             self._add_waits(self._spawns.observe_report(report, started))
             self._note_restored(report)
-        if self._meter is not None:
-            self.counted(self._meter.fresh())
+            if self._meter is not None:
+                self.counted(self._meter.fresh())
+            await asyncio.sleep(0)  # a node's sessions take milliseconds
         if len(reports) == len(snapshots):
             present = {report.node for report in reports}
             self._spawns.forget_nodes(present)
