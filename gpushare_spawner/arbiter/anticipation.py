@@ -38,7 +38,7 @@ keep the memory from others for nothing."""
 SHORTEST_PATIENCE = 10.0
 """Seconds for which a launch is expected, at least: imports take up to 5 s, and twice as long on a busy machine."""
 MAX_KERNELS, MAX_TEXTS, MAX_QUEUED = 16, 256, 256
-"""Remembered kernels of a session, texts and submitted cells of a kernel; the oldest are forgotten."""
+"""Remembered kernels of a session, texts and submitted cells of a kernel: of the cells the first, else the latest."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class _Cell:
 class _Kernel:
     process: int
     """Its pid; a restart changes it."""
-    cells: deque[_Cell] = field(default_factory=lambda: deque(maxlen=MAX_QUEUED))
+    cells: deque[_Cell] = field(default_factory=deque)
     """Submitted cells that have not ended, in the order of submission."""
     all_cells: _Uses = field(default_factory=_Uses)
     texts: dict[int, _Uses] = field(default_factory=dict)
@@ -129,7 +129,8 @@ class CellHistory:
         self._kernels[kernel] = record
         if len(self._kernels) > MAX_KERNELS:
             del self._kernels[next(iter(self._kernels))]
-        if not any(queued.number == cell for queued in record.cells):
+        # the first cell is the running cell: it stays, and cells beyond the limit are not recorded
+        if len(record.cells) < MAX_QUEUED and not any(queued.number == cell for queued in record.cells):
             record.cells.append(_Cell(cell, text))
 
     def started(self, kernel: int, cell: int, now: float) -> None:

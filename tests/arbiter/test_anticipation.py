@@ -7,6 +7,7 @@ import pytest
 from gpushare_spawner.arbiter.anticipation import (
     HEAD_START,
     MAX_KERNELS,
+    MAX_QUEUED,
     MAX_TEXTS,
     SHORTEST_PATIENCE,
     CellHistory,
@@ -137,6 +138,21 @@ def test_cells_in_progress_are_forgotten_with_their_notebook_server_and_what_was
     assert not cells.history.busy(KERNEL)
     cells.submit(1)
     assert cells.expected() is not None
+
+
+def test_running_cell_keeps_its_work_when_more_cells_are_submitted_than_are_kept(cells: Cells) -> None:
+    running = cells.submit(1)
+    cells.history.started(KERNEL, running, cells.now)
+    for _ in range(MAX_QUEUED):
+        cells.submit(2)
+    cells.history.worked((PID,), cells.now + 0.5)
+    cells.now += 2.0
+    cells.history.ended(KERNEL, running, cells.now)
+    cells.history.abandoned()
+    cells.submit(1)
+    expected = cells.expected()
+    assert expected is not None
+    assert expected.probability == 1.0
 
 
 def test_numbers_of_kernels_and_texts_are_bounded() -> None:
