@@ -508,7 +508,7 @@ class History:
         finally:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_PATIENCE):
-                    await asyncio.shield(self.store())
+                    await self.store()
             self._thread.shutdown(wait=False)
             self._store.close()
 
@@ -556,7 +556,7 @@ class History:
         try:
             async with asyncio.timeout(PATIENCE):
                 # a write that hangs continues, and the amounts that it took are returned if it fails
-                await asyncio.shield(self.store())
+                await self.store()
                 return await self._in_thread(lambda: self._store.read(query))
         except TimeoutError:
             raise HistoryFailed(
@@ -621,11 +621,17 @@ class History:
             return otherwise
 
     async def store(self) -> None:
-        """Store the counted amounts. Amounts that cannot be stored are retained for the next call."""
-        async with self._storing:
-            await self._store_counted()
+        """Store the counted amounts. Amounts that cannot be stored are retained for the next call.
+
+        Cancelling it does not end the write, which has taken the amounts: the next call waits for it.
+        """
+        await asyncio.shield(self._store_counted())
 
     async def _store_counted(self) -> None:
+        async with self._storing:
+            await self._store_taken()
+
+    async def _store_taken(self) -> None:
         if self._meter is None and not await self._trying(self._open):
             self._limit()
             return
