@@ -31,7 +31,6 @@ GPUs would take hours.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import multiprocessing
@@ -49,6 +48,7 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement.feed import LedgerFeed
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.request import PlacementRequest
+from gpushare_spawner.plan.answers import pause_of
 
 GB = 10**9
 VRAM, BANDWIDTH, WORKING_SET = 80 * GB, 25e9, 20 * GB
@@ -166,18 +166,12 @@ def largest(name: str) -> tuple[int, dict[int, Delays]]:
 
 GPUS, SESSIONS, UNITS = 32, 301, 25
 RELEASE_AFTER = 300.0
-THINK_QUANTILES = ((0.0, 0.5), (0.5, 3.0), (0.75, 7.0), (0.9, 35.0), (1.0, 700.0))
-"""(part, minutes); between them the logarithm is even."""
 IMMEDIATE = 0.1
 
 
 def think_time(chance: random.Random) -> float:
     """Seconds between two tasks."""
-    part = chance.random()
-    for (low, short), (high, long) in itertools.pairwise(THINK_QUANTILES):
-        if part <= high:
-            return 60 * short * math.pow(long / short, (part - low) / (high - low))
-    raise AssertionError(part)
+    return pause_of(chance.random())
 
 
 class Cluster:

@@ -1,4 +1,4 @@
-"""File descriptors: a higher limit, a reserve for the process itself, and an acceptor that survives a shortage."""
+"""File descriptors: a higher limit, a reserve, an acceptor that survives a shortage, files that are replaced whole."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 from gpushare_spawner.log_once import LogOnce
 
@@ -18,6 +19,14 @@ MOST = 1024 * 1024
 TRY_AGAIN = 0.2
 """Seconds before a socket accepts connections again after descriptors ran out."""
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """Replace a file that only its owner can read, so that a reader finds the old or the new one. Raises OSError."""
+    fresh = path.with_name(f".{path.name}.new")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    fresh.replace(path)
 
 
 def allow_many() -> None:

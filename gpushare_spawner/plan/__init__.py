@@ -184,7 +184,6 @@ def _as_json(found: Answers, trace: Trace, goal: Goal) -> dict[str, object]:
         "ways": {
             answer.way: {key: value for key, value in asdict(answer).items() if key != "way"} for answer in found.ways
         },
-        "groups": [asdict(group) for group in found.groups],
         "goal": {
             "wait_p95": goal.wait_p95,
             "start_delay": goal.start_delay,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from gpushare_spawner.descriptors import replace_private
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, MessageRequest
 from gpushare_spawner.model.controls import Message, MessageCause
@@ -217,12 +217,9 @@ class Budgets:
         if not states and not file.exists():
             return
         content = BudgetStates(written_at=self._context.clock(), budgets=tuple(states))
-        fresh = file.with_name(f".{file.name}.new")
         try:
-            # only its owner can read it, because it names users
-            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
-                opened.write(content.model_dump_json(exclude_defaults=True).encode())
-            fresh.replace(file)
+            # it names users
+            replace_private(file, content.model_dump_json(exclude_defaults=True).encode())
         except OSError as error:
             self._file_trouble.about(error)
         else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpushare_spawner.clocks import WallClock
+from gpushare_spawner.descriptors import replace_private
 from gpushare_spawner.model.quota import (
     BUDGETS_AGE,
     BUDGETS_FILE,
@@ -136,12 +136,9 @@ class QuotaHistory:
             return
         if not (used or content.lengths or self._path.exists()):
             return
-        fresh = self._path.with_name(f".{self._path.name}.new")
         try:
-            # The file is readable only by its owner, because it names users.
-            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(content.model_dump_json().encode())
-            fresh.replace(self._path)
+            # it names users
+            replace_private(self._path, content.model_dump_json().encode())
         except OSError as error:
             self._give_up("written", error)
         else:
